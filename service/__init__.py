@@ -1,0 +1,1 @@
+"""Serves embedding lookups and predictions; app.py joins the layers (docs/architecture.md)."""

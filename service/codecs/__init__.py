@@ -1,0 +1,1 @@
+"""Wire formats to numpy arrays and back; pure functions."""

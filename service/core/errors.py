@@ -1,0 +1,138 @@
+"""Every error a client can meet, each with one canonical code (names of google.rpc.Code).
+
+ServiceError
+  InvalidRequest        INVALID_ARGUMENT     MalformedPayload  InputMismatch  IdOutOfRange  IdsTooMany  UnknownOutput
+  PayloadTooLarge       RESOURCE_EXHAUSTED
+  NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
+  SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
+  GraphUnavailable      FAILED_PRECONDITION  a predict signature on a server without TensorFlow
+  NotReady              UNAVAILABLE          loading, draining, or the last load failed
+  Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
+  DeadlineExceeded      DEADLINE_EXCEEDED
+  ArtifactError         FAILED_PRECONDITION  at load only: ends as version state END, never reaches a data request
+  BackendFailure        INTERNAL             the cause is logged with the request id and hidden from the client
+
+Transports map classes and codes to their own numbers; this file knows neither HTTP nor gRPC. A message names the
+input, what came and what was wanted, in the client's terms.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Code = Literal[
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "FAILED_PRECONDITION",
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+]
+
+
+class ServiceError(Exception):
+    """Base of all; never raised itself."""
+
+    code: ClassVar[Code] = "INTERNAL"
+
+    @property
+    def message(self) -> str:
+        """The text a client sees."""
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class InvalidRequest(ServiceError):
+    """The request can never succeed as it was sent."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class MalformedPayload(InvalidRequest):
+    """The bytes are not what the wire format asks for."""
+
+
+class InputMismatch(InvalidRequest):
+    """Names, dtypes, ranks or row counts differ from the signature's."""
+
+
+class IdOutOfRange(InvalidRequest):
+    """An id, or a string, has no row in its table."""
+
+
+class IdsTooMany(InvalidRequest):
+    """A row holds more ids than the padded lookup has room for, or a request more rows than its ladder."""
+
+
+class UnknownOutput(InvalidRequest):
+    """The output filter names what the signature does not give."""
+
+
+class PayloadTooLarge(ServiceError):
+    """The body is over the server's limit."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class NotFound(ServiceError):
+    """What the request names is not served here."""
+
+    code = "NOT_FOUND"
+
+
+class ModelNotFound(NotFound):
+    """No model of that name."""
+
+
+class VersionNotFound(NotFound):
+    """The model is served, that version of it is not."""
+
+
+class TableNotFound(NotFound):
+    """The model has no such table."""
+
+
+class RouteNotFound(NotFound):
+    """No such path."""
+
+
+class SignatureNotFound(ServiceError):
+    """The model has no such signature."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class GraphUnavailable(ServiceError):
+    """The signature needs TensorFlow and this server runs without it."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class NotReady(ServiceError):
+    """The model is loading, draining, or failed to load."""
+
+    code = "UNAVAILABLE"
+
+
+class Overloaded(ServiceError):
+    """The server holds as much work as it is allowed to."""
+
+    code = "UNAVAILABLE"
+
+
+class DeadlineExceeded(ServiceError):
+    """The client's deadline passed before the answer was ready."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class ArtifactError(ServiceError):
+    """A version folder is incomplete, corrupt or of a newer format; the message names the file."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class BackendFailure(ServiceError):
+    """A fault of ours while running a valid request."""
+
+    code = "INTERNAL"

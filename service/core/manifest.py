@@ -1,0 +1,265 @@
+"""`assets.extra/lookup_manifest.json`: what lets a SavedModel's lookups run on its own variables file.
+
+The manifest describes; it holds no weights and no code. Tables say where their bytes lie in `variables/`, features say
+which table and vocabulary they use, signatures say how each feature travels and is combined. TensorFlow Serving ignores
+the file, so the artifact stays a stock SavedModel.
+
+Its version number is its own: a reader takes any format up to FORMAT_VERSION and refuses a newer one by name.
+
+>>> LookupFeature.from_json({"ids": "g__values", "row_splits": "g__row_splits", "combiner": "mean"}).on_bad_id
+'error'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from service.core.errors import ArtifactError
+
+FORMAT_VERSION = 1
+MANIFEST_PATH = "assets.extra/lookup_manifest.json"
+
+T = TypeVar("T")
+
+Combiner = Literal["sum", "mean", "sqrtn"]
+LookupDevice = Literal["cpu", "tpu_tensor_core"]
+BadIdPolicy = Literal["error", "drop", "default_row"]
+MeanDivisor = Literal["sum_weights", "at_least_one"]
+TooManyPolicy = Literal["error", "truncate"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One [V, D] table and where its bytes lie.
+
+    variable: key in variables/variables.index.
+    file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
+    crc32c: masked checksum of those bytes, as the index holds it.
+    """
+
+    variable: str
+    vocabulary_size: int
+    embedding_dim: int
+    dtype: str
+    file: str
+    offset: int
+    nbytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyEntry:
+    """Strings of a feature: line i of file (UTF-8, relative to the artifact) is row first_id + i.
+
+    oov_id: row of every other string; None: a stranger is an error.
+    """
+
+    file: str
+    size: int
+    first_id: int = 0
+    oov_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureEntry:
+    """A named id input; features may share a table."""
+
+    table: str
+    vocabulary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookupFeature:
+    """How one feature travels through one signature, and how its rows are combined.
+
+    ids, row_splits, weights: input names. Without row_splits there is one id per row and no combining.
+    on_bad_id: what an id outside [0, V) does: "error", "drop" (as if it were not sent) or "default_row" (reads
+      default_row instead).
+    mean_divisor: "sum_weights" divides a mean by sum(w), 0 giving zeros (CPU); "at_least_one" by max(sum(w), 1)
+      (tensor core).
+    max_ids_per_row: K of a padded lookup; on_too_many_ids says whether a longer row is refused or cut at K.
+    """
+
+    ids: str
+    row_splits: str | None = None
+    weights: str | None = None
+    output: str | None = None
+    combiner: Combiner | None = None
+    on_bad_id: BadIdPolicy = "error"
+    default_row: int = 0
+    mean_divisor: MeanDivisor = "sum_weights"
+    max_ids_per_row: int | None = None
+    on_too_many_ids: TooManyPolicy = "error"
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> LookupFeature:
+        """Builds from a JSON object; raises ArtifactError naming the field at fault."""
+        entry = _build(LookupFeature, data, "features")
+        for name, allowed in _CHOICES.items():
+            if getattr(entry, name) not in allowed:
+                raise ArtifactError(f"manifest: {name} is {getattr(entry, name)!r}, expected one of {allowed}")
+        if (entry.row_splits is None) != (entry.combiner is None):
+            raise ArtifactError(f"manifest: input {entry.ids!r} needs both row_splits and combiner, or neither")
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureEntry:
+    """What the manifest adds to a signature of the SavedModel.
+
+    kind: "lookup" runs on the mapped tables, "predict" runs the graph.
+    batch_sizes: static sizes that a tensor-core graph pads rows to; rows beyond the last are refused.
+    """
+
+    kind: Literal["lookup", "predict"]
+    features: Mapping[str, LookupFeature]
+    device: LookupDevice | None = None
+    batch_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole file. provenance and parity are for people and are not interpreted.
+
+    files: every other file of the artifact with its size in bytes; a version is complete when they agree.
+    """
+
+    tables: Mapping[str, TableEntry]
+    features: Mapping[str, FeatureEntry]
+    signatures: Mapping[str, SignatureEntry]
+    vocabularies: Mapping[str, VocabularyEntry] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    parity: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Returns the file's text."""
+        return json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Manifest:
+        """Parses and cross-checks the file's text.
+
+        Raises:
+          ArtifactError: not JSON, a newer format, an unknown or missing field, or a name that nothing defines.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ArtifactError(f"manifest is not valid JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise ArtifactError("manifest is not a JSON object")
+        version = data.pop("format_version", None)
+        if type(version) is not int or version < 1:
+            raise ArtifactError(f"manifest: format_version is {version!r}, expected a positive integer")
+        if version > FORMAT_VERSION:
+            raise ArtifactError(
+                f"manifest format {version} is newer than this server reads ({FORMAT_VERSION}); upgrade the server"
+            )
+        manifest = Manifest(
+            tables={k: _build(TableEntry, v, f"tables.{k}") for k, v in _object(data, "tables").items()},
+            features={k: _build(FeatureEntry, v, f"features.{k}") for k, v in _object(data, "features").items()},
+            signatures={k: _signature(v, f"signatures.{k}") for k, v in _object(data, "signatures").items()},
+            vocabularies={
+                k: _build(VocabularyEntry, v, f"vocabularies.{k}")
+                for k, v in _object(data, "vocabularies", required=False).items()
+            },
+            files=_object(data, "files", required=False),
+            provenance=_object(data, "provenance", required=False),
+            parity=_object(data, "parity", required=False),
+        )
+        _cross_check(manifest)
+        return manifest
+
+    @staticmethod
+    def read(artifact: Path) -> Manifest | None:
+        """Reads an artifact's manifest; None where the SavedModel has none. Raises ArtifactError."""
+        path = artifact / MANIFEST_PATH
+        try:
+            return Manifest.from_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArtifactError(f"cannot read {path}: {error}") from error
+
+
+_CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "combiner": (*get_args(Combiner), None),
+    "on_bad_id": get_args(BadIdPolicy),
+    "mean_divisor": get_args(MeanDivisor),
+    "on_too_many_ids": get_args(TooManyPolicy),
+}
+
+
+def _object(data: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
+    value = data.get(name, None if required else {})
+    if not isinstance(value, dict):
+        raise ArtifactError(f"manifest: {name} is {'missing' if value is None else 'not an object'}")
+    return cast(Mapping[str, Any], value)
+
+
+_JSON_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+}
+
+
+def _build(cls: type[T], data: Any, where: str) -> T:
+    if not isinstance(data, dict):
+        raise ArtifactError(f"manifest: {where} is not an object")
+    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
+    unknown = sorted(set(data) - set(fields))
+    missing = sorted(n for n, f in fields.items() if f.default is dataclasses.MISSING and n not in data)
+    if unknown or missing:
+        raise ArtifactError(f"manifest: {where} has unknown fields {unknown} and lacks {missing}")
+    for name, value in data.items():
+        wanted = _JSON_TYPES.get(str(fields[name].type))
+        if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
+            raise ArtifactError(f"manifest: {where}.{name} is {value!r}, expected {fields[name].type}")
+        if isinstance(value, int) and value < 0:
+            raise ArtifactError(f"manifest: {where}.{name} is negative")
+    return cls(**data)
+
+
+def _signature(data: Any, where: str) -> SignatureEntry:
+    if not isinstance(data, dict) or data.get("kind") not in ("lookup", "predict"):
+        raise ArtifactError(f'manifest: {where}.kind is not "lookup" or "predict"')
+    if data.get("device") not in (*get_args(LookupDevice), None):
+        raise ArtifactError(f"manifest: {where}.device is {data.get('device')!r}, expected {get_args(LookupDevice)}")
+    sizes = data.get("batch_sizes", [])
+    if not isinstance(sizes, list) or not all(type(s) is int and s > 0 for s in sizes) or sizes != sorted(sizes):
+        raise ArtifactError(f"manifest: {where}.batch_sizes is not an ascending list of positive integers")
+    features = {k: LookupFeature.from_json(v) for k, v in _object(data, "features").items()}
+    return SignatureEntry(data["kind"], features, data.get("device"), tuple(sizes))
+
+
+def _cross_check(manifest: Manifest) -> None:
+    for name, feature in manifest.features.items():
+        if feature.table not in manifest.tables:
+            raise ArtifactError(f"manifest: feature {name!r} uses table {feature.table!r}, which is not defined")
+        if feature.vocabulary is not None and feature.vocabulary not in manifest.vocabularies:
+            raise ArtifactError(f"manifest: feature {name!r} uses vocabulary {feature.vocabulary!r}, not defined")
+    for name, signature in manifest.signatures.items():
+        for key, lookup in signature.features.items():
+            if key not in manifest.features:
+                raise ArtifactError(f"manifest: signature {name!r} uses feature {key!r}, which is not defined")
+            if signature.kind == "lookup" and lookup.output is None:
+                raise ArtifactError(f"manifest: signature {name!r} gives feature {key!r} no output")
+            rows = manifest.tables[manifest.features[key].table].vocabulary_size
+            if lookup.on_bad_id == "default_row" and lookup.default_row >= rows:
+                raise ArtifactError(f"manifest: signature {name!r}, feature {key!r}: default_row is not in the table")
+    paths = [
+        *manifest.files,
+        *(table.file for table in manifest.tables.values()),
+        *(vocabulary.file for vocabulary in manifest.vocabularies.values()),
+    ]
+    for path in paths:
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise ArtifactError(f"manifest: file {path!r} lies outside the artifact")

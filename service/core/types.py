@@ -1,0 +1,141 @@
+"""What passes between the layers: references, tensor and signature descriptions, ragged ids.
+
+Legend for every shape in this package: B rows (examples) of a request, N ids in all its rows, V vocabulary_size
+and D embedding_dim of a table, K max ids per row of a padded lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Tensors = Mapping[str, Array]
+SignatureKind = Literal["lookup", "predict"]
+
+VALUES_SUFFIX = "__values"
+ROW_SPLITS_SUFFIX = "__row_splits"
+WEIGHTS_SUFFIX = "__weights"
+
+
+class ModelRef(NamedTuple):
+    """Which model a request means; version None is the latest one that is AVAILABLE."""
+
+    name: str
+    version: int | None = None
+
+
+class RaggedIds(NamedTuple):
+    """Ids of B rows laid end to end.
+
+    values: [N] int64 or int32, ids in row order.
+    row_splits: [B+1] int64, row r is values[row_splits[r]:row_splits[r + 1]].
+    weights: [N] float32 or None, one factor per id; None means 1.
+
+    Two rows, the second empty:
+
+    >>> import numpy as np
+    >>> ids = RaggedIds(np.array([1, 5]), np.array([0, 2, 2]))
+    >>> [ids.values[a:b].tolist() for a, b in zip(ids.row_splits, ids.row_splits[1:])]
+    [[1, 5], []]
+    """
+
+    values: Array
+    row_splits: Array
+    weights: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a signature.
+
+    dtype: numpy's name ("float32", "int64", "bool"), or "string" (object arrays of bytes).
+    shape: None where the rank is unknown; None within it where a size is.
+    tensor_name: the graph's tensor, e.g. "serving_default_x:0".
+    is_optional: a request may leave it out.
+    vocabulary_size: for id inputs of a known table, ids must lie in [0, V); None: not checked here.
+    vocabulary: maps strings sent in place of ids; None: strings are refused.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    tensor_name: str = ""
+    is_optional: bool = False
+    vocabulary_size: int | None = None
+    vocabulary: StringIds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureSpec:
+    """A named callable of a servable.
+
+    ragged: features that travel as <feature>__values and <feature>__row_splits (and perhaps <feature>__weights),
+    in the order of the inputs.
+    """
+
+    name: str
+    kind: SignatureKind
+    method_name: str
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    ragged: frozenset[str] = field(default_factory=frozenset)
+
+
+def ragged_features(input_names: Mapping[str, object]) -> frozenset[str]:
+    """Names the features whose values and row_splits are both inputs.
+
+    >>> sorted(ragged_features({"g__values": 0, "g__row_splits": 0, "user": 0, "x__values": 0}))
+    ['g']
+    """
+    return frozenset(
+        name.removesuffix(VALUES_SUFFIX)
+        for name in input_names
+        if name.endswith(VALUES_SUFFIX) and name.removesuffix(VALUES_SUFFIX) + ROW_SPLITS_SUFFIX in input_names
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """What `GET .../tables` tells of one table of V x D numbers."""
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    dtype: str
+    nbytes: int
+    features: tuple[str, ...]
+
+
+class StringIds(Protocol):
+    """Maps strings to row ids of a table. Concurrency: any thread."""
+
+    def ids_of(self, strings: Array, input_name: str) -> Array:
+        """Returns [N] int64 ids of [N] object (bytes); raises IdOutOfRange for a stranger without an OOV row."""
+        ...
+
+
+class Table(Protocol):
+    """Read access to one embedding table. Concurrency: any thread."""
+
+    @property
+    def info(self) -> TableInfo: ...
+
+    def rows(self, ids: Array) -> Array:
+        """Returns [N, D] rows of [N] int64 ids; raises IdOutOfRange."""
+        ...
+
+
+class Backend(Protocol):
+    """Runs signatures of one model version. Concurrency: any thread."""
+
+    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """Returns the named outputs; inputs have passed core.validation."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the backend holds; called once, after the last run."""
+        ...

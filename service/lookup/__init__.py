@@ -1,0 +1,1 @@
+"""The hot path: signatures executed on mapped tables; never imports TensorFlow."""

@@ -1,0 +1,1 @@
+"""HTTP: FastAPI routes over the engine."""
