@@ -1,0 +1,221 @@
+"""The one door to the models: bind a signature, run it, ask what is served. Every transport uses it, none goes round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from service.core.errors import (
+    BackendFailure,
+    DeadlineExceeded,
+    NotFound,
+    ServiceError,
+    TableNotFound,
+    UnknownOutput,
+)
+from service.core.registry import Registry, VersionStatus
+from service.core.servable import Lease, Servable
+from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors
+from service.core.validation import checked
+
+
+class Observer(Protocol):
+    """Learns of every finished request. Concurrency: any thread; must not raise."""
+
+    def finished(
+        self,
+        *,
+        api: str,
+        model: str,
+        version: int | None,
+        signature: str,
+        error: BaseException | None,
+        seconds: float,
+        rows: int,
+    ) -> None:
+        """model and signature are "" where the request named none that exists, so labels stay bounded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """Name, resolved version and signatures of a servable."""
+
+    name: str
+    version: int
+    signatures: Mapping[str, SignatureSpec]
+
+
+class Bound:
+    """A signature of one servable, held for one request: `with engine.bind(...) as bound`.
+
+    Concurrency: one caller at a time.
+    """
+
+    __slots__ = ("spec", "_servable", "_lease", "_observer", "_api", "_clock", "_started_s", "_rows")
+
+    def __init__(
+        self,
+        spec: SignatureSpec,
+        servable: Servable,
+        lease: Lease,
+        *,
+        observer: Observer,
+        api: str,
+        clock: Callable[[], float],
+        started_s: float,
+    ) -> None:
+        self.spec = spec
+        self._servable = servable
+        self._lease = lease
+        self._observer = observer
+        self._api = api
+        self._clock = clock
+        self._started_s = started_s
+        self._rows = 0
+
+    @property
+    def model(self) -> str:
+        """The served name."""
+        return self._servable.name
+
+    @property
+    def version(self) -> int:
+        """The version that answers, also where the request asked for the latest."""
+        return self._servable.version
+
+    def run(
+        self, inputs: Tensors, output_filter: tuple[str, ...] = (), deadline_s: float | None = None
+    ) -> dict[str, Array]:
+        """Validates, runs and returns the outputs by name.
+
+        A lookup answers the features that were sent. An output_filter keeps only the outputs it names.
+
+        Args:
+          deadline_s: on the engine's clock; work whose deadline has passed is not begun.
+
+        Raises:
+          ServiceError: whatever core.errors lists; anything else a backend raises becomes BackendFailure.
+        """
+        backend = self._servable.backend(self.spec)
+        arrays, self._rows = checked(self.spec, inputs)
+        outputs = self._choose_outputs(output_filter)
+        if deadline_s is not None and self._clock() >= deadline_s:
+            raise DeadlineExceeded("The deadline passed before the request was run.")
+        try:
+            return backend.run(self.spec.name, arrays, outputs)
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise BackendFailure("The server failed to run this request; its log has the cause.") from error
+
+    def _choose_outputs(self, output_filter: tuple[str, ...]) -> tuple[str, ...]:
+        if not output_filter:
+            return tuple(self.spec.outputs)
+        known = ",".join(sorted(self.spec.outputs))
+        for name in output_filter:
+            if name not in self.spec.outputs:
+                raise UnknownOutput(
+                    f"output tensor alias not found in signature: {name} Outputs expected to be in the set {{{known}}}."
+                )
+            if output_filter.count(name) > 1:
+                raise UnknownOutput(f"duplicate output tensor alias: {name}")
+        return output_filter
+
+    def __enter__(self) -> Bound:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lease.__exit__(kind, error, trace)
+        self._observer.finished(
+            api=self._api,
+            model=self._servable.name,
+            version=self._servable.version,
+            signature=self.spec.name,
+            error=error,
+            seconds=self._clock() - self._started_s,
+            rows=self._rows,
+        )
+
+
+class Engine:
+    """Answers for all models of a registry. Concurrency: any thread."""
+
+    def __init__(self, registry: Registry, observer: Observer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = registry
+        self._observer = observer
+        self._clock = clock
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What deadlines are measured on (seconds, monotonic)."""
+        return self._clock
+
+    def bind(self, ref: ModelRef, signature_name: str, *, api: str) -> Bound:
+        """Resolves and holds a signature; use the result in a `with` block.
+
+        Args:
+          signature_name: "" means serving_default.
+          api: the wire's name in metrics, such as "http" or "grpc".
+
+        Raises:
+          ModelNotFound, VersionNotFound, NotReady, SignatureNotFound.
+        """
+        started_s = self._clock()
+        lease: Lease | None = None
+        try:
+            lease = self._registry.lease(ref)
+            servable = lease.__enter__()
+            spec = servable.signature(signature_name)
+        except ServiceError as error:
+            if lease is not None:
+                lease.__exit__(type(error), error, None)
+            self.reject(error, api=api, model="" if isinstance(error, NotFound) else ref.name, started_s=started_s)
+            raise
+        return Bound(spec, servable, lease, observer=self._observer, api=api, clock=self._clock, started_s=started_s)
+
+    def reject(self, error: ServiceError, *, api: str, model: str = "", started_s: float | None = None) -> None:
+        """Counts a request that failed before it was bound, such as one that could not be parsed."""
+        seconds = 0.0 if started_s is None else self._clock() - started_s
+        self._observer.finished(api=api, model=model, version=None, signature="", error=error, seconds=seconds, rows=0)
+
+    def describe(self, ref: ModelRef) -> ModelDescription:
+        """Returns a servable's signatures; raises as bind does."""
+        with self._registry.lease(ref) as servable:
+            return ModelDescription(servable.name, servable.version, servable.signatures)
+
+    def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
+        """Returns states of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
+        return self._registry.statuses(name, version)
+
+    def models(self) -> list[str]:
+        """Names of the configured models."""
+        return self._registry.models()
+
+    def tables(self, ref: ModelRef) -> list[TableInfo]:
+        """Returns the tables of a servable, by name; empty where it has no manifest."""
+        with self._registry.lease(ref) as servable:
+            return [servable.tables[name].info for name in sorted(servable.tables)]
+
+    def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> Array:
+        """Returns [N, D] rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange."""
+        with self._registry.lease(ref) as servable:
+            table = servable.tables.get(table_name)
+            if table is None:
+                known = ", ".join(sorted(servable.tables)) or "none"
+                raise TableNotFound(f'Model "{ref.name}" has no table "{table_name}". Tables: {known}.')
+            return table.rows(ids)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every configured model can answer."""
+        return self._registry.is_ready
+
+    def problems(self) -> dict[str, str]:
+        """Says for each model that can not answer why not."""
+        return {name: problem for name in self.models() if (problem := self._registry.problem(name))}

@@ -1,0 +1,108 @@
+"""A loaded model version, and the lease that keeps it loaded while a request uses it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from service.core.errors import GraphUnavailable, SignatureNotFound
+from service.core.types import Backend, SignatureSpec, Table
+
+DEFAULT_SIGNATURE = "serving_default"
+
+
+@dataclass(frozen=True, slots=True)
+class Servable:
+    """One version of a model with everything needed to answer from it.
+
+    backends: by signature name; a signature without one is listed in metadata but can not run here.
+    """
+
+    name: str
+    version: int
+    signatures: Mapping[str, SignatureSpec]
+    backends: Mapping[str, Backend]
+    tables: Mapping[str, Table] = field(default_factory=dict)
+
+    def signature(self, name: str) -> SignatureSpec:
+        """Returns a signature, "" meaning serving_default; raises SignatureNotFound."""
+        spec = self.signatures.get(name or DEFAULT_SIGNATURE)
+        if spec is None:
+            known = ", ".join(sorted(self.signatures)) or "none"
+            raise SignatureNotFound(
+                f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found. Signatures of this model: {known}.'
+            )
+        return spec
+
+    def backend(self, spec: SignatureSpec) -> Backend:
+        """Returns what runs a signature; raises GraphUnavailable."""
+        backend = self.backends.get(spec.name)
+        if backend is None:
+            runnable = ", ".join(sorted(self.backends)) or "none"
+            raise GraphUnavailable(
+                f'Signature "{spec.name}" runs a TensorFlow graph and this server runs without TensorFlow. '
+                f"Signatures it can answer: {runnable}. To run graphs, install the extra [tensorflow] or use the "
+                "full image, and do not set --graph_signatures=off."
+            )
+        return backend
+
+    def close(self) -> None:
+        """Closes each backend once."""
+        for backend in {id(b): b for b in self.backends.values()}.values():
+            backend.close()
+
+
+class Holder:
+    """A published servable and the leases on it.
+
+    Concurrency: any thread. A deque stands in for the count because append and pop are atomic: a lock here would be
+    taken twice per request, and a thread that loses the processor while holding it would stall every other.
+    """
+
+    __slots__ = ("servable", "_leases", "_is_retired")
+
+    def __init__(self, servable: Servable) -> None:
+        self.servable = servable
+        self._leases: deque[None] = deque()
+        self._is_retired = False
+
+    def acquire(self) -> bool:
+        """Takes a lease; False when the servable is being unloaded and another must be looked up."""
+        # Lease first, check second; retire() does it the other way round, so one of the two always sees the other.
+        self._leases.append(None)
+        if self._is_retired:
+            self._leases.pop()
+            return False
+        return True
+
+    def release(self) -> None:
+        """Gives one lease back."""
+        self._leases.pop()
+
+    def retire(self) -> None:
+        """Refuses new leases from now on."""
+        self._is_retired = True
+
+    @property
+    def num_leases(self) -> int:
+        """Leases not yet given back."""
+        return len(self._leases)
+
+
+class Lease:
+    """Holds a servable for one request: `with registry.lease(ref) as servable`."""
+
+    __slots__ = ("_holder",)
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+
+    def __enter__(self) -> Servable:
+        return self._holder.servable
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holder.release()
