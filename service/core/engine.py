@@ -1,4 +1,4 @@
-"""The one door to the models: bind a signature, run it, ask what is served. Every transport uses it, none goes round."""
+"""The one door to the models: bind a signature, run it, ask what is served. Every transport uses it."""
 
 from __future__ import annotations
 

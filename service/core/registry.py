@@ -80,7 +80,7 @@ class Registry:
 
         Raises:
           ModelNotFound, VersionNotFound: not served here.
-          NotReady: the model is configured but no version of it can answer, or the server is draining.
+          NotReady: the model is configured but no version of it can answer.
         """
         while True:
             holder = self._find(ref)
@@ -88,8 +88,6 @@ class Registry:
                 return Lease(holder)
 
     def _find(self, ref: ModelRef) -> Holder:
-        if self._is_draining:
-            raise NotReady("The server is shutting down.")
         model = self._snapshot.get(ref.name)
         if model is None:
             raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
@@ -136,7 +134,7 @@ class Registry:
         return bool(snapshot) and not self._is_draining and all(m.available for m in snapshot.values())
 
     def drain(self) -> None:
-        """Refuses new leases for good; what is held stays until it is given back."""
+        """Makes readiness fail for good; requests are still answered, for the transports decide when to stop."""
         self._is_draining = True
 
     def add_model(self, name: str) -> None:

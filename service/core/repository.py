@@ -1,7 +1,7 @@
 """Watches one model's folder and keeps its newest version loaded.
 
-A folder holds one sub-folder per version, named by an integer. The new version is loaded before the old one is unloaded,
-and one that fails to load replaces nothing.
+A folder holds one sub-folder per version, named by an integer. The new version is loaded before the old one is
+unloaded, and one that fails to load replaces nothing.
 """
 
 from __future__ import annotations
@@ -101,10 +101,6 @@ class ModelWatcher:
         if newest in self._loaded:
             self._unload_all_but(newest)
 
-    def unload_all(self) -> None:
-        """Unloads every version; waits for the requests that hold one."""
-        self._unload_all_but(None)
-
     def _may_try(self, version: int) -> bool:
         failure = self._failures.get(version)
         if failure is None:
@@ -140,12 +136,11 @@ class ModelWatcher:
         seconds = round(self._clock() - started_s, 3)
         logger.info("loaded", extra={"model": self._name, "version": version, "seconds": seconds, "path": str(path)})
 
-    def _unload_all_but(self, kept: int | None) -> None:
+    def _unload_all_but(self, kept: int) -> None:
         for version in sorted(self._loaded - {kept}):
             self._registry.unload(self._name, version)
             self._loaded.discard(version)
         # What ended without an error is of no more interest; a failure stays visible.
-        if self._loaded:
-            for status in self._registry.statuses(self._name):
-                if status.state is State.END and status.code == "OK":
-                    self._registry.forget(self._name, status.version)
+        for status in self._registry.statuses(self._name):
+            if status.state is State.END and status.code == "OK":
+                self._registry.forget(self._name, status.version)

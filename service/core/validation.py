@@ -135,7 +135,8 @@ def _check_ragged(feature: str, inputs: Tensors) -> None:
     # An empty weights tensor is the signature's default and means 1 for every id.
     if weights is not None and (weights.ndim != 1 or weights.size not in (0, values.size)):
         raise InputMismatch(
-            f'input "{feature + WEIGHTS_SUFFIX}": expected one weight per id ({values.size}), got {list(weights.shape)}.'
+            f'input "{feature + WEIGHTS_SUFFIX}": expected one weight per id ({values.size}), '
+            f"got {list(weights.shape)}."
         )
 
 

@@ -1,0 +1,161 @@
+"""Builds the parts from the settings, joins them, and runs them until a signal: the one place that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from service.core.engine import Engine
+from service.core.registry import Registry, State, VersionStatus
+from service.core.repository import ModelWatcher
+from service.loading import ServableLoader
+from service.observability import Metrics
+from service.settings import Settings
+from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.http.http_app import create_http_app
+
+logger = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The server can not start; the message says what to change."""
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: when to stop is App's decision."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class App:
+    """One server process.
+
+    Order at shutdown: readiness fails, listeners close, requests in flight finish, models unload.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._registry = Registry(self._version_changed)
+        self._stop_watching = threading.Event()
+        self._watcher = ModelWatcher(
+            name=settings.model_name,
+            base_path=Path(settings.model_base_path),
+            registry=self._registry,
+            load=ServableLoader(settings.tags, settings.graph_signatures, settings.graph_threads),
+            max_retries=settings.max_num_load_retries,
+            retry_interval_s=settings.load_retry_interval_s,
+        )
+        self._engine = Engine(self._registry, self._metrics)
+        self._grpc = GrpcServer(
+            self._engine,
+            address=f"{_bracketed(settings.host)}:{settings.port}",
+            max_message_bytes=settings.max_request_bytes,
+            max_workers=settings.grpc_max_threads,
+        )
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight. Raises StartError."""
+        settings = self._settings
+        stop = asyncio.Event()
+        http_socket = _listen(settings.host, settings.rest_api_port)
+        try:
+            grpc_port = self._grpc.start()
+        except OSError as error:
+            http_socket.close()
+            raise StartError(f"{error} Choose another with --port.") from error
+        http = self._http_server()
+        self._handle_signals(stop, http)
+        serving = asyncio.create_task(http.serve(sockets=[http_socket]))
+        serving.add_done_callback(lambda _: stop.set())
+        watching = threading.Thread(
+            target=self._watcher.run,
+            args=(self._stop_watching, settings.file_system_poll_wait_seconds),
+            name="watch",
+            daemon=True,
+        )
+        watching.start()
+        http_port = http_socket.getsockname()[1]
+        logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
+        await stop.wait()
+        await self._shut_down(http, serving)
+        await asyncio.to_thread(watching.join)
+
+    def _http_server(self) -> _HttpServer:
+        settings = self._settings
+        http_app = create_http_app(
+            self._engine,
+            metrics=self._metrics.render,
+            max_body_bytes=settings.max_request_bytes,
+            rest_api_timeout_s=settings.rest_api_timeout_s,
+            graph_threads=settings.graph_threads,
+        )
+        return _HttpServer(
+            uvicorn.Config(
+                http_app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+            )
+        )
+
+    def _handle_signals(self, stop: asyncio.Event, http: _HttpServer) -> None:
+        def on_signal(number: int) -> None:
+            name = signal.Signals(number).name
+            if stop.is_set():
+                logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
+                http.force_exit = True
+                self._grpc.stop(0)
+                return
+            logger.info("draining", extra={"signal": name})
+            stop.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number)
+
+    async def _shut_down(self, http: _HttpServer, serving: asyncio.Task[None]) -> None:
+        settings = self._settings
+        self._registry.drain()
+        self._grpc.set_serving(False)
+        await asyncio.sleep(settings.shutdown_delay_s)
+        http.should_exit = True
+        await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
+        self._stop_watching.set()
+        logger.info("stopped")
+
+    def _version_changed(self, model: str, status: VersionStatus) -> None:
+        self._metrics.version_changed(model, status)
+        self._grpc.set_serving(self._registry.is_ready)
+        extra = {"model": model, "version": status.version, "state": status.state.name}
+        level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
+        logger.log(level, "version state", extra=extra)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on {host}:{port} for HTTP: {error.strerror}. Choose another with --rest_api_port or --host."
+        ) from error
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

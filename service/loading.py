@@ -1,0 +1,57 @@
+"""Turns a version folder into a servable: lookups on mapped tables, the rest on TensorFlow where it is there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.codecs.signature_def import read_signatures
+from service.core.errors import ArtifactError
+from service.core.manifest import Manifest
+from service.core.servable import Servable
+from service.core.types import Backend, SignatureSpec
+from service.graph.lazy import LazyBackend
+from service.graph.savedmodel import open_savedmodel
+from service.lookup.backend import open_lookups
+
+
+@dataclass(frozen=True, slots=True)
+class ServableLoader:
+    """Loads version folders. Concurrency: any thread.
+
+    graph_signatures: "auto", "lazy" or "off", as in Settings.
+    """
+
+    tags: frozenset[str]
+    graph_signatures: str
+    graph_threads: int
+
+    def __call__(self, name: str, version: int, path: Path) -> Servable:
+        """Loads one version; raises ArtifactError, whose message names what is wrong in the folder."""
+        signatures = read_signatures(path / "saved_model.pb", self.tags)
+        manifest = Manifest.read(path)
+        if manifest is None:
+            if not self._can_run_graphs():
+                raise ArtifactError(
+                    f"{path} has no lookup manifest, so all of it needs TensorFlow, and this server runs without; "
+                    "install the extra [tensorflow] or use the full image"
+                )
+            graph = self._open_graph(path, signatures)
+            return Servable(name, version, signatures, dict.fromkeys(signatures, graph))
+        lookups = open_lookups(path, manifest, signatures)
+        backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
+        graph_names = [s for s in signatures if s not in lookups.lookup_names]
+        if graph_names and self._can_run_graphs():
+            backends |= dict.fromkeys(graph_names, self._open_graph(path, lookups.signatures))
+        return Servable(name, version, lookups.signatures, backends, lookups.tables)
+
+    def _can_run_graphs(self) -> bool:
+        return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
+
+    def _open_graph(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
+        def open_now() -> Backend:
+            return open_savedmodel(path, signatures, self.tags, threads=self.graph_threads)
+
+        return LazyBackend(open_now) if self.graph_signatures == "lazy" else open_now()

@@ -1,0 +1,49 @@
+"""Where compiled kernels are kept, so that a server starts in a second and not in ten.
+
+numba stores machine code in a folder that it must be able to write. An image ships that folder, but a container with a
+read-only root can not write it; then it is copied (some 100 KB) to a temporary folder first.
+
+    EMB_KERNEL_CACHE_DIR=/opt/kernel-cache python -m service.lookup.kernel_cache     # fill it while building an image
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numba
+
+
+def use(folder: Path) -> Path:
+    """Makes numba keep compiled kernels in a folder; call before service.lookup.kernels is imported.
+
+    Returns:
+      The folder used: the one asked for, or a writable copy of it in the system's temporary folder.
+    """
+    writable = folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        # A new folder each time: nobody else can have put code there for us to run.
+        writable = Path(tempfile.mkdtemp(prefix="kernels-"))
+        if folder.is_dir():
+            shutil.copytree(folder, writable, dirs_exist_ok=True)
+    numba.config.CACHE_DIR = str(writable)  # type: ignore[attr-defined]
+    return writable
+
+
+def main() -> None:
+    """Compiles every kernel into the configured folder."""
+    from service.settings import kernel_cache_dir
+
+    use(kernel_cache_dir())
+    import service.lookup.kernels  # noqa: F401  (importing compiles)
+
+
+if __name__ == "__main__":
+    main()

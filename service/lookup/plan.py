@@ -1,0 +1,101 @@
+"""A lookup signature compiled against its tables: what is left to do per request is one kernel call per feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.core.errors import IdsTooMany
+from service.core.manifest import LookupFeature, SignatureEntry
+from service.core.types import Array, Tensors
+from service.core.validation import id_out_of_range
+from service.lookup import kernels
+from service.lookup.table import MappedTable
+
+_COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
+_POLICIES = {"error": kernels.ERROR, "drop": kernels.DROP, "default_row": kernels.DEFAULT_ROW}
+_NO_WEIGHTS = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePlan:
+    """One feature of a signature, its table at hand. Concurrency: any thread."""
+
+    feature: LookupFeature
+    table: MappedTable
+    max_rows: int | None
+
+    def run(self, inputs: Tensors) -> Array:
+        """Returns [B, D] float32 for the feature's inputs.
+
+        Raises:
+          IdOutOfRange: an id has no row and the policy is "error".
+          IdsTooMany: a row has more than max_ids_per_row ids and is not to be truncated, or there are too many rows.
+        """
+        feature, weights = self.feature, self.table.weights
+        ids = _int64(inputs[feature.ids])
+        rows = ids.shape[0] if feature.row_splits is None else inputs[feature.row_splits].shape[0] - 1
+        if self.max_rows is not None and rows > self.max_rows:
+            raise IdsTooMany(f'input "{feature.ids}": {rows} rows, this signature takes at most {self.max_rows}.')
+        out = np.empty((rows, weights.shape[1]), np.float32)
+        policy = _POLICIES[feature.on_bad_id]
+        if feature.row_splits is None:
+            stopped = kernels.gather(weights, ids, policy, feature.default_row, out)
+        else:
+            stopped = kernels.combine(
+                weights,
+                ids,
+                _int64(inputs[feature.row_splits]),
+                inputs.get(feature.weights or "", _NO_WEIGHTS),
+                _COMBINERS[feature.combiner or "sum"],
+                feature.mean_divisor == "at_least_one",
+                feature.max_ids_per_row or 0,
+                feature.on_too_many_ids == "truncate",
+                policy,
+                feature.default_row,
+                out,
+            )
+        if stopped != kernels.OK:
+            raise self._explain(stopped, ids, inputs)
+        return out
+
+    def _explain(self, stopped: int, ids: Array, inputs: Tensors) -> Exception:
+        feature = self.feature
+        if stopped >= 0:
+            return id_out_of_range(feature.ids, int(ids[stopped]), stopped, self.table.info.vocabulary_size)
+        row = kernels.TOO_MANY - stopped
+        splits = inputs[feature.row_splits or ""]
+        return IdsTooMany(
+            f'input "{feature.ids}": row {row} has {splits[row + 1] - splits[row]} ids, '
+            f"this signature takes at most {feature.max_ids_per_row}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SignaturePlan:
+    """All features of one lookup signature, by output name. Concurrency: any thread."""
+
+    features: Mapping[str, FeaturePlan]
+
+    def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """Returns the outputs whose features were sent."""
+        return {name: plan.run(inputs) for name in outputs if (plan := self.features[name]).feature.ids in inputs}
+
+
+def compile_signature(
+    entry: SignatureEntry, feature_tables: Mapping[str, str], tables: Mapping[str, MappedTable]
+) -> SignaturePlan:
+    """Joins a signature of the manifest with its mapped tables; feature_tables: feature to table name."""
+    max_rows = entry.batch_sizes[-1] if entry.batch_sizes else None
+    return SignaturePlan(
+        {
+            lookup.output or name: FeaturePlan(lookup, tables[feature_tables[name]], max_rows)
+            for name, lookup in entry.features.items()
+        }
+    )
+
+
+def _int64(array: Array) -> Array:
+    return np.ascontiguousarray(array, np.int64)

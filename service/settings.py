@@ -1,0 +1,170 @@
+"""Every setting of the server: one frozen object, read once from flags, then EMB_ variables, then defaults.
+
+The only file that reads the environment. Names that TensorFlow Serving has mean what they mean there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+ENV_PREFIX = "EMB_"
+
+
+def _setting(default: Any, about: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"about": about, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the server runs with; every field is a flag of the same name and a variable EMB_<NAME>."""
+
+    model_base_path: str = _setting("", "Folder of the model, with one sub-folder per version named by an integer.")
+    model_name: str = _setting("default", "Name under which the model is served.")
+    host: str = _setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
+    port: int = _setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
+    rest_api_port: int = _setting(8501, "HTTP port; 0 picks a free one.", 0, 65535)
+    file_system_poll_wait_seconds: float = _setting(
+        1.0, "Seconds between looks for new versions; 0 looks once, at the start.", 0, 86400
+    )
+    max_num_load_retries: int = _setting(5, "How often a version that failed to load is tried again.", 0, 1000)
+    load_retry_interval_micros: int = _setting(60_000_000, "Microseconds between those tries.", 0, 10**12)
+    saved_model_tags: str = _setting("serve", "Comma-separated tags of the MetaGraph to load.")
+    graph_signatures: Literal["auto", "lazy", "off"] = _setting(
+        "auto",
+        "Signatures that need TensorFlow: 'auto' loads their graph with the version where TensorFlow is installed, "
+        "'lazy' at the first request for one, 'off' never.",
+    )
+    graph_threads: int = _setting(
+        os.cpu_count() or 1, "TensorFlow threads, and graph runs at the same time over HTTP.", 1, 1024
+    )
+    grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
+    max_request_bytes: int = _setting(
+        64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
+    )
+    rest_api_timeout_in_ms: int = _setting(30_000, "Milliseconds after which an HTTP request gives up.", 1, 3_600_000)
+    shutdown_delay_s: float = _setting(
+        0.0, "Seconds between failing /readyz and no longer accepting, for load balancers to notice.", 0, 3600
+    )
+    drain_timeout_s: float = _setting(30.0, "Seconds that requests in flight get to finish at shutdown.", 0, 3600)
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe messages to log.")
+    log_format: Literal["auto", "text", "json"] = _setting(
+        "auto", "Lines for people or JSON for machines; 'auto' is text on a terminal, else JSON."
+    )
+    kernel_cache_dir: str = _setting(
+        "", "Folder that keeps compiled kernels between starts; empty is embedding-server/ in the user's cache folder."
+    )
+
+    @property
+    def load_retry_interval_s(self) -> float:
+        """Seconds between tries of a version that failed to load."""
+        return self.load_retry_interval_micros / 1e6
+
+    @property
+    def rest_api_timeout_s(self) -> float:
+        """Seconds after which an HTTP request gives up."""
+        return self.rest_api_timeout_in_ms / 1e3
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The MetaGraph's tags."""
+        return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())
+
+    def faults(self) -> list[str]:
+        """Returns what is wrong with these settings, all at once; empty when they can be used."""
+        found = []
+        if not self.model_base_path:
+            found.append("--model_base_path is required, for example --model_base_path=models/movielens")
+        if not self.model_name or "/" in self.model_name:
+            found.append(f"--model_name is {self.model_name!r}: it must not be empty or hold a '/'")
+        if self.port == self.rest_api_port != 0:
+            found.append(f"--port and --rest_api_port are both {self.port}: gRPC and HTTP need one each")
+        if not self.tags:
+            found.append("--saved_model_tags names no tag")
+        for setting in dataclasses.fields(self):
+            value, low, high = getattr(self, setting.name), setting.metadata["low"], setting.metadata["high"]
+            if low is not None and not low <= value <= high:
+                found.append(f"--{setting.name} is {value}: expected {low} to {high}")
+        return found
+
+
+class SettingsError(Exception):
+    """The settings can not be used; the message lists every fault."""
+
+
+def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
+    """Builds the settings from a command line and an environment (default: the process's).
+
+    Raises:
+      SettingsError: an unknown EMB_ variable, a value that does not parse, or any fault.
+      SystemExit: --help, or a flag that argparse refuses.
+    """
+    environ = os.environ if environ is None else environ
+    flags = vars(_parser().parse_args(arguments))
+    types = get_type_hints(Settings)
+    names = {f.name for f in dataclasses.fields(Settings)}
+    faults = [
+        f"{name} is not a setting of this server (see --help)"
+        for name in sorted(environ)
+        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in names
+    ]
+    values: dict[str, Any] = {}
+    for name in sorted(names):
+        text = flags[name] if flags[name] is not None else environ.get(ENV_PREFIX + name.upper())
+        if text is not None:
+            try:
+                values[name] = _parse(types[name], text)
+            except ValueError as error:
+                faults.append(f"--{name} is {text!r}: {error}")
+    settings = Settings(**values)
+    faults += settings.faults()
+    if faults:
+        raise SettingsError("\n".join(faults))
+    return settings
+
+
+def kernel_cache_dir(configured: str | None = None) -> Path:
+    """Returns the folder of compiled kernels: the configured one, or one in the user's cache folder."""
+    configured = os.environ.get(ENV_PREFIX + "KERNEL_CACHE_DIR", "") if configured is None else configured
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedding-server" / "kernels"
+
+
+def quiet_tensorflow() -> None:
+    """Keeps TensorFlow's start-up chatter out of the log, unless the user has set a level. Before it is imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="embedding-server",
+        description="Serves embedding lookups and predictions of SavedModels over HTTP and TensorFlow Serving's gRPC.",
+        epilog="Example: embedding-server --model_name=movielens --model_base_path=models/movielens. "
+        "Each flag can also be set as EMB_<NAME>, e.g. EMB_REST_API_PORT=8501; flags win.",
+        allow_abbrev=False,
+    )
+    types = get_type_hints(Settings)
+    for setting in dataclasses.fields(Settings):
+        kind = types[setting.name]
+        metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
+        default = "" if setting.default == "" else f" Default: {setting.default}."
+        about = setting.metadata["about"].replace("%", "%%")
+        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default)
+    return parser
+
+
+def _parse(kind: Any, text: str) -> Any:
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise ValueError(f"expected one of {', '.join(get_args(kind))}")
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}") from None
