@@ -1,0 +1,67 @@
+# The only entry. `make demo` and `make test` do the whole set-up; `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= models/movielens
+PORT ?= 8500
+REST_PORT ?= 8501
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lock generated image up down load clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	  || { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' \
+	  || { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV) (TensorFlow included, a minute or two) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train on MovieLens 100K, export, serve, and show what to ask
+	@$(BIN)/model-export demo --if_missing --out $(MODEL)
+	@$(BIN)/python examples/demo.py --model_base_path $(MODEL) --port $(PORT) --rest_api_port $(REST_PORT)
+
+test: $(READY)  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## lint, format, types, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python .ci/make_serving_protos.py --check
+	$(BIN)/python .ci/make_settings_table.py --check
+
+format: $(READY)  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generated: $(READY)  ## rebuild the generated files
+	$(BIN)/python .ci/make_serving_protos.py
+	$(BIN)/python .ci/make_settings_table.py
+
+lock:  ## resolve the exact versions anew (needs uv)
+	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
+	  --upgrade pyproject.toml -o requirements.lock
+
+image:  ## build the images embedding-server:serve, :full and :load
+	docker build --target serve -t embedding-server:serve .
+	docker build --target full -t embedding-server:full .
+	docker build --target load -t embedding-server:load .
+
+up:  ## docker compose up: exporter, service, Prometheus
+	docker compose up --build --wait
+
+down:  ## stop what `up` started and drop its model
+	docker compose down --volumes
+
+load: $(READY)  ## drive a running server on this machine for 20 seconds
+	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 1 \
+	  --users 8 --spawn-rate 8 --run-time 20s --host http://127.0.0.1:$(REST_PORT) --grpc_host 127.0.0.1:$(PORT) $(ARGS)
+
+clean:  ## remove the virtual environment, caches and demo models
+	rm -rf $(VENV) models build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,114 @@
+"""Serves a model and shows what to ask it: each command is printed, run, and its answer shown. Ctrl-C stops the server.
+
+`make demo` runs this on the MovieLens model; --check stops after the requests, which is how it is tested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+LOOKUP = {"features": {"user_id": [1, 2], "genres": [["Comedy", "Drama"], []]}}
+FILM = {"user_id": 1, "film_id": 50, "occupation": "technician", "genres": ["Action", "Sci-Fi"]}
+PREDICT = {"instances": [{**FILM, "recent_films": [1, 2]}, {**FILM, "recent_films": []}]}
+ROWS = {"ids": [50]}
+
+
+def main() -> int:
+    """Returns 0 when every request was answered."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model_name", default="movielens")
+    parser.add_argument("--model_base_path", default="models/movielens")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8500, help="gRPC")
+    parser.add_argument("--rest_api_port", type=int, default=8501, help="HTTP")
+    parser.add_argument("--check", action="store_true", help="stop after the requests")
+    options = parser.parse_args()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "service", "--log_format=text", "--log_level=warning"]
+        + [f"--{name}={getattr(options, name)}" for name in ("model_name", "model_base_path", "host", "port")]
+        + [f"--rest_api_port={options.rest_api_port}"]
+    )
+    try:
+        base = f"http://{options.host}:{options.rest_api_port}"
+        if not wait_until_ready(server, base):
+            return 1
+        failures = show_requests(options, base)
+        if not options.check:
+            say(f"\nThe server runs until Ctrl-C. All routes, to try in a browser: {base}/docs\n")
+            server.wait()
+        return failures
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=60)
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:
+    """Waits for /readyz; False when the server has stopped or is not ready within two minutes."""
+    say("Starting the server (TensorFlow, which predictions need, takes some seconds to load) ...\n")
+    reason = ""
+    for _ in range(600):
+        if server.poll() is not None:
+            say("The server stopped; its messages above say why.\n")
+            return False
+        try:
+            with urllib.request.urlopen(f"{base}/readyz", timeout=2):
+                return True
+        except urllib.error.HTTPError as error:
+            reason = error.read().decode()
+        except OSError as error:
+            reason = str(error)
+        time.sleep(0.2)
+    say(f"The server is not ready after two minutes: {reason}\n")
+    return False
+
+
+def show_requests(options: argparse.Namespace, base: str) -> int:
+    """Prints and runs each request; returns how many failed."""
+    model = f"{base}/v1/models/{options.model_name}"
+    grpc = [sys.executable, "examples/grpc_predict.py", f"--server={options.host}:{options.port}"]
+    commands = [
+        ("Embeddings of two users, and of two rows of genres (the second empty)", curl(f"{model}:lookup", LOOKUP)),
+        ("Predicted ratings of film 50 by user 1, with and without recent films", curl(f"{model}:predict", PREDICT)),
+        ("One row of a table", curl(f"{model}/tables/film:rows", ROWS)),
+        (
+            "The same prediction over gRPC, with the stock tensorflow-serving-api stubs",
+            [*grpc, f"--model_name={options.model_name}"],
+        ),
+    ]
+    failures = 0
+    for number, (title, command) in enumerate(commands, 1):
+        say(f"\n{number}. {title}\n\n   {shell(command)}\n\n")
+        done = subprocess.run(command, capture_output=True, text=True)
+        answer = done.stdout.strip() or done.stderr.strip()
+        say("   " + (answer if len(answer) < 400 else answer[:400] + " ...").replace("\n", "\n   ") + "\n")
+        failures += done.returncode != 0 or '"error"' in answer
+    return failures
+
+
+def curl(url: str, body: object) -> list[str]:
+    """Returns a curl command that posts JSON."""
+    return ["curl", "-sS", "-X", "POST", url, "-d", json.dumps(body)]
+
+
+def shell(command: list[str]) -> str:
+    """Returns a command as one pastes it; JSON holds no single quotes here."""
+    return " ".join(f"'{word}'" if set(word) & set(' {["') else word for word in command)
+
+
+def say(text: str) -> None:
+    """Writes to standard output at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
