@@ -131,16 +131,19 @@ class Bound:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lease.__exit__(kind, error, trace)
-        self._observer.finished(
-            api=self._api,
-            model=self._servable.name,
-            version=self._servable.version,
-            signature=self.spec.name,
-            error=error,
-            seconds=self._clock() - self._started_s,
-            rows=self._rows,
-        )
+        # Reported while the lease is held: a version must not be counted again after its series were dropped.
+        try:
+            self._observer.finished(
+                api=self._api,
+                model=self._servable.name,
+                version=self._servable.version,
+                signature=self.spec.name,
+                error=error,
+                seconds=self._clock() - self._started_s,
+                rows=self._rows,
+            )
+        finally:
+            self._lease.__exit__(kind, error, trace)
 
 
 class Engine:

@@ -105,6 +105,10 @@ class LookupFeature:
                 raise ArtifactError(f"manifest: {name} is {getattr(entry, name)!r}, expected one of {allowed}")
         if (entry.row_splits is None) != (entry.combiner is None):
             raise ArtifactError(f"manifest: input {entry.ids!r} needs both row_splits and combiner, or neither")
+        if entry.weights is not None and entry.row_splits is None:
+            raise ArtifactError(f"manifest: input {entry.ids!r} has weights but no row_splits")
+        if entry.max_ids_per_row == 0:
+            raise ArtifactError(f"manifest: input {entry.ids!r} has max_ids_per_row 0, expected 1 or more, or null")
         return entry
 
 
@@ -247,6 +251,9 @@ def _cross_check(manifest: Manifest) -> None:
         if feature.vocabulary is not None and feature.vocabulary not in manifest.vocabularies:
             raise ArtifactError(f"manifest: feature {name!r} uses vocabulary {feature.vocabulary!r}, not defined")
     for name, signature in manifest.signatures.items():
+        outputs = [lookup.output for lookup in signature.features.values() if lookup.output is not None]
+        if len(set(outputs)) != len(outputs):
+            raise ArtifactError(f"manifest: signature {name!r} gives two features the same output")
         for key, lookup in signature.features.items():
             if key not in manifest.features:
                 raise ArtifactError(f"manifest: signature {name!r} uses feature {key!r}, which is not defined")

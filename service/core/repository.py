@@ -23,8 +23,12 @@ Load = Callable[[str, int, Path], Servable]
 
 
 def find_versions(base_path: Path) -> dict[int, Path]:
-    """Returns the version folders of a model: integer names only, leading zeros allowed. Raises OSError."""
-    return {int(p.name): p for p in base_path.iterdir() if p.name.isascii() and p.name.isdigit() and p.is_dir()}
+    """Returns the version folders of a model: integer names only, leading zeros allowed. Raises OSError.
+
+    A number beyond int64 is no version: no wire could name it.
+    """
+    numbered = {int(p.name): p for p in base_path.iterdir() if p.name.isascii() and p.name.isdigit() and p.is_dir()}
+    return {version: path for version, path in numbered.items() if version < 2**63}
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -37,7 +38,6 @@ class RaggedIds(NamedTuple):
 
     Two rows, the second empty:
 
-    >>> import numpy as np
     >>> ids = RaggedIds(np.array([1, 5]), np.array([0, 2, 2]))
     >>> [ids.values[a:b].tolist() for a, b in zip(ids.row_splits, ids.row_splits[1:])]
     [[1, 5], []]
@@ -46,6 +46,15 @@ class RaggedIds(NamedTuple):
     values: Array
     row_splits: Array
     weights: Array | None = None
+
+
+class RaggedNames(NamedTuple):
+    """Input names of one ragged feature; weights may not be among the signature's inputs."""
+
+    feature: str
+    values: str
+    row_splits: str
+    weights: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class TensorSpec:
     is_optional: a request may leave it out.
     vocabulary_size: for id inputs of a known table, ids must lie in [0, V); None: not checked here.
     vocabulary: maps strings sent in place of ids; None: strings are refused.
+    numpy_dtype: derived from dtype; None for a dtype that numpy does not have.
     """
 
     name: str
@@ -67,14 +77,20 @@ class TensorSpec:
     is_optional: bool = False
     vocabulary_size: int | None = None
     vocabulary: StringIds | None = None
+    numpy_dtype: np.dtype[Any] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numpy_dtype", _numpy_dtype(self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureSpec:
     """A named callable of a servable.
 
-    ragged: features that travel as <feature>__values and <feature>__row_splits (and perhaps <feature>__weights),
-    in the order of the inputs.
+    ragged: features that travel as <feature>__values and <feature>__row_splits (and perhaps <feature>__weights).
+    required: derived; inputs that each request must hold.
+    ragged_names: derived; the input names of the ragged features.
+    row_inputs: derived; the other inputs, whose first dimension counts rows.
     """
 
     name: str
@@ -83,6 +99,29 @@ class SignatureSpec:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     ragged: frozenset[str] = field(default_factory=frozenset)
+    required: frozenset[str] = field(init=False, repr=False, compare=False)
+    ragged_names: tuple[RaggedNames, ...] = field(init=False, repr=False, compare=False)
+    row_inputs: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Derived once here because each of them is needed by every request.
+        required = frozenset(name for name, tensor in self.inputs.items() if not tensor.is_optional)
+        ragged_names = tuple(
+            RaggedNames(f, f + VALUES_SUFFIX, f + ROW_SPLITS_SUFFIX, f + WEIGHTS_SUFFIX) for f in sorted(self.ragged)
+        )
+        parts = {name for names in ragged_names for name in names[1:]}
+        object.__setattr__(self, "required", required)
+        object.__setattr__(self, "ragged_names", ragged_names)
+        object.__setattr__(self, "row_inputs", frozenset(self.inputs) - parts)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any] | None:
+    if name == "string":
+        return np.dtype(object)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return None
 
 
 def ragged_features(input_names: Mapping[str, object]) -> frozenset[str]:

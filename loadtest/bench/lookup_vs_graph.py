@@ -1,0 +1,144 @@
+"""How much faster is a lookup on the mapped tables than the same signature run by TensorFlow, over the same wire?
+
+Two servers are started on loopback, on the same SavedModel: one as it is, one without its lookup manifest, so that
+TensorFlow runs everything there. Each round sends the same requests to the one and then to the other, over gRPC, one at
+a time. Answers are compared. Printed: medians and their ratio, in one run.
+
+    python -m loadtest.bench.lookup_vs_graph --model_base_path models/movielens
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from loadtest.payloads import as_tensors, features_of, rows
+from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
+
+MODEL, SIGNATURE = "bench", "lookup"
+
+
+class Server:
+    """A server process on free ports; a context manager that stops it."""
+
+    def __init__(self, base_path: Path) -> None:
+        flags = {"model_name": MODEL, "model_base_path": base_path, "host": "127.0.0.1", "port": 0, "rest_api_port": 0}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--log_format=json", *(f"--{k}={v}" for k, v in flags.items())],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> tuple[str, str]:
+        """Returns the HTTP base address and the gRPC address, once the model is loaded."""
+        assert self._process.stderr is not None
+        ports: dict[str, Any] = {}
+        for line in self._process.stderr:
+            record = json.loads(line) if line.startswith("{") else {}
+            if record.get("message") == "listening":
+                ports = record
+            if record.get("message") == "loaded":
+                return f"http://127.0.0.1:{ports['http_port']}", f"127.0.0.1:{ports['grpc_port']}"
+        raise RuntimeError("the server stopped before the model was loaded")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+
+def main() -> None:
+    """Prints one line per number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_base_path", type=Path, default=Path("models/movielens"))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 128, 4096])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--requests", type=int, default=20, help="per server and round")
+    options = parser.parse_args()
+    newest = max((p for p in options.model_base_path.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        shutil.copytree(newest, folder / "with" / "1")
+        shutil.copytree(newest, folder / "without" / "1", ignore=shutil.ignore_patterns("assets.extra"))
+        base, tables_address = stack.enter_context(Server(folder / "with"))
+        _, graph_address = stack.enter_context(Server(folder / "without"))
+        request_class, response_class = message_classes()
+        calls = [
+            stack.enter_context(grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])).unary_unary(
+                PREDICT_METHOD, request_class.SerializeToString, response_class.FromString
+            )
+            for address in (tables_address, graph_address)
+        ]
+        features = features_of(get(f"{base}/v1/models/{MODEL}/tables")["tables"], signature(base))
+        write(f"machine: {os.cpu_count()} cores, {platform.processor() or platform.machine()}, commit {commit()}")
+        write(f"{'rows':>6} {'tables ms':>10} {'graph ms':>10} {'graph/tables':>13}   p99 {'tables':>8} {'graph':>8}")
+        for num_rows in options.rows:
+            tensors = as_tensors(features, rows(features, num_rows, random.Random(num_rows)))
+            request = predict_request(request_class, MODEL, SIGNATURE, tensors)
+            compare(*(call(request) for call in calls))
+            times: list[list[float]] = [[], []]
+            for _ in range(options.rounds):
+                for call, seconds in zip(calls, times, strict=True):
+                    seconds += [timed(call, request) for _ in range(options.requests)]
+            ours, theirs = (1e3 * statistics.median(t) for t in times)
+            tails = [1e3 * statistics.quantiles(t, n=100)[98] for t in times]
+            medians = f"{ours:>10.3f} {theirs:>10.3f} {theirs / ours:>13.2f}"
+            write(f"{num_rows:>6} {medians}   {tails[0]:>12.3f} {tails[1]:>8.3f}")
+
+
+def timed(call: Any, request: Any) -> float:
+    """Returns the seconds of one call."""
+    started = time.perf_counter()
+    call(request)
+    return time.perf_counter() - started
+
+
+def compare(ours: Any, theirs: Any) -> None:
+    """Raises AssertionError unless both answers hold the same numbers."""
+    assert set(ours.outputs) == set(theirs.outputs)
+    for name, tensor in ours.outputs.items():
+        other = theirs.outputs[name].float_val
+        largest = max((abs(x) for x in other), default=0.0)
+        assert len(tensor.float_val) == len(other)
+        assert all(abs(a - b) <= 1e-6 * largest for a, b in zip(tensor.float_val, other, strict=True)), name
+
+
+def signature(base: str) -> Any:
+    """Returns the lookup signature's metadata."""
+    return get(f"{base}/v1/models/{MODEL}/metadata")["metadata"]["signature_def"]["signature_def"][SIGNATURE]
+
+
+def get(url: str) -> Any:
+    """Returns the JSON at an address."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+def commit() -> str:
+    """Names the commit that is measured."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def write(line: str) -> None:
+    """Prints a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
