@@ -1,0 +1,30 @@
+"""Entry point of `model-export` and `python -m model_export`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from model_export.cli import build_parser
+from model_export.errors import ExportError
+from service.core.errors import ArtifactError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status, 1 with one message for what the user can act on."""
+    arguments = build_parser().parse_args(argv)
+    from model_export.commands import run_command
+
+    try:
+        run_command(arguments)
+    except (ExportError, ArtifactError) as error:
+        sys.stderr.write(f"model-export: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nmodel-export: interrupted\n")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""What each command does, in terms of the packages; prints to the terminal and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from model_export.datasets import movielens
+from model_export.datasets.ratings import RatingData
+from model_export.datasets.synthetic import synthetic_ratings
+from model_export.errors import ExportError
+from model_export.export.inspection import describe
+from model_export.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from model_export.training.loop import EpochResult
+    from model_export.training.run import Run
+
+# Small steps suit few ratings; the rest of the synthetic settings are those of MovieLens.
+_SYNTHETIC_DEFAULTS = {"epochs": 5, "batch_size": 64}
+
+
+def say(text: str) -> None:
+    """Writes a line for the person at the terminal."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def run_command(arguments: argparse.Namespace) -> None:
+    """Runs the chosen command. Raises ExportError or ArtifactError."""
+    commands: Mapping[str, Callable[[argparse.Namespace], None]] = {
+        "demo": _demo,
+        "fetch": _fetch,
+        "train": _train,
+        "export": _export,
+        "verify": _verify,
+        "inspect": _inspect,
+    }
+    commands[arguments.command](arguments)
+
+
+def _fetch(arguments: argparse.Namespace) -> None:
+    data = _fetch_movielens(arguments.to)
+    say(
+        f"{arguments.to}: {len(data.rating):,} ratings by {len(data.users):,} users of {len(data.films):,} films; "
+        "see NOTICE there for the terms of use"
+    )
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    _train_run(arguments, arguments.run, is_resumed=arguments.resume)
+    say(f"run written to {arguments.run}; next: model-export export --run {arguments.run}")
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    say("starting TensorFlow")
+    from model_export.export.artifact import export_run
+
+    artifact = export_run(
+        arguments.run, arguments.out, version=arguments.version, batch_sizes=arguments.batch_sizes
+    )
+    say(f"exported and verified: {artifact}")
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        arguments.run = arguments.run or Path(temporary) / "run"
+        run = _train_run(arguments, arguments.run, is_resumed=False)
+        _export(arguments)
+    say(_result(run))
+    say(f"done in {time.monotonic() - started:.0f} s")
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    say("starting TensorFlow")
+    from model_export.export.verify import verify_artifact
+
+    parity = verify_artifact(arguments.artifact)
+    for name, entry in parity.items():
+        say(f"{name:24} {entry.cases:3} cases  largest relative error {entry.max_relative_error:.1e}")
+    say(f"{arguments.artifact}: files, index, manifest and every signature agree")
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    say(describe(arguments.artifact))
+
+
+def _load_data(arguments: argparse.Namespace) -> RatingData:
+    if arguments.dataset == "synthetic":
+        return synthetic_ratings()
+    try:
+        return _fetch_movielens(arguments.data)
+    except ExportError as error:
+        if arguments.dataset != "auto":
+            raise
+        line = "!" * 78
+        say(f"{line}\n{error}\nGOING ON WITH SYNTHETIC DATA: the model will be a toy, not a film recommender.\n{line}")
+        return synthetic_ratings()
+
+
+def _fetch_movielens(folder: Path) -> RatingData:
+    with tqdm(unit="B", unit_scale=True, desc="download", leave=False, delay=0.5) as bar:
+
+        def show(done: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return movielens.fetch(folder, progress=show, say=say)
+
+
+def _train_run(arguments: argparse.Namespace, folder: Path, *, is_resumed: bool) -> Run:
+    data = _load_data(arguments)
+    config = _config(arguments, data)
+    say("starting TensorFlow")
+    from model_export.training.run import Listener, train
+
+    with tqdm(unit="step", desc="train", mininterval=0.5, disable=None, leave=False) as bar:
+
+        def on_start(steps: int, baselines: Mapping[str, float]) -> None:
+            bar.reset(total=steps)
+            bar.write(f"held-out RMSE to beat: {_baselines(baselines)}", file=sys.stdout)
+
+        def on_steps(steps: int, loss: float) -> None:
+            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            bar.update(steps)
+
+        def on_epoch(result: EpochResult) -> None:
+            bar.write(
+                f"epoch {result.epoch:2}  train loss {result.train_loss:.4f}  held-out RMSE {result.held_out_rmse:.4f}",
+                file=sys.stdout,
+            )
+
+        run = train(data, config, folder, is_resumed=is_resumed, listener=Listener(on_start, on_steps, on_epoch))
+    return run
+
+
+def _config(arguments: argparse.Namespace, data: RatingData) -> TrainConfig:
+    chosen = {"epochs": arguments.epochs, "batch_size": arguments.batch_size}
+    defaults = _SYNTHETIC_DEFAULTS if data.name == "synthetic" else {}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    try:
+        return TrainConfig(seed=arguments.seed, held_out=arguments.held_out, **{**defaults, **given})
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+
+
+def _result(run: Run) -> str:
+    return f"held-out RMSE {run.held_out_rmse:.4f} ({_baselines(run.baselines)})"
+
+
+def _baselines(baselines: Mapping[str, float]) -> str:
+    return f"user + film bias {baselines['user_film_bias']:.4f}, global mean {baselines['global_mean']:.4f}"

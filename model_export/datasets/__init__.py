@@ -1,0 +1,1 @@
+"""Sources of ratings, each normalised to the one canonical form of ratings.py; no TensorFlow here."""

@@ -1,0 +1,44 @@
+"""Checkpoints of a run: model, both optimizers and the number of epochs done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.tensorflow_setup import tf
+
+_KEPT = 2
+
+
+class Checkpoints:
+    """The newest checkpoints of a run's folder. Concurrency: one caller at a time."""
+
+    def __init__(self, folder: Path, model: Any, table_optimizer: Any, dense_optimizer: Any) -> None:
+        self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._checkpoint = tf.train.Checkpoint(
+            model=model, table_optimizer=table_optimizer, dense_optimizer=dense_optimizer, epoch=self._epoch
+        )
+        self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=_KEPT)
+
+    def save(self, epoch: int) -> None:
+        """Writes the state after an epoch."""
+        self._epoch.assign(epoch)
+        self._manager.save(checkpoint_number=epoch)
+
+    def restore(self) -> int:
+        """Reads the newest state, everything in it; returns its epoch, 0 where there is none."""
+        if self._manager.latest_checkpoint is None:
+            return 0
+        self._checkpoint.restore(self._manager.latest_checkpoint).assert_consumed()
+        return int(self._epoch)
+
+
+def restore_weights(folder: Path, model: Any) -> None:
+    """Fills a model without optimizers from the newest checkpoint. Raises ExportError where there is none."""
+    latest = tf.train.latest_checkpoint(str(folder))
+    if latest is None:
+        raise ExportError(f"there is no checkpoint in {folder}; train first")
+    status = tf.train.Checkpoint(model=model).restore(latest)
+    status.assert_existing_objects_matched()
+    status.expect_partial()

@@ -1,0 +1,75 @@
+"""The dense part of the rating model: combined vectors in, a rating out. Shared by training and export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model_export.tensorflow_setup import tf
+
+
+class Dense(tf.Module):  # type: ignore[misc]
+    """x @ kernel + bias, with variables that a checkpoint names as such."""
+
+    def __init__(self, *, inputs: int, outputs: int, seed: int) -> None:
+        super().__init__()
+        stddev = (2.0 / inputs) ** 0.5
+        self.kernel = tf.Variable(
+            tf.random.stateless_truncated_normal([inputs, outputs], seed=[seed, 1], stddev=stddev), name="kernel"
+        )
+        self.bias = tf.Variable(tf.zeros([outputs]), name="bias")
+
+    def __call__(self, x: Any) -> Any:
+        return tf.matmul(x, self.kernel) + self.bias
+
+
+class RatingTower(tf.Module):  # type: ignore[misc]
+    """rating = mean + b_user + b_film + (p_user + W h) . q_film + mlp(all vectors)
+
+    Column 0 of the user and film vectors is the bias b, the rest is p and q; h is the mean vector of the recent films,
+    so a user without a trained row still gets a taste from what they watched.
+
+    Source: the asymmetric term W h follows SVD++ (Koren, "Factorization Meets the Neighborhood", KDD 2008, eq. 15), with
+    one film table for both roles.
+    """
+
+    def __init__(
+        self,
+        *,
+        id_dim: int,
+        side_dim: int,
+        hidden: Sequence[int],
+        mean_rating: float,
+        rating_range: tuple[float, float],
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.mean_rating = tf.Variable(mean_rating, trainable=False, name="mean_rating")
+        self.rating_range = tf.Variable(rating_range, trainable=False, name="rating_range")
+        self.taste = tf.Variable(tf.zeros([id_dim, id_dim - 1]), name="taste")
+        widths = [3 * id_dim + 2 * side_dim, *hidden]
+        self.hidden = [
+            Dense(inputs=widths[i], outputs=widths[i + 1], seed=seed + i) for i in range(len(widths) - 1)
+        ]
+        self.output = Dense(inputs=widths[-1], outputs=1, seed=seed + len(widths))
+
+    def __call__(self, vectors: Mapping[str, Any], dropout: float = 0.0, dropout_seed: Any = None) -> Any:
+        """Returns [B] float32 of feature -> [B, D] vectors, not clipped.
+
+        Args:
+          dropout: share of hidden units dropped, while training only.
+          dropout_seed: [2] int64, which units; needed where dropout > 0.
+        """
+        user, film, recent = vectors["user_id"], vectors["film_id"], vectors["recent_films"]
+        taste = user[:, 1:] + tf.matmul(recent, self.taste)
+        x = tf.concat([user, film, recent, vectors["genres"], vectors["occupation"]], axis=1)
+        for depth, layer in enumerate(self.hidden):
+            x = tf.nn.relu(layer(x))
+            if dropout:
+                x = tf.nn.experimental.stateless_dropout(x, dropout, seed=dropout_seed + [depth, 0])
+        bias = user[:, 0] + film[:, 0]
+        return self.mean_rating + bias + tf.reduce_sum(taste * film[:, 1:], axis=1) + self.output(x)[:, 0]
+
+    def clipped(self, vectors: Mapping[str, Any]) -> Any:
+        """Returns [B] float32 within the range of ratings: what is served and measured."""
+        return tf.clip_by_value(self(vectors), self.rating_range[0], self.rating_range[1])
