@@ -1,0 +1,89 @@
+"""Names of TensorFlow's dtypes: the proto's number, the proto's name, and ours (numpy's, or "string").
+
+Source: tensorflow/core/framework/types.proto (2.21).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# Ours by number; what numpy has no type for keeps the proto's name in lower case.
+_NAMES: dict[int, str] = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    7: "string",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    11: "qint8",
+    12: "quint8",
+    13: "qint32",
+    14: "bfloat16",
+    15: "qint16",
+    16: "quint16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    20: "resource",
+    21: "variant",
+    22: "uint32",
+    23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+    26: "float8_e4m3fnuz",
+    27: "float8_e4m3b11fnuz",
+    28: "float8_e5m2fnuz",
+    29: "int4",
+    30: "uint4",
+    31: "int2",
+    32: "uint2",
+}
+_NUMBERS = {name: number for number, name in _NAMES.items()}
+_PROTO_NAMES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
+# A variable's reference type is its plain type plus this; it means nothing outside the graph.
+_REF_OFFSET = 100
+
+# Those that arrays are made of; "string" is an object array of bytes.
+NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
+    number: np.dtype(name)
+    for number, name in _NAMES.items()
+    if name in ("bool", "complex64", "complex128", "float16", "float32", "float64")
+    or name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+NUMBER_OF_DTYPE = {dtype: number for number, dtype in NUMPY_DTYPES.items()}
+STRING = 7
+
+
+def dtype_name(number: int) -> str:
+    """Returns our name of a DataType number, of the plain type where it is a reference.
+
+    >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
+    ('float32', 'float32', 'string', 'invalid')
+    """
+    if number > _REF_OFFSET:
+        number -= _REF_OFFSET
+    return _NAMES.get(number, "invalid")
+
+
+def dtype_number(name: str) -> int:
+    """Returns the DataType number of our name; 0 (DT_INVALID) where TensorFlow has none.
+
+    >>> dtype_number("float16"), dtype_number("datetime64[s]")
+    (19, 0)
+    """
+    return _NUMBERS.get(name, 0)
+
+
+def proto_name(name: str) -> str:
+    """Returns the proto's name of ours.
+
+    >>> proto_name("float32"), proto_name("int64")
+    ('DT_FLOAT', 'DT_INT64')
+    """
+    return _PROTO_NAMES.get(name, f"DT_{name.upper()}")

@@ -1,0 +1,199 @@
+"""TensorFlow Serving's REST bodies for predict: rows ("instances") or columns ("inputs") to arrays, and answers back.
+
+A ragged feature is sent under its own name, as one list of ids per row:
+
+>>> sorted(decode_predict(b'{"instances": [{"user": 1, "genres": [1, 5]}], "signature_name": "s"}').payload[0])
+['genres', 'user']
+
+Source: tensorflow_serving/util/json_tensor.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Literal
+
+import numpy as np
+
+from service.codecs.json_arrays import dense_array, feature_names, is_base64, ragged_arrays, ragged_owner
+from service.codecs.json_document import describe, dump, parse_object
+from service.core.errors import BackendFailure, InputMismatch, MalformedPayload
+from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, SignatureSpec
+
+Layout = Literal["row", "columnar"]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictBody:
+    """A parsed body whose tensors are still JSON.
+
+    signature_name: "" where the client named none.
+    payload: the value of "instances" (layout "row") or "inputs" (layout "columnar").
+    """
+
+    signature_name: str
+    layout: Layout
+    payload: Any
+
+
+def decode_predict(body: bytes) -> PredictBody:
+    """Parses a predict body up to its tensors, whose dtypes only the signature knows.
+
+    Other top-level keys are ignored, as TensorFlow Serving does.
+
+    Raises:
+      MalformedPayload: not JSON, not an object, or not exactly one of "instances" and "inputs".
+    """
+    document = parse_object(body)
+    signature_name = read_signature_name(document, "")
+    if "instances" in document:
+        if "inputs" in document:
+            raise MalformedPayload(
+                "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist"
+            )
+        instances = document["instances"]
+        if type(instances) is not list:
+            raise MalformedPayload(f"Expecting 'instances' to be an list/array, got JSON Value: {describe(instances)}")
+        if not instances:
+            raise MalformedPayload("No values in 'instances' array")
+        return PredictBody(signature_name, "row", instances)
+    if "inputs" not in document:
+        raise MalformedPayload("Missing 'inputs' or 'instances' key")
+    return PredictBody(signature_name, "columnar", document["inputs"])
+
+
+def read_signature_name(document: Mapping[str, Any], default: str) -> str:
+    """Returns a body's signature_name, or the default where it has none or ""; raises MalformedPayload."""
+    name = document.get("signature_name", default)
+    if type(name) is not str:
+        raise MalformedPayload("'signature_name' key must be a string value.")
+    return name or default
+
+
+def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
+    """Returns the arrays of a body by input name.
+
+    A name that the signature lacks keeps an empty array, so that core.validation words that error for both wires.
+
+    Raises:
+      MalformedPayload: a value of the wrong type or shape, instances that differ in their keys, a feature sent twice.
+      InputMismatch: a dtype without a JSON form, or bare values where the signature has several features.
+    """
+    if body.layout == "row":
+        columns = _columns(body.payload, spec)
+    elif type(body.payload) is dict and not is_base64(body.payload):
+        columns = body.payload
+    else:
+        columns = {_only_feature(spec, "inputs is a plain value/list, but expecting an object"): body.payload}
+    arrays: dict[str, Array] = {}
+    for name, value in columns.items():
+        tensor = spec.inputs.get(name)
+        if tensor is None and name in spec.ragged:
+            _refuse_double(name, columns)
+            arrays.update(ragged_arrays(name, value, spec, columns.get(name + WEIGHTS_SUFFIX)))
+        elif _is_weights_of(name, columns, spec):
+            # Taken together with its ids.
+            continue
+        elif tensor is None:
+            arrays[name] = np.empty(0)
+        elif body.layout == "row" and ragged_owner(name, spec) is not None:
+            raise MalformedPayload(f'input "{name}": in instances, send "{ragged_owner(name, spec)}" as a list of ids.')
+        else:
+            arrays[name] = dense_array(name, value, tensor)
+    return arrays
+
+
+def encode_predict(outputs: Mapping[str, Array], layout: Layout) -> bytes:
+    """Returns {"predictions": [...]} or {"outputs": ...}; a single output loses its name.
+
+    Raises:
+      InputMismatch: rows were asked for, but the outputs differ in their number of rows or have none.
+    """
+    plain = {name: plain_array(name, array) for name, array in outputs.items()}
+    if layout == "columnar":
+        return dump({"outputs": next(iter(plain.values())) if len(plain) == 1 else plain})
+    _check_rows(outputs)
+    if len(plain) == 1:
+        return dump({"predictions": next(iter(plain.values()))})
+    names = list(plain)
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+    return dump({"predictions": rows})
+
+
+def plain_array(name: str, array: Array) -> Any:
+    """Returns what json_document.dump writes for an output: an array, a numpy scalar, or nested lists of strings.
+
+    Bytes go as {"b64": ...} where the name ends in "_bytes", and wherever they are not UTF-8.
+    """
+    if array.dtype.kind in "OSU":
+        as_bytes = name.endswith("_bytes")
+        texts = np.empty(array.size, object)
+        texts[:] = [_text(item, as_bytes) for item in array.reshape(-1).tolist()]
+        return texts.reshape(array.shape).tolist()
+    if array.dtype.kind not in "biuf":
+        raise BackendFailure(f'output "{name}": dtype {array.dtype.name} has no JSON form; use gRPC.')
+    return np.ascontiguousarray(array) if array.ndim else array[()]
+
+
+def _text(item: bytes | str, as_bytes: bool) -> Any:
+    data = item.encode() if isinstance(item, str) else item
+    if not as_bytes:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            pass
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def _check_rows(outputs: Mapping[str, Array]) -> None:
+    expected: int | None = None
+    for name, array in outputs.items():
+        if array.ndim == 0:
+            raise InputMismatch(f'Tensor name: {name} has no shape information; send "inputs" to get it by column.')
+        if expected is not None and array.shape[0] != expected:
+            raise InputMismatch(
+                f"Tensor name: {name} has inconsistent batch size: {array.shape[0]} expecting: {expected}; "
+                'send "inputs" to get outputs by column.'
+            )
+        expected = array.shape[0]
+
+
+def _columns(instances: list[Any], spec: SignatureSpec) -> dict[str, Any]:
+    first = instances[0]
+    if type(first) is not dict or is_base64(first):
+        return {_only_feature(spec, "instances is a plain list, but expecting list of objects"): instances}
+    types = set(map(type, instances))
+    if types != {dict}:
+        position = next(i for i, item in enumerate(instances) if type(item) is not dict)
+        raise MalformedPayload(f"Expecting object but got list at item {position} of input list")
+    if len(set(map(len, instances))) == 1:
+        try:
+            return {name: list(map(itemgetter(name), instances)) for name in first}
+        except KeyError:
+            pass
+    position = next(i for i, item in enumerate(instances) if item.keys() != first.keys())
+    raise MalformedPayload(
+        f"Failed to process element: {position} of 'instances' list. JSON object: {describe(instances[position])} "
+        f"keys must be equal to: {','.join(sorted(first))}"
+    )
+
+
+def _only_feature(spec: SignatureSpec, problem: str) -> str:
+    features = feature_names(spec)
+    if len(features) != 1:
+        raise InputMismatch(f"{problem} as multiple input tensors required: {', '.join(features)}")
+    return features[0]
+
+
+def _is_weights_of(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> bool:
+    feature = name.removesuffix(WEIGHTS_SUFFIX)
+    return feature != name and feature in spec.ragged and feature in columns and feature not in spec.inputs
+
+
+def _refuse_double(feature: str, columns: Mapping[str, Any]) -> None:
+    for suffix in (VALUES_SUFFIX, ROW_SPLITS_SUFFIX):
+        if feature + suffix in columns:
+            raise MalformedPayload(f'feature "{feature}" was sent both as "{feature}" and as "{feature + suffix}".')

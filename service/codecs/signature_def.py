@@ -1,0 +1,146 @@
+"""Signatures of a SavedModel: read from saved_model.pb, written as GetModelMetadata's message and REST JSON.
+
+Source: tensorflow/core/protobuf/{saved_model,meta_graph}.proto (2.21);
+tensorflow_serving/apis/get_model_metadata.proto and model_servers/http_rest_api_util.cc ToJsonString (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from google.protobuf.message import DecodeError
+
+from service.codecs import dtypes
+from service.codecs.protos import message_class
+from service.core.errors import ArtifactError
+from service.core.types import SignatureSpec, TensorSpec, ragged_features
+
+SERVE_TAGS = frozenset({"serve"})
+# TensorFlow 2 keeps the graph's initialiser in the same map; it is no signature.
+_INIT_OP = "__saved_model_init_op"
+
+
+def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> dict[str, SignatureSpec]:
+    """Reads the signatures of the meta graph with exactly these tags.
+
+    All are of kind "predict": what can run without the graph is the manifest's to say.
+
+    Raises:
+      ArtifactError: the file is missing or corrupt, or has no such meta graph.
+    """
+    try:
+        data = saved_model_pb.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {saved_model_pb}: {error.strerror or error}") from error
+    saved_model = message_class("tensorflow.SavedModel")()
+    try:
+        saved_model.ParseFromString(data)
+    except DecodeError as error:
+        raise ArtifactError(f"{saved_model_pb} is not a SavedModel: {error}") from error
+    if not saved_model.meta_graphs:
+        raise ArtifactError(f"{saved_model_pb} holds no meta graph")
+    for meta_graph in saved_model.meta_graphs:
+        if frozenset(meta_graph.meta_info_def.tags) == tags:
+            return {
+                name: _read_signature(name, signature)
+                for name, signature in sorted(meta_graph.signature_def.items())
+                if name != _INIT_OP
+            }
+    available = "; ".join(_join(meta_graph.meta_info_def.tags) for meta_graph in saved_model.meta_graphs)
+    raise ArtifactError(f"{saved_model_pb} has no meta graph tagged {_join(tags)}. Tags it has: {available}.")
+
+
+def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
+    """Returns a GetModelMetadataResponse; its signature_name stays empty, as in TensorFlow Serving."""
+    response = message_class("tensorflow.serving.GetModelMetadataResponse")()
+    response.model_spec.name = name
+    response.model_spec.version.value = version
+    signature_map = message_class("tensorflow.serving.SignatureDefMap")()
+    for signature_name, spec in signatures.items():
+        _fill_signature(signature_map.signature_def[signature_name], spec)
+    packed = response.metadata["signature_def"]
+    packed.type_url = f"type.googleapis.com/{signature_map.DESCRIPTOR.full_name}"
+    packed.value = signature_map.SerializeToString(deterministic=True)
+    return bytes(response.SerializeToString(deterministic=True))
+
+
+def metadata_json(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
+    """Returns the body of `GET .../metadata`."""
+    return orjson.dumps(
+        {
+            "model_spec": {"name": name, "signature_name": "", "version": str(version)},
+            "metadata": {
+                "signature_def": {
+                    "signature_def": {
+                        signature_name: {
+                            "inputs": {key: _tensor_json(tensor) for key, tensor in spec.inputs.items()},
+                            "outputs": {key: _tensor_json(tensor) for key, tensor in spec.outputs.items()},
+                            "method_name": spec.method_name,
+                            "defaults": {},
+                        }
+                        for signature_name, spec in signatures.items()
+                    }
+                }
+            },
+        }
+    )
+
+
+def _read_signature(name: str, signature: Any) -> SignatureSpec:
+    inputs = {
+        key: _read_tensor(key, info, is_optional=key in signature.defaults)
+        for key, info in sorted(signature.inputs.items())
+    }
+    return SignatureSpec(
+        name=name,
+        kind="predict",
+        method_name=signature.method_name,
+        inputs=inputs,
+        outputs={key: _read_tensor(key, info) for key, info in sorted(signature.outputs.items())},
+        ragged=ragged_features(inputs),
+    )
+
+
+def _read_tensor(name: str, info: Any, *, is_optional: bool = False) -> TensorSpec:
+    shape = info.tensor_shape
+    return TensorSpec(
+        name=name,
+        dtype=dtypes.dtype_name(info.dtype),
+        shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
+        # A sparse or composite tensor has several names and can not be fed by one; it stays empty.
+        tensor_name=info.name,
+        is_optional=is_optional,
+    )
+
+
+def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
+    signature.method_name = spec.method_name
+    for tensors, infos in ((spec.inputs, signature.inputs), (spec.outputs, signature.outputs)):
+        for key, tensor in tensors.items():
+            info = infos[key]
+            info.name = tensor.tensor_name
+            info.dtype = dtypes.dtype_number(tensor.dtype)
+            # Set even where empty: a scalar's shape is present and has no dims.
+            info.tensor_shape.SetInParent()
+            if tensor.shape is None:
+                info.tensor_shape.unknown_rank = True
+            for size in tensor.shape or ():
+                info.tensor_shape.dim.add().size = -1 if size is None else size
+
+
+def _tensor_json(tensor: TensorSpec) -> dict[str, Any]:
+    return {
+        "dtype": dtypes.proto_name(tensor.dtype),
+        "tensor_shape": {
+            "dim": [{"size": str(-1 if size is None else size), "name": ""} for size in tensor.shape or ()],
+            "unknown_rank": tensor.shape is None,
+        },
+        "name": tensor.tensor_name,
+    }
+
+
+def _join(tags: Iterable[str]) -> str:
+    return "{" + ", ".join(sorted(tags)) + "}"

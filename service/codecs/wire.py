@@ -1,0 +1,46 @@
+"""The few pieces of protobuf's wire format that responses are framed with by hand.
+
+Source: protobuf's encoding guide, "Base 128 Varints" and "Length-Delimited Records".
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+_SMALL = 128
+
+
+def varint(value: int) -> bytes:
+    """Encodes 0 <= value < 2**64.
+
+    >>> varint(1), varint(300)
+    (b'\\x01', b'\\xac\\x02')
+    """
+    if value < _SMALL:
+        return bytes((value,))
+    out = bytearray()
+    while value >= _SMALL:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@cache
+def tag(field: int, wire_type: int) -> bytes:
+    """Encodes a field's tag; wire type 0 is a varint, 2 is length-delimited."""
+    return varint(field << 3 | wire_type)
+
+
+def length_prefix(data: bytes, position: int) -> tuple[int | None, int]:
+    """Reads a varint of up to 64 bits; returns (value or None where it is cut off, next position)."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            return None, position
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < _SMALL:
+            return value, position
+    return None, position

@@ -1,0 +1,152 @@
+"""Carries the methods over grpcio's threaded server, with health and reflection beside them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from service.codecs.protos import new_pool
+from service.core.engine import Engine
+from service.core.errors import ServiceError
+from service.transports.grpc.methods import MODEL_SERVICE, PREDICTION_SERVICE, UNIMPLEMENTED, Handler, service_methods
+from service.transports.grpc.status_codes import STATUS_CODES, details
+
+logger = logging.getLogger(__name__)
+
+_HEALTH_SERVICE = "grpc.health.v1.Health"
+
+
+class GrpcServer:
+    """TensorFlow Serving's gRPC API on one address, plaintext.
+
+    Args:
+      address: "host:port", port 0 picks one; or "unix:path".
+      max_message_bytes: largest message either way.
+      max_workers: threads that run requests; more requests wait.
+
+    Concurrency: any thread; start and stop once.
+    """
+
+    def __init__(self, engine: Engine, *, address: str, max_message_bytes: int, max_workers: int) -> None:
+        self._engine = engine
+        self._address = address
+        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
+        self._server = grpc.server(
+            self._threads,
+            handlers=[_MethodTable(engine)],
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                # Two servers on one port would share its requests by chance.
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        # Watchers are answered from the thread that sets a status, so that they hold no worker while they wait.
+        self._health = health.HealthServicer(experimental_non_blocking=True)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        services = (PREDICTION_SERVICE, MODEL_SERVICE, _HEALTH_SERVICE, reflection.SERVICE_NAME)
+        # Reflection needs all services in one pool, ours are not in protobuf's own.
+        pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
+        reflection.enable_server_reflection(services, self._server, pool=pool)
+
+    def start(self) -> int:
+        """Listens and serves; returns the port, 0 for a unix socket.
+
+        Raises:
+          OSError: the address can not be listened on.
+        """
+        try:
+            port = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OSError(f"gRPC can not listen on {self._address}: is the port in use?") from error
+        self.set_serving(self._engine.is_ready)
+        self._server.start()
+        return 0 if self._address.startswith("unix:") else int(port)
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Tells health checks whether the server, its services and each of its models can answer."""
+        problems = self._engine.problems()
+        for name in ("", PREDICTION_SERVICE, MODEL_SERVICE):
+            self._set_health(name, is_serving)
+        for name in self._engine.models():
+            # A server that is not ready although no model has a problem is shutting down, and then no model is.
+            self._set_health(name, name not in problems and (is_serving or bool(problems)))
+
+    def stop(self, grace_s: float) -> None:
+        """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _set_health(self, name: str, is_serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
+
+
+class _MethodTable(grpc.GenericRpcHandler):
+    """Looks a method up by its path; no serializers, so that handlers get and give bytes."""
+
+    def __init__(self, engine: Engine) -> None:
+        serve = _Serve(engine.clock)
+        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            path: grpc.unary_unary_rpc_method_handler(partial(serve, handler))
+            for path, handler in service_methods(engine).items()
+        }
+        for path, text in UNIMPLEMENTED.items():
+            self._handlers[path] = grpc.unary_unary_rpc_method_handler(partial(_refuse, text))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return self._handlers.get(handler_call_details.method)
+
+
+class _Serve:
+    """Calls a handler and turns its errors into statuses. Concurrency: any thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._prefix = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
+        if not context.is_active():
+            # The client left while the request waited for a thread.
+            return b""
+        remaining_s = context.time_remaining()
+        deadline_s = None if remaining_s is None else self._clock() + remaining_s
+        try:
+            return handler(data, deadline_s)
+        except ServiceError as error:
+            self._abort(context, error)
+        except Exception as error:
+            request_id = self._new_id()
+            logger.error("unexpected error", extra={"request_id": request_id}, exc_info=error)
+            text = f"Internal error; the server's log has the cause, request id {request_id}"
+            context.abort(grpc.StatusCode.INTERNAL, text)
+
+    def _abort(self, context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
+        text = error.message
+        if error.code == "INTERNAL":
+            request_id = self._new_id()
+            logger.error("request failed: %s", text, extra={"request_id": request_id}, exc_info=error)
+            text += f" Request id: {request_id}"
+        else:
+            is_ours = error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+            extra = {"code": error.code}
+            logger.log(logging.WARNING if is_ours else logging.INFO, "request refused: %s", ascii(text), extra=extra)
+        context.abort(STATUS_CODES[error.code], details(text))
+
+    def _new_id(self) -> str:
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+
+def _refuse(text: str, data: bytes, context: grpc.ServicerContext) -> bytes:
+    context.abort(grpc.StatusCode.UNIMPLEMENTED, text)

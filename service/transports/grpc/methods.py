@@ -1,0 +1,73 @@
+"""TensorFlow Serving's gRPC methods over bytes: no framework here, so that any gRPC server can carry them.
+
+Source: tensorflow_serving/apis/{prediction_service,model_service}.proto; servables/tensorflow/
+get_model_metadata_impl.cc, model_servers/get_model_status_impl.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from service.codecs.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
+from service.codecs.signature_def import encode_metadata
+from service.codecs.status import encode_statuses
+from service.core.engine import Engine
+from service.core.errors import InvalidRequest, ServiceError
+
+API = "grpc"
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+
+# (request's bytes, deadline on the engine's clock or None) to the response's bytes; raises ServiceError.
+Handler = Callable[[bytes, float | None], bytes]
+
+# Registered in TensorFlow Serving, not served here: clients get UNIMPLEMENTED and this text.
+UNIMPLEMENTED: Mapping[str, str] = {
+    f"/{PREDICTION_SERVICE}/Classify": "Classify is not implemented; call Predict.",
+    f"/{PREDICTION_SERVICE}/Regress": "Regress is not implemented; call Predict.",
+    f"/{PREDICTION_SERVICE}/MultiInference": "MultiInference is not implemented; call Predict.",
+    f"/{MODEL_SERVICE}/HandleReloadConfigRequest": "HandleReloadConfigRequest is not implemented; "
+    "the server watches its model folders by itself.",
+    "/tensorflow.serving.SessionService/SessionRun": "SessionRun is not implemented; call Predict.",
+}
+
+
+def service_methods(engine: Engine) -> dict[str, Handler]:
+    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread."""
+
+    def predict(data: bytes, deadline_s: float | None) -> bytes:
+        try:
+            request = decode_request(data)
+        except ServiceError as error:
+            engine.reject(error, api=API)
+            raise
+        with engine.bind(request.ref, request.signature_name, api=API) as bound:
+            outputs = bound.run(decode_inputs(request), request.output_filter, deadline_s)
+            return encode_response(outputs, model=bound.model, version=bound.version, signature_name=bound.spec.name)
+
+    def get_model_metadata(data: bytes, deadline_s: float | None) -> bytes:
+        message = parse_message("tensorflow.serving.GetModelMetadataRequest", data)
+        if not message.HasField("model_spec"):
+            raise InvalidRequest("Missing ModelSpec")
+        if not message.metadata_field:
+            raise InvalidRequest("GetModelMetadataRequest must specify at least one metadata_field")
+        for field in message.metadata_field:
+            if field != "signature_def":
+                raise InvalidRequest(f"Metadata field {field} is not supported")
+        ref, _ = read_model_spec(message)
+        description = engine.describe(ref)
+        return encode_metadata(description.name, description.version, description.signatures)
+
+    def get_model_status(data: bytes, deadline_s: float | None) -> bytes:
+        message = parse_message("tensorflow.serving.GetModelStatusRequest", data)
+        if not message.HasField("model_spec"):
+            raise InvalidRequest("Missing ModelSpec")
+        # A label is ignored and an empty name is a model that nobody has, both as in TensorFlow Serving.
+        spec = message.model_spec
+        return encode_statuses(engine.statuses(spec.name, spec.version.value if spec.HasField("version") else None))
+
+    return {
+        f"/{PREDICTION_SERVICE}/Predict": predict,
+        f"/{PREDICTION_SERVICE}/GetModelMetadata": get_model_metadata,
+        f"/{MODEL_SERVICE}/GetModelStatus": get_model_status,
+    }

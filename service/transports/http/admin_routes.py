@@ -1,0 +1,48 @@
+"""Health, readiness and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.core.engine import Engine
+from service.transports.http import openapi
+from service.transports.http.routing import add_route
+
+
+def add_admin_routes(app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]]) -> None:
+    """Adds the routes for orchestrators.
+
+    Args:
+      metrics: gives the exposition's bytes and content type.
+    """
+
+    async def healthz(request: Request) -> Response:
+        """Says that the process lives; restart it where this fails."""
+        return _json({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        """Says whether every configured model can answer, and which can not and why."""
+        if engine.is_ready:
+            return _json({"status": "ready", "problems": {}})
+        problems = engine.problems() or {"": "no model is configured, or the server is shutting down"}
+        return _json({"status": "not ready", "problems": problems}, 503)
+
+    async def metrics_text(request: Request) -> Response:
+        """Returns the metrics in Prometheus' text format."""
+        data, content_type = metrics()
+        return Response(data, headers={"Content-Type": content_type})
+
+    add_route(app, "/healthz", healthz, "GET", **openapi.healthz())
+    add_route(app, "/readyz", readyz, "GET", **openapi.readyz())
+    add_route(app, "/metrics", metrics_text, "GET", **openapi.metrics())
+    # TensorFlow Serving's default path.
+    add_route(app, "/monitoring/prometheus/metrics", metrics_text, "GET", include_in_schema=False)
+
+
+def _json(document: dict[str, object], status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")

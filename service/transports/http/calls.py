@@ -1,0 +1,134 @@
+"""One POST to a signature: read, parse, bind, decode, run, encode; on the event loop where that is a matter of
+microseconds, in a thread where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from starlette.requests import Request
+
+from service.core.engine import Bound, Engine
+from service.core.errors import DeadlineExceeded, NotReady, ServiceError
+from service.core.types import ModelRef
+from service.transports.http.body import read_body
+
+# Large bodies are parsed beside the event loop; JSON holds the interpreter's lock, so more threads would not help.
+_NUM_PARSE_THREADS = 2
+API = "http"
+
+
+class Parsed(Protocol):
+    """What a method's parse returns: at least the signature it is for."""
+
+    @property
+    def signature_name(self) -> str: ...
+
+
+P = TypeVar("P", bound=Parsed)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[P]):
+    """A wire method over signatures.
+
+    parse: body to what it says, as far as that needs no signature.
+    answer: (held signature, parsed body, deadline on the engine's clock) to the answer's body.
+    """
+
+    parse: Callable[[bytes], P]
+    answer: Callable[[Bound, P, float], bytes]
+
+
+class Calls:
+    """Runs methods against an engine. Concurrency: event loop only.
+
+    Args:
+      max_body_bytes: what a body may have, compressed or not.
+      inline_body_bytes: up to which a body is parsed, and a lookup run, on the event loop.
+      timeout_s: for the whole request, waiting for a thread included.
+      graph_threads: how many graph runs go on at once; others wait, in order.
+    """
+
+    def __init__(
+        self, engine: Engine, *, max_body_bytes: int, inline_body_bytes: int, timeout_s: float, graph_threads: int
+    ) -> None:
+        self._engine = engine
+        self._max_body_bytes = max_body_bytes
+        self._inline_body_bytes = inline_body_bytes
+        self._timeout_s = timeout_s
+        self._graph_threads = ThreadPoolExecutor(graph_threads, thread_name_prefix="http-graph")
+        self._parse_threads = ThreadPoolExecutor(_NUM_PARSE_THREADS, thread_name_prefix="http-parse")
+
+    async def answer(self, request: Request, ref: ModelRef, method: Method[P]) -> bytes:
+        """Returns the answer's body.
+
+        Raises:
+          ServiceError: whatever the engine and the codecs raise; DeadlineExceeded after timeout_s.
+        """
+        deadline_s = self._engine.clock() + self._timeout_s
+        try:
+            body = await read_body(request, self._max_body_bytes)
+            is_small = len(body) <= self._inline_body_bytes
+            if is_small:
+                parsed = method.parse(body)
+            else:
+                parsed = await self._in_thread(self._parse_threads, partial(method.parse, body), deadline_s)
+        except ServiceError as error:
+            self._engine.reject(error, api=API)
+            raise
+        bound = self._engine.bind(ref, parsed.signature_name, api=API)
+        is_lookup = bound.spec.kind == "lookup"
+        if is_lookup and is_small:
+            return _answer(bound, method, parsed, deadline_s)
+        threads = self._parse_threads if is_lookup else self._graph_threads
+        return await self._in_thread(threads, partial(_answer, bound, method, parsed, deadline_s), deadline_s, bound)
+
+    async def read(self, request: Request, work: Callable[[bytes], T]) -> T:
+        """Returns work(body), run in a thread where the body is large."""
+        body = await read_body(request, self._max_body_bytes)
+        if len(body) <= self._inline_body_bytes:
+            return work(body)
+        return await self._in_thread(self._parse_threads, partial(work, body), self._engine.clock() + self._timeout_s)
+
+    def close(self) -> None:
+        """Lets running work end and drops what has not begun."""
+        for threads in (self._graph_threads, self._parse_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(
+        self, threads: ThreadPoolExecutor, work: Callable[[], T], deadline_s: float, bound: Bound | None = None
+    ) -> T:
+        """Runs work in a thread until the deadline; gives bound back where work never begins, else work does."""
+        try:
+            future = threads.submit(work)
+        except RuntimeError as error:
+            closed = NotReady("The server is shutting down.")
+            _give_back(bound, closed)
+            raise closed from error
+        late = DeadlineExceeded(f"Timed out: the request took longer than {self._timeout_s:g} s.")
+        try:
+            remaining_s = deadline_s - self._engine.clock()
+            return await asyncio.wait_for(asyncio.wrap_future(future), max(remaining_s, 0))
+        except TimeoutError as error:
+            raise late from error
+        finally:
+            # True only where no thread has begun the work and now none will; a thread that has holds the lease until
+            # it is done, also when the client was told of the timeout.
+            if future.cancel():
+                _give_back(bound, late)
+
+
+def _answer(bound: Bound, method: Method[P], parsed: P, deadline_s: float) -> bytes:
+    with bound:
+        return method.answer(bound, parsed, deadline_s)
+
+
+def _give_back(bound: Bound | None, error: ServiceError) -> None:
+    if bound is not None:
+        bound.__exit__(type(error), error, None)

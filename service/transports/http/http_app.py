@@ -1,0 +1,88 @@
+"""Builds the HTTP application over an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.core.engine import Engine
+from service.core.errors import RouteNotFound, ServiceError
+from service.transports.http import openapi
+from service.transports.http.admin_routes import add_admin_routes
+from service.transports.http.calls import Calls
+from service.transports.http.errors import error_response, service_error_response
+from service.transports.http.lookup_routes import add_lookup_routes
+from service.transports.http.request_id import RequestIdMiddleware
+from service.transports.http.routing import malformed, raw_path
+from service.transports.http.tfs_routes import add_tfs_routes
+
+DEFAULT_INLINE_BODY_BYTES = 64 * 1024
+DEFAULT_MAX_TABLE_ROWS = 65536
+
+
+def create_http_app(
+    engine: Engine,
+    *,
+    metrics: Callable[[], tuple[bytes, str]],
+    max_body_bytes: int,
+    rest_api_timeout_s: float,
+    graph_threads: int,
+    inline_body_bytes: int = DEFAULT_INLINE_BODY_BYTES,
+    max_table_rows: int = DEFAULT_MAX_TABLE_ROWS,
+) -> FastAPI:
+    """Returns the ASGI application.
+
+    Args:
+      metrics: gives the exposition's bytes and content type.
+      max_body_bytes: largest body, before and after decompression.
+      rest_api_timeout_s: for a whole request.
+      graph_threads: how many graph runs go on at once.
+      inline_body_bytes: up to which a lookup runs on the event loop: below it, handing over to a thread costs more than
+        the lookup.
+      max_table_rows: how many rows one :rows request may ask for.
+    """
+    calls = Calls(
+        engine,
+        max_body_bytes=max_body_bytes,
+        inline_body_bytes=inline_body_bytes,
+        timeout_s=rest_api_timeout_s,
+        graph_threads=graph_threads,
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        calls.close()
+
+    app = FastAPI(lifespan=lifespan, redirect_slashes=False, **openapi.application())
+    # Most used first: routes are tried in order.
+    add_lookup_routes(app, engine, calls, max_table_rows)
+    add_tfs_routes(app, engine, calls)
+    add_admin_routes(app, engine, metrics)
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(RequestIdMiddleware)
+    return app
+
+
+async def _on_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return service_error_response(error, request.scope["request_id"])
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Answers what the router refuses: no such path, or not with that method."""
+    assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return Response(status_code=204, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
+    if request.url.path.startswith("/v1/") or request.url.path == "/v1":
+        return service_error_response(malformed(request), request.scope["request_id"])
+    if error.status_code == 404:
+        return service_error_response(RouteNotFound(f"Not found: {raw_path(request)}"), request.scope["request_id"])
+    return error_response(error.status_code, f"{request.method} is not allowed here", error.headers)

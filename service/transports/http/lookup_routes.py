@@ -1,0 +1,62 @@
+"""Our own API: embeddings by feature, and rows of a table."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.codecs.json_lookup import (
+    LookupBody,
+    decode_features,
+    decode_lookup,
+    decode_rows,
+    encode_lookup,
+    encode_rows,
+    encode_tables,
+)
+from service.core.engine import Bound, Engine
+from service.core.errors import IdsTooMany
+from service.core.types import ModelRef
+from service.transports.http import openapi
+from service.transports.http.calls import Calls, Method
+from service.transports.http.routing import add_route, model_ref
+
+
+def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int) -> None:
+    """Adds the routes for lookups and tables."""
+    lookup_method = Method(decode_lookup, _lookup)
+
+    async def lookup(request: Request) -> Response:
+        """Returns the combined embedding of each row, for the features that were sent."""
+        data = await calls.answer(request, model_ref(request), lookup_method)
+        return Response(data, media_type="application/json")
+
+    async def tables(request: Request) -> Response:
+        """Lists a model's embedding tables."""
+        return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
+
+    async def rows(request: Request) -> Response:
+        """Returns rows of a table as they are stored."""
+        work = partial(_rows, engine, model_ref(request), request.path_params["table"], max_table_rows)
+        return Response(await calls.read(request, work), media_type="application/json")
+
+    for where in ("", "/versions/{version}", "/labels/{label}"):
+        path = "/v1/models/{model}" + where
+        add_route(app, path + ":lookup", lookup, "POST", **openapi.lookup(path))
+        add_route(app, path + "/tables", tables, "GET", **openapi.tables(path))
+        add_route(app, path + "/tables/{table}:rows", rows, "POST", **openapi.rows(path))
+
+
+def _lookup(bound: Bound, body: LookupBody, deadline_s: float) -> bytes:
+    return encode_lookup(bound.run(decode_features(body, bound.spec), deadline_s=deadline_s))
+
+
+def _rows(engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> bytes:
+    ids = decode_rows(body)
+    # An id of two bytes asks for a row of thousands, so the body's limit alone would not bound the answer.
+    if ids.size > max_rows:
+        raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
+    return encode_rows(engine.table_rows(ref, table, ids))

@@ -1,0 +1,64 @@
+"""Gives each request an id, answers HEAD as GET without a body, and turns what escaped into a 500.
+
+A plain ASGI layer: BaseHTTPMiddleware would cost more than a lookup.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.transports.http.errors import unexpected_error_response
+
+# Ids end up in logs and in an answer's header, so only what is harmless there is taken over.
+_SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+
+
+class RequestIdMiddleware:
+    """Takes X-Request-Id from the client or makes one, and returns it in the answer. Concurrency: event loop only."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        # A prefix per process and a counter: unique, and cheaper than a UUID per request.
+        self._prefix = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection event stream."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = self._id_of(scope)
+        is_head = scope["method"] == "HEAD"
+        scope = {**scope, "request_id": request_id, "method": "GET" if is_head else scope["method"]}
+        header = (b"x-request-id", request_id.encode())
+        is_started = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                message["headers"] = [*message["headers"], header]
+            elif is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except ClientDisconnect:
+            # Nobody is left to answer, and a client may leave.
+            return
+        except Exception as error:
+            if is_started:
+                raise
+            await unexpected_error_response(error, request_id)(scope, receive, send_marked)
+
+    def _id_of(self, scope: Scope) -> str:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _SANE.fullmatch(value):
+                return str(value, "ascii")
+        return f"{self._prefix}-{next(self._numbers):x}"
