@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:
 def show_requests(options: argparse.Namespace, base: str) -> int:
     """Prints and runs each request; returns how many failed."""
     model = f"{base}/v1/models/{options.model_name}"
-    grpc = [sys.executable, "examples/grpc_predict.py", f"--server={options.host}:{options.port}"]
+    grpc = [shortest(sys.executable), "examples/grpc_predict.py", f"--server={options.host}:{options.port}"]
     commands = [
         ("Embeddings of two users, and of two rows of genres (the second empty)", curl(f"{model}:lookup", LOOKUP)),
         ("Predicted ratings of film 50 by user 1, with and without recent films", curl(f"{model}:predict", PREDICT)),
@@ -97,6 +98,12 @@ def show_requests(options: argparse.Namespace, base: str) -> int:
 def curl(url: str, body: object) -> list[str]:
     """Returns a curl command that posts JSON."""
     return ["curl", "-sS", "-X", "POST", url, "-d", json.dumps(body)]
+
+
+def shortest(path: str) -> str:
+    """Returns a path relative to this folder where it lies below it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 def shell(command: list[str]) -> str:

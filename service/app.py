@@ -106,7 +106,7 @@ class App:
                 loop="none",
                 http="httptools",
                 ws="none",
-                lifespan="off",
+                lifespan="on",
                 access_log=False,
                 log_config=None,
                 server_header=False,

@@ -96,8 +96,10 @@ class Metrics:
         """Records a state of a version."""
         self._state.labels(model, str(status.version)).set(status.state)
         if status.state is State.END:
-            # Models change all day: what is kept per version must go with it.
+            # Models change all day: what is kept per version must go with it. A failure stays visible, as in status.
             self._forget(model, status.version)
+            if status.code == "OK":
+                self._state.remove(model, str(status.version))
 
     def _forget(self, model: str, version: int) -> None:
         for key in [k for k in self._succeeded if k[1] == model and k[2] == version]:

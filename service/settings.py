@@ -138,7 +138,7 @@ def kernel_cache_dir(configured: str | None = None) -> Path:
 
 def quiet_tensorflow() -> None:
     """Keeps TensorFlow's start-up chatter out of the log, unless the user has set a level. Before it is imported."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ TensorFlow (seconds, half a gigabyte) is imported when the first graph is opened
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,6 +80,8 @@ def open_savedmodel(
     """
     import tensorflow as tf
 
+    # It calls the only loader that feeds and fetches by name deprecated, at every load.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     v1 = tf.compat.v1
     config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
     session = v1.Session(graph=tf.Graph(), config=config)

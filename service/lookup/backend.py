@@ -7,11 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from service.core.errors import ArtifactError
-from service.core.manifest import Manifest, SignatureEntry
-from service.core.types import Array, SignatureSpec, Tensors
+from service.core.manifest import LookupFeature, Manifest, SignatureEntry
+from service.core.types import (
+    ROW_SPLITS_SUFFIX,
+    VALUES_SUFFIX,
+    WEIGHTS_SUFFIX,
+    Array,
+    SignatureSpec,
+    Tensors,
+)
 from service.lookup.plan import SignaturePlan, compile_signature
 from service.lookup.table import MappedTable, open_tables
 from service.lookup.vocabulary import Vocabulary, open_vocabularies
+
+_ID_DTYPES = ("int64", "int32")
 
 
 class LookupBackend:
@@ -77,9 +86,7 @@ def _describe(
 ) -> SignatureSpec:
     inputs = dict(spec.inputs)
     for feature_name, lookup in entry.features.items():
-        for name in filter(None, (lookup.ids, lookup.row_splits, lookup.weights)):
-            if name not in inputs:
-                raise ArtifactError(f"signature {spec.name!r} has no input {name!r}, which its manifest names")
+        _check_inputs(spec, lookup, is_lookup=entry.kind == "lookup")
         feature = manifest.features[feature_name]
         inputs[lookup.ids] = replace(
             inputs[lookup.ids],
@@ -95,3 +102,26 @@ def _describe(
         # A lookup answers whichever features it is sent.
         inputs = {name: replace(tensor, is_optional=True) for name, tensor in inputs.items()}
     return replace(spec, kind=entry.kind, inputs=inputs)
+
+
+def _check_inputs(spec: SignatureSpec, lookup: LookupFeature, *, is_lookup: bool) -> None:
+    # The kernels trust row splits, and core.validation knows them by their names: no other name may reach a kernel.
+    feature = lookup.ids if lookup.row_splits is None else lookup.ids.removesuffix(VALUES_SUFFIX)
+    for name, suffix, dtypes in (
+        (lookup.ids, VALUES_SUFFIX, _ID_DTYPES),
+        (lookup.row_splits, ROW_SPLITS_SUFFIX, _ID_DTYPES),
+        (lookup.weights, WEIGHTS_SUFFIX, ("float32",)),
+    ):
+        if name is None:
+            continue
+        found = spec.inputs.get(name)
+        if found is None:
+            raise ArtifactError(f"signature {spec.name!r} has no input {name!r}, which its manifest names")
+        if lookup.row_splits is not None and name != feature + suffix:
+            raise ArtifactError(f"signature {spec.name!r}: ragged input {name!r} must be named {feature + suffix!r}")
+        if found.dtype not in dtypes:
+            raise ArtifactError(
+                f"signature {spec.name!r}: input {name!r} is {found.dtype}, expected {' or '.join(dtypes)}"
+            )
+        if is_lookup and (found.shape is None or len(found.shape) != 1):
+            raise ArtifactError(f"signature {spec.name!r}: input {name!r} is not of rank 1")

@@ -48,7 +48,7 @@ class FeaturePlan:
                 weights,
                 ids,
                 _int64(inputs[feature.row_splits]),
-                inputs.get(feature.weights or "", _NO_WEIGHTS),
+                np.ascontiguousarray(inputs.get(feature.weights or "", _NO_WEIGHTS)),
                 _COMBINERS[feature.combiner or "sum"],
                 feature.mean_divisor == "at_least_one",
                 feature.max_ids_per_row or 0,

@@ -30,7 +30,7 @@ class MappedTable:
     def rows(self, ids: Array) -> Array:
         """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
         out = np.empty((ids.shape[0], self.info.embedding_dim), np.float32)
-        stopped = kernels.gather(self.weights, ids, kernels.ERROR, 0, out)
+        stopped = kernels.gather(self.weights, np.ascontiguousarray(ids, np.int64), kernels.ERROR, 0, out)
         if stopped != kernels.OK:
             raise id_out_of_range("ids", int(ids[stopped]), stopped, self.info.vocabulary_size)
         return out
@@ -65,8 +65,8 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
     for name, nbytes in manifest.files.items():
         try:
             found = (artifact / name).stat().st_size
-        except OSError as error:
-            raise ArtifactError(f"file {name} of {artifact} can not be read: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # ValueError: no file can have that name
+            raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
 

@@ -46,10 +46,10 @@ def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, Vocabular
 
 def _read(path: Path, entry: VocabularyEntry) -> Vocabulary:
     try:
-        # Only the newline ends a line, as in TensorFlow's TextFileInitializer; strings may hold other separators.
-        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
-    except OSError as error:
-        raise ArtifactError(f"cannot read vocabulary {path}: {error.strerror}") from error
+        # Only the newline, or CR LF, ends a line, as in TensorFlow's TextFileInitializer; strings may hold the rest.
+        lines = [line.removesuffix(b"\r") for line in path.read_bytes().removesuffix(b"\n").split(b"\n")]
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
     if len(lines) != entry.size:
         raise ArtifactError(f"vocabulary {path} has {len(lines)} lines, its manifest says {entry.size}")
     ids = {line: entry.first_id + i for i, line in enumerate(lines)}
