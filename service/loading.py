@@ -15,6 +15,7 @@ from service.core.types import Backend, SignatureSpec
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.lookup.backend import open_lookups
+from service.warmup import warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,10 @@ class ServableLoader:
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():
-            backends |= dict.fromkeys(graph_names, self._open_graph(path, lookups.signatures))
+            graph = self._open_graph(path, lookups.signatures)
+            backends |= dict.fromkeys(graph_names, graph)
+            if self.graph_signatures != "lazy":
+                warm_up(graph, {s: lookups.signatures[s] for s in graph_names})
         return Servable(name, version, lookups.signatures, backends, lookups.tables)
 
     def _can_run_graphs(self) -> bool:

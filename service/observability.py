@@ -120,6 +120,8 @@ def configure_logging(level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # App reports start and stop itself; uvicorn's own lines say the same with terminal colours in them.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -1,0 +1,41 @@
+"""First runs of graph signatures, made before a version is AVAILABLE.
+
+TensorFlow optimises a graph when it first runs (0.3 to 0.6 s measured on a small ranking model), which no request
+should wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from service.core.types import Array, Backend, SignatureSpec
+
+logger = logging.getLogger(__name__)
+
+
+def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
+    """Runs each signature once on one row of id 0, zeros and empty strings.
+
+    One that refuses such a row is left cold: that says nothing against the version.
+    """
+    for name, spec in signatures.items():
+        try:
+            backend.run(name, _one_row(spec), tuple(spec.outputs))
+        except Exception as error:
+            logger.info("signature is not warmed up", extra={"signature": name, "reason": str(error)})
+
+
+def _one_row(spec: SignatureSpec) -> dict[str, Array]:
+    row: dict[str, Array] = {}
+    for name in sorted(spec.row_inputs & spec.required):
+        tensor = spec.inputs[name]
+        shape = tuple(size or 1 for size in tensor.shape or ())
+        is_text = tensor.dtype == "string"
+        row[name] = np.full(shape, b"", object) if is_text else np.zeros(shape, tensor.numpy_dtype)
+    for names in spec.ragged_names:
+        row[names.values] = np.zeros(1, spec.inputs[names.values].numpy_dtype)
+        row[names.row_splits] = np.array([0, 1], spec.inputs[names.row_splits].numpy_dtype)
+    return row

@@ -1,0 +1,58 @@
+"""Warm-up runs each graph signature once on a row that fits it, and a refusal is no failure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from service.core.errors import InvalidRequest
+from service.core.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
+from service.core.validation import checked
+from service.warmup import warm_up
+
+
+class Recorder:
+    """A backend that remembers what it was asked."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.refused = refused
+        self.runs: dict[str, Tensors] = {}
+
+    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        if signature_name == self.refused:
+            raise InvalidRequest("no")
+        self.runs[signature_name] = inputs
+        return {}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def signature(name: str, **inputs: TensorSpec) -> SignatureSpec:
+    return SignatureSpec(name, "predict", "", inputs, {}, ragged_features(inputs))
+
+
+RANK = signature(
+    "rank",
+    user=TensorSpec("user", "int64", (None,), vocabulary_size=3),
+    age=TensorSpec("age", "float32", (None, 2)),
+    tags__values=TensorSpec("tags__values", "int64", (None,), vocabulary_size=3),
+    tags__row_splits=TensorSpec("tags__row_splits", "int64", (None,)),
+    unused=TensorSpec("unused", "float32", (None,), is_optional=True),
+)
+PARSE = signature("parse", examples=TensorSpec("examples", "string", (None,)))
+
+
+def test_each_signature_runs_once_on_a_valid_row() -> None:
+    backend = Recorder()
+    warm_up(backend, {"rank": RANK, "parse": PARSE})
+    _, rows = checked(RANK, backend.runs["rank"])
+    assert rows == 1
+    assert set(backend.runs["rank"]) == {"user", "age", "tags__values", "tags__row_splits"}
+    assert backend.runs["rank"]["age"].shape == (1, 2)
+    np.testing.assert_array_equal(backend.runs["parse"]["examples"], np.array([b""], object))
+
+
+def test_a_signature_that_refuses_the_row_is_left_cold() -> None:
+    backend = Recorder(refused="rank")
+    warm_up(backend, {"rank": RANK, "parse": PARSE})
+    assert set(backend.runs) == {"parse"}
