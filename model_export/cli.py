@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from model_export.export.signature_names import DEFAULT_BATCH_SIZES
+
 _DATA = Path("data/movielens-100k")
 _RUN = Path("runs/movielens")
 _MODELS = Path("models/movielens")
@@ -35,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="fetch, train, export and verify in one go (under 3 minutes on 2 cores)")
     _add_dataset(demo)
+    demo.add_argument("--if_missing", action="store_true", help="do nothing where --out already holds a version")
     demo.add_argument("--run", type=Path, help="keep the run here (default: a temporary folder)")
     _add_training(demo)
     _add_export(demo)
@@ -76,10 +79,10 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, help="passes over the ratings (default: chosen per data set)")
-    parser.add_argument("--batch-size", type=int, help="examples per step (default: chosen per data set)")
+    parser.add_argument("--batch_size", type=int, help="examples per step (default: chosen per data set)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
     parser.add_argument(
-        "--held-out",
+        "--held_out",
         choices=["test", "validation"],
         default="test",
         help="test: each user's last 20%% of ratings; validation: the last 10%% of the rest, for choosing settings "
@@ -91,15 +94,21 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=_MODELS, metavar="DIR", help="folder of the versions (default: %(default)s)"
     )
-    parser.add_argument("--version", type=int, help="version number (default: the next one; an existing one is refused)")
+    parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     parser.add_argument(
-        "--batch-sizes",
+        "--batch_sizes",
         type=_sizes,
-        default=(1, 8, 64, 512),
+        default=DEFAULT_BATCH_SIZES,
         metavar="N,N,...",
-        help="static sizes of the tensor-core lookup (default: 1,8,64,512)",
+        help=f"static sizes of the tensor-core lookup (default: {','.join(map(str, DEFAULT_BATCH_SIZES))})",
     )
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers, such as 1,8,64") from error
+    if sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not ascending from 1 or more")
+    return sizes

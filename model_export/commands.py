@@ -17,6 +17,7 @@ from model_export.datasets.ratings import RatingData
 from model_export.datasets.synthetic import synthetic_ratings
 from model_export.errors import ExportError
 from model_export.export.inspection import describe
+from model_export.export.versions import existing_versions, new_version_folder
 from model_export.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from model_export.training.run import Run
 
 # Small steps suit few ratings; the rest of the synthetic settings are those of MovieLens.
-_SYNTHETIC_DEFAULTS = {"epochs": 5, "batch_size": 64}
+_SYNTHETIC_DEFAULTS = {"epochs": 10, "batch_size": 32}
 
 
 def say(text: str) -> None:
@@ -60,17 +61,21 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    say("starting TensorFlow")
+    new_version_folder(arguments.out, arguments.version)  # before the slow part, for an early refusal
+    say("exporting")
     from model_export.export.artifact import export_run
 
-    artifact = export_run(
-        arguments.run, arguments.out, version=arguments.version, batch_sizes=arguments.batch_sizes
-    )
+    artifact = export_run(arguments.run, arguments.out, version=arguments.version, batch_sizes=arguments.batch_sizes)
     say(f"exported and verified: {artifact}")
 
 
 def _demo(arguments: argparse.Namespace) -> None:
+    versions = existing_versions(arguments.out)
+    if arguments.if_missing and versions:
+        say(f"{arguments.out} holds version {versions[-1]}: nothing to do")
+        return
     started = time.monotonic()
+    new_version_folder(arguments.out, arguments.version)
     with tempfile.TemporaryDirectory() as temporary:
         arguments.run = arguments.run or Path(temporary) / "run"
         run = _train_run(arguments, arguments.run, is_resumed=False)
@@ -107,7 +112,7 @@ def _load_data(arguments: argparse.Namespace) -> RatingData:
 
 
 def _fetch_movielens(folder: Path) -> RatingData:
-    with tqdm(unit="B", unit_scale=True, desc="download", leave=False, delay=0.5) as bar:
+    with tqdm(unit="B", unit_scale=True, desc="download", leave=False, disable=None) as bar:
 
         def show(done: int, total: int | None) -> None:
             bar.total = total

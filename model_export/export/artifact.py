@@ -23,14 +23,15 @@ from model_export.export.integrity import check_integrity
 from model_export.export.manifest_builder import build_manifest
 from model_export.export.oracle import read_tables
 from model_export.export.serving_module import ServingModule
+from model_export.export.signature_names import DEFAULT_BATCH_SIZES
 from model_export.export.verify import check_parity, parity_json
+from model_export.export.versions import new_version_folder
 from model_export.tensorflow_setup import tf
 from model_export.training.checkpoints import restore_weights
 from model_export.training.layer_model import RatingModel
 from model_export.training.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
 from service.core.manifest import MANIFEST_PATH, Manifest
 
-DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
 _PACKAGE = "embedding-server"
 
 
@@ -56,7 +57,9 @@ def export_run(
     model = RatingModel(
         run.spec, run.config, mean_rating=run.mean_rating, rating_range=RATING_RANGE, table_optimizer=None
     )
-    restore_weights(run_folder / CHECKPOINTS_FOLDER, model)
+    epoch = restore_weights(run_folder / CHECKPOINTS_FOLDER, model)
+    if epoch != len(run.history):
+        raise ExportError(f"{run_folder} was interrupted in epoch {len(run.history)}; resume the training first")
     return write_artifact(model, run, base, version=version, batch_sizes=batch_sizes, created=clock())
 
 
@@ -70,12 +73,7 @@ def write_artifact(
     created: datetime,
 ) -> Path:
     """Does export_run's work for a model in memory."""
-    version = next_version(base) if version is None else version
-    if version < 1:
-        raise ExportError(f"version is {version}; versions are positive integers")
-    target = base / str(version)
-    if target.exists():
-        raise ExportError(f"{target} exists; a version is never overwritten")
+    target = new_version_folder(base, version)
     for name, table in model.tables.items():
         if not np.isfinite(table.numpy()).all():
             raise ExportError(f"table {name!r} holds NaN or infinity; training went wrong, nothing was exported")
@@ -83,10 +81,10 @@ def write_artifact(
     # Same file system as the target, so that the rename is one step; no server takes the name for a version.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
-        artifact = temporary / str(version)
+        artifact = temporary / target.name
         _save(model, run, artifact, batch_sizes)
         manifest = build_manifest(
-            artifact, run.spec, batch_sizes=batch_sizes, provenance=_provenance(run, version, created)
+            artifact, run.spec, batch_sizes=batch_sizes, provenance=_provenance(run, int(target.name), created)
         )
         for name, table in read_tables(artifact, manifest).items():
             if not np.array_equal(table, model.tables[name].numpy()):
@@ -106,12 +104,6 @@ def write_artifact(
     return target
 
 
-def next_version(base: Path) -> int:
-    """Returns the number after the highest version in base; 1 where there is none."""
-    names = [path.name for path in base.iterdir()] if base.is_dir() else []
-    return 1 + max((int(name) for name in names if name.isdecimal()), default=0)
-
-
 def _save(model: RatingModel, run: Run, artifact: Path, batch_sizes: Sequence[int]) -> None:
     # The vocabularies are copied into assets/ under the names they have here.
     with tempfile.TemporaryDirectory() as folder:
@@ -120,9 +112,7 @@ def _save(model: RatingModel, run: Run, artifact: Path, batch_sizes: Sequence[in
             if table.vocabulary is not None:
                 files[table.name] = Path(folder) / f"{table.name}.txt"
                 files[table.name].write_text("".join(word + "\n" for word in table.vocabulary), encoding="utf-8")
-        module = ServingModule(
-            run.spec, model.tables, model.tower, vocabulary_files=files, batch_sizes=batch_sizes
-        )
+        module = ServingModule(run.spec, model.tables, model.tower, vocabulary_files=files, batch_sizes=batch_sizes)
         tf.saved_model.save(module, str(artifact), signatures=module.build_signatures())
 
 

@@ -14,7 +14,8 @@ def describe(artifact: Path) -> str:
     manifest = Manifest.read(artifact)
     if manifest is None:
         raise ExportError(f"{artifact} has no lookup manifest; `model-export` did not write it")
-    return "\n".join([f"{artifact}", *_tables(manifest), *_features(manifest), *_signatures(manifest), *_facts(manifest)])
+    parts = (_tables(manifest), _features(manifest), _signatures(manifest), _facts(manifest))
+    return "\n".join([f"{artifact}", *(line for part in parts for line in part)])
 
 
 def _tables(manifest: Manifest) -> Iterator[str]:

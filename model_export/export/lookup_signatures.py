@@ -3,8 +3,9 @@
 Both take the ids of every feature and give one [B, D] output per feature, named by it. Weights may be left out: their
 default is an empty vector, which means 1 for every id.
 
-Source: tpu.experimental.embedding.serving_embedding_lookup (TensorFlow 2.21) for cpu; for tpu_tensor_core the arithmetic
-of pad_sparse_embedding_lookup_indices and sparse_embedding_aggregate_slice in tensorflow/python/tpu/feature_column_v2.py.
+Source (TensorFlow 2.21): tpu.experimental.embedding.serving_embedding_lookup for cpu; for tpu_tensor_core the
+arithmetic of pad_sparse_embedding_lookup_indices and sparse_embedding_aggregate_slice in
+python/tpu/feature_column_v2.py.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def tensor_core_lookup(spec: ModelSpec, tables: Mapping[str, Any], batch_sizes: 
     """Returns the tf.function of the `lookup_tpu_tensor_core` signature.
 
     Rows are padded on the host to [b, K] ids and mask (id 0, mask 0), b being the smallest of batch_sizes that holds
-    them; one compiled function of static shape per size gathers and combines; the padding is cut off again. All features
-    must have the same number of rows. Errors in the graph: an id outside [0, V) (XLA itself would clamp it), a row of
-    more than K ids (it would be cut), more rows than the last size.
+    them; one compiled function of static shape per size gathers and combines; the padding is cut off again. All
+    features must have the same number of rows. Errors in the graph: an id outside [0, V) (XLA itself would clamp it), a
+    row of more than K ids (it would be cut), more rows than the last size.
 
     Raises:
       ExportError: a ragged feature's combiner is sqrtn, which the tensor core does not know, or the sizes are not an
@@ -80,10 +81,15 @@ def tensor_core_lookup(spec: ModelSpec, tables: Mapping[str, Any], batch_sizes: 
     def lookup(inputs: Mapping[str, Any]) -> dict[str, Any]:
         ids = {f.name: feature_ids(f, inputs) for f in spec.features}
         rows = tf.shape(ids[spec.features[0].name], out_type=tf.int64)[0]
-        checks = [tf.debugging.assert_less_equal(rows, tf.constant(sizes[-1], tf.int64), "more rows than the graph has")]
+        most = tf.constant(sizes[-1], tf.int64)
+        checks = [
+            tf.debugging.assert_less_equal(rows, most, f"more than the {sizes[-1]} rows of the largest batch size")
+        ]
         for feature in spec.features:
             checks += _checks(feature, ids[feature.name], rows, spec.table(feature.table).vocabulary_size)
         with tf.control_dependencies(checks):
+            # The choice of a size hangs on rows, so no padding is tried before the checks have passed.
+            rows = tf.identity(rows)
             mask = {f.name: ids[f.name].with_values(_weights(f, inputs)) for f in spec.features if f.is_ragged}
 
         def run(size: int) -> dict[str, Any]:
@@ -112,6 +118,7 @@ def _with_default_weights(function: Any, spec: ModelSpec, id_dtype: Any) -> Any:
 
 def _weights(feature: FeatureSpec, inputs: Mapping[str, Any]) -> Any:
     # [N] float32; the empty default becomes ones. Any other length than N is an error.
+    assert feature.weights_input is not None  # callers ask for ragged features only
     values, weights = inputs[feature.ids_input], inputs[feature.weights_input]
     ones = tf.ones(tf.shape(values), tf.float32)
     weights = tf.cond(tf.equal(tf.size(weights), 0), lambda: ones, lambda: weights)

@@ -9,7 +9,7 @@ from typing import Any
 from model_export.errors import ExportError
 from model_export.export.integrity import file_sizes
 from model_export.export.oracle import VARIABLE_SUFFIX, VARIABLES_PREFIX
-from model_export.export.serving_module import LOOKUP, LOOKUP_TENSOR_CORE, PREDICT, PREDICT_EXAMPLES
+from model_export.export.signature_names import LOOKUP, LOOKUP_TENSOR_CORE, PREDICT, PREDICT_EXAMPLES
 from model_export.spec.features import FeatureSpec, ModelSpec
 from service.core.manifest import (
     FeatureEntry,

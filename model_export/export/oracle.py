@@ -1,6 +1,7 @@
 """What every signature should answer, in numpy: written from the documented formulas, not from the graphs.
 
-Computes in float64 on the bytes that the manifest points at, so a comparison also shows that those bytes are the tables.
+Computes in float64 on the bytes that the manifest points at, so that a comparison also shows that those bytes are the
+tables.
 
 >>> table = np.array([[0, 0], [1, 2], [3, 6]], np.float32)
 >>> combined(table, RaggedIds(np.array([1, 2]), np.array([0, 2, 2])), "mean", "sum_weights").tolist()
@@ -51,16 +52,17 @@ def predicted(tower: Mapping[str, Array], vectors: Mapping[str, Array]) -> Array
     taste = user[:, 1:] + recent @ tower["taste"]
     rating = tower["mean_rating"] + user[:, 0] + film[:, 0] + (taste * film[:, 1:]).sum(axis=1) + x
     low, high = tower["rating_range"]
-    return np.clip(rating, low, high)
+    clipped: Array = np.clip(rating, low, high)
+    return clipped
 
 
 def read_tables(artifact: Path, manifest: Manifest) -> dict[str, Array]:
     """Returns [V, D] arrays of all tables, read where the manifest says they lie."""
-    return {
-        name: np.fromfile(artifact / entry.file, entry.dtype, offset=entry.offset, count=entry.nbytes // _width(entry.dtype))
-        .reshape(entry.vocabulary_size, entry.embedding_dim)
-        for name, entry in manifest.tables.items()
-    }
+    tables = {}
+    for name, entry in manifest.tables.items():
+        numbers = _read(artifact / entry.file, entry.dtype, entry.offset, entry.nbytes)
+        tables[name] = numbers.reshape(entry.vocabulary_size, entry.embedding_dim)
+    return tables
 
 
 def read_tower(artifact: Path) -> dict[str, Array]:
@@ -68,14 +70,13 @@ def read_tower(artifact: Path) -> dict[str, Array]:
     tower = {}
     for key, entry in read_bundle(artifact / VARIABLES_PREFIX).items():
         if key.startswith("tower/") and key.endswith(VARIABLE_SUFFIX):
-            count = entry.nbytes // _width(entry.dtype)
-            values = np.fromfile(entry.file, entry.dtype, offset=entry.offset, count=count)
+            numbers = _read(entry.file, entry.dtype, entry.offset, entry.nbytes)
             name = key.removeprefix("tower/").removesuffix(VARIABLE_SUFFIX)
-            tower[name] = values.reshape(entry.shape).astype(np.float64)
+            tower[name] = numbers.reshape(entry.shape).astype(np.float64)
     if not tower:
         raise ExportError(f"{artifact} has no variables named tower/...; its predictions can not be checked")
     return tower
 
 
-def _width(dtype: str) -> int:
-    return np.dtype(dtype).itemsize
+def _read(file: Path, dtype: str, offset: int, nbytes: int) -> Array:
+    return np.fromfile(file, dtype, offset=offset, count=nbytes // np.dtype(dtype).itemsize)

@@ -17,12 +17,14 @@ _SEED = 20
 
 
 def lookup_cases(manifest: Manifest, signature: SignatureEntry) -> Iterator[Case]:
-    """Yields cases of a lookup: 0 rows, 1 row, both sides of every batch size, with and without weights, empty first,
-    middle and last rows, repeated ids, the first and last id of a table, negative weights and weights that sum to 0.
+    """Yields cases of a lookup, with and without weights: 0 rows, 1 row, both sides of every batch size; empty first,
+    middle and last rows; repeated ids, the first and the last id of a table; negative weights, weights that sum to 0
+    and to less than 1.
     """
     rng = np.random.default_rng(_SEED)
-    sizes = sorted({0, 1, 2, 7, *signature.batch_sizes, *(size + 1 for size in signature.batch_sizes[:-1])})
-    for rows in sizes:
+    sizes = {0, 1, 2, 7, *signature.batch_sizes, *(size + 1 for size in signature.batch_sizes[:-1])}
+    most = max(signature.batch_sizes, default=max(sizes))
+    for rows in sorted(size for size in sizes if size <= most):
         for is_weighted in (False, True):
             yield {
                 key: _ids(rng, feature, _vocabulary_size(manifest, key), rows, is_weighted=is_weighted)
@@ -61,9 +63,12 @@ def _ids(
         return RaggedIds(values, row_splits)
     weights = rng.uniform(0.25, 2.0, len(values)).astype(np.float32)
     weights[::7] = -0.125
-    starts = row_splits[:-1][lengths > 0]
-    if len(starts) > 1:
-        weights[row_splits[np.flatnonzero(lengths > 0)[-1]] : row_splits[-1]] = 0
+    filled = np.flatnonzero(lengths > 0)
+    if len(filled):
+        # A sum of 0.5 tells the two divisors of a mean apart.
+        weights[row_splits[filled[0]] : row_splits[filled[0] + 1]] = 0.5 / lengths[filled[0]]
+    if len(filled) > 1:
+        weights[row_splits[filled[-1]] :] = 0
     return RaggedIds(values, row_splits, weights)
 
 

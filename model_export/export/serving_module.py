@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from model_export.export import lookup_signatures
+from model_export.export.signature_names import (
+    EXAMPLES_INPUT,
+    LOOKUP,
+    LOOKUP_TENSOR_CORE,
+    PREDICT,
+    PREDICT_EXAMPLES,
+    RATING_OUTPUT,
+)
 from model_export.spec.features import FeatureSpec, ModelSpec
 from model_export.tensorflow_setup import tf
 from model_export.training.layer_model import feature_config
-
-LOOKUP = "lookup"
-LOOKUP_TENSOR_CORE = "lookup_tpu_tensor_core"
-PREDICT = "serving_default"
-PREDICT_EXAMPLES = "serve_examples"
-RATING_OUTPUT = "rating"
-EXAMPLES_INPUT = "examples"
 
 
 class ServingModule(tf.Module):  # type: ignore[misc]
@@ -51,7 +52,11 @@ class ServingModule(tf.Module):  # type: ignore[misc]
         # A dict keyed by TableConfig can not be saved with the module, so it stays in a closure.
         config = feature_config(spec)
         by_config = {feature.table: self.tables[feature.table.name] for feature in config.values()}
-        self._lookup_parts = lambda: (by_config, config)
+
+        def lookup_parts() -> tuple[dict[Any, Any], dict[str, Any]]:
+            return by_config, config
+
+        self._lookup_parts = lookup_parts
 
     def build_signatures(self) -> dict[str, Any]:
         """Returns the tf.function of every signature, to be passed to tf.saved_model.save."""
@@ -92,6 +97,8 @@ def _predict_specs(spec: ModelSpec) -> dict[str, Any]:
 
 def _row_of_string(path: Path) -> Any:
     # Line i is looked up as i, a stranger as -1; _map_values adds the 1 that makes them rows 1 + i and 0.
+    # NOTE: TensorFlow names the table after the file's path and shares tables of one name within a process, so two
+    # versions loaded side by side stay apart only because their vocabularies came from folders of different names.
     whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
     lines = tf.lookup.TextFileInitializer(str(path), tf.string, whole_line, tf.int64, line_number)
     return tf.lookup.StaticHashTable(lines, default_value=-1)

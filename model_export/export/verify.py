@@ -13,7 +13,7 @@ from model_export.errors import ExportError
 from model_export.export import oracle
 from model_export.export.integrity import check_integrity
 from model_export.export.parity_cases import Case, lookup_cases, predict_cases
-from model_export.export.serving_module import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES, RATING_OUTPUT
+from model_export.export.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES, RATING_OUTPUT
 from model_export.tensorflow_setup import tf
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
 from service.core.types import Array, RaggedIds
@@ -55,9 +55,13 @@ def check_parity(artifact: Path, manifest: Manifest) -> dict[str, Parity]:
     Raises:
       ExportError: a signature is missing, fails, or differs by more than 1e-5 of the largest expected value.
     """
-    loaded = tf.saved_model.load(str(artifact))
+    try:
+        loaded = tf.saved_model.load(str(artifact))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ExportError(f"TensorFlow can not load {artifact}: {error}") from error
     if set(loaded.signatures) != set(manifest.signatures):
-        raise ExportError(f"the SavedModel has signatures {sorted(loaded.signatures)}, not {sorted(manifest.signatures)}")
+        names = sorted(loaded.signatures)
+        raise ExportError(f"the SavedModel has signatures {names}, the manifest {sorted(manifest.signatures)}")
     tables = oracle.read_tables(artifact, manifest)
     tower = oracle.read_tower(artifact)
     answers: dict[str, Iterator[tuple[dict[str, Any], dict[str, Array]]]] = {

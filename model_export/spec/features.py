@@ -31,7 +31,7 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 class TableSpec:
     """One embedding table.
 
-    vocabulary: strings in row order, the first being row 1; a string that is not among them is row 0. None: ids are rows.
+    vocabulary: strings in row order, the first being row 1; any other string is row 0. None: ids are rows.
     initial_stddev: standard deviation of the truncated normal that rows start from.
     """
 
@@ -47,7 +47,8 @@ class TableSpec:
         if self.vocabulary_size < 1 or self.embedding_dim < 1:
             raise ValueError(f"table {self.name!r}: {self.vocabulary_size} x {self.embedding_dim} holds no numbers")
         if self.combiner not in get_args(Combiner):
-            raise ValueError(f"table {self.name!r}: combiner is {self.combiner!r}, expected one of {get_args(Combiner)}")
+            allowed = get_args(Combiner)
+            raise ValueError(f"table {self.name!r}: combiner is {self.combiner!r}, expected one of {allowed}")
         if self.vocabulary is not None:
             _check_vocabulary(self.name, self.vocabulary, self.vocabulary_size)
 

@@ -23,7 +23,8 @@ def baseline_rmse(train: Examples, held_out: Examples) -> Mapping[str, float]:
 
     global_mean: one number for all. user_film_bias: mean + b_user + b_film, by alternating ridge means.
 
-    Source: Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems", Computer 42(8), 2009, eq. 3.
+    Source: Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems", Computer 42(8), 2009,
+    eq. 3.
     """
     mean = float(train.rating.mean(dtype=np.float64))
     users, films = train.ids["user_id"], train.ids["film_id"]
@@ -36,4 +37,7 @@ def baseline_rmse(train: Examples, held_out: Examples) -> Mapping[str, float]:
         film_bias = np.bincount(films, rest - user_bias[users], num_films) / (film_count + _RIDGE)
         user_bias = np.bincount(users, rest - film_bias[films], num_users) / (user_count + _RIDGE)
     biased = mean + user_bias[held_out.ids["user_id"]] + film_bias[held_out.ids["film_id"]]
-    return {"global_mean": rmse(np.float64(mean), held_out.rating), "user_film_bias": rmse(biased, held_out.rating)}
+    return {
+        "global_mean": rmse(np.full(len(held_out), mean), held_out.rating),
+        "user_film_bias": rmse(biased, held_out.rating),
+    }

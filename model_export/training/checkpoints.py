@@ -34,11 +34,17 @@ class Checkpoints:
         return int(self._epoch)
 
 
-def restore_weights(folder: Path, model: Any) -> None:
-    """Fills a model without optimizers from the newest checkpoint. Raises ExportError where there is none."""
+def restore_weights(folder: Path, model: Any) -> int:
+    """Fills a model without optimizers from the newest checkpoint and returns its epoch.
+
+    Raises:
+      ExportError: there is no checkpoint.
+    """
     latest = tf.train.latest_checkpoint(str(folder))
     if latest is None:
         raise ExportError(f"there is no checkpoint in {folder}; train first")
-    status = tf.train.Checkpoint(model=model).restore(latest)
+    epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+    status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
     status.assert_existing_objects_matched()
-    status.expect_partial()
+    status.expect_partial()  # the optimizers stay behind
+    return int(epoch)

@@ -73,7 +73,8 @@ class Trainer:
             rating_range=rating_range,
             table_optimizer=self._table_optimizer,
         )
-        # Adam's slots must exist before a restore, or they would be filled only at the first step.
+        # Everything that a checkpoint holds must exist before a restore; optimizers make theirs at the first step.
+        self._table_optimizer._create_all_weights(list(self.model.tables.values()))
         self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
         self._checkpoints = Checkpoints(folder, self.model, self._table_optimizer, self._dense_optimizer)
         self._run_steps = tf.function(self._run_steps_eagerly, autograph=False, reduce_retracing=True)
@@ -93,8 +94,12 @@ class Trainer:
         """Restores the newest checkpoint, if any; returns the epochs done."""
         return self._checkpoints.restore()
 
+    def save(self, epoch: int) -> None:
+        """Writes the checkpoint of an epoch."""
+        self._checkpoints.save(epoch)
+
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains epoch (counting from 1), measures the held-out part and writes a checkpoint."""
+        """Trains epoch (counting from 1) and measures the held-out part."""
         tensors = self._epoch_tensors(epoch)
         total = 0.0
         seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
@@ -104,7 +109,6 @@ class Trainer:
             total += loss
             self._on_steps(steps, loss / steps)
         held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
-        self._checkpoints.save(epoch)
         return EpochResult(epoch, total / self.steps_per_epoch, held_out_rmse)
 
     def predict(self, examples: Examples) -> Array:

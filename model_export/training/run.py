@@ -141,7 +141,9 @@ def train(
             step=trainer.global_step,
             seconds=(before.seconds if before else 0.0) + time.monotonic() - started,
         )
+        # In this order: a run that is cut off between the two repeats the epoch when it is resumed.
         run.write(folder)
+        trainer.save(epoch)
     assert run is not None  # epochs is at least 1, so there was a run or an epoch
     return run
 
@@ -150,6 +152,8 @@ def _run_to_resume(folder: Path, spec: ModelSpec, config: TrainConfig, data: Rat
     run = Run.read(folder)
     if run.spec != spec or run.dataset["sha256"] != data.sha256:
         raise ExportError(f"{folder} holds a run on other data ({run.dataset['name']}); choose another folder")
+    if len(run.history) > config.epochs:
+        raise ExportError(f"{folder} already holds {len(run.history)} epochs, more than {config.epochs}")
     if dataclasses.replace(run.config, epochs=config.epochs) != config:
         raise ExportError(f"{folder} holds a run with other settings: {run.config}")
     return run

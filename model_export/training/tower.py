@@ -29,8 +29,8 @@ class RatingTower(tf.Module):  # type: ignore[misc]
     Column 0 of the user and film vectors is the bias b, the rest is p and q; h is the mean vector of the recent films,
     so a user without a trained row still gets a taste from what they watched.
 
-    Source: the asymmetric term W h follows SVD++ (Koren, "Factorization Meets the Neighborhood", KDD 2008, eq. 15), with
-    one film table for both roles.
+    Source: the asymmetric term W h follows SVD++ (Koren, "Factorization Meets the Neighborhood", KDD 2008, eq. 15),
+    with one film table for both roles.
     """
 
     def __init__(
@@ -48,9 +48,7 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         self.rating_range = tf.Variable(rating_range, trainable=False, name="rating_range")
         self.taste = tf.Variable(tf.zeros([id_dim, id_dim - 1]), name="taste")
         widths = [3 * id_dim + 2 * side_dim, *hidden]
-        self.hidden = [
-            Dense(inputs=widths[i], outputs=widths[i + 1], seed=seed + i) for i in range(len(widths) - 1)
-        ]
+        self.hidden = [Dense(inputs=widths[i], outputs=widths[i + 1], seed=seed + i) for i in range(len(widths) - 1)]
         self.output = Dense(inputs=widths[-1], outputs=1, seed=seed + len(widths))
 
     def __call__(self, vectors: Mapping[str, Any], dropout: float = 0.0, dropout_seed: Any = None) -> Any:

@@ -1,0 +1,11 @@
+"""What the signatures of an artifact are called, and the sizes that the padded one is built for."""
+
+from __future__ import annotations
+
+LOOKUP = "lookup"
+LOOKUP_TENSOR_CORE = "lookup_tpu_tensor_core"
+PREDICT = "serving_default"
+PREDICT_EXAMPLES = "serve_examples"
+RATING_OUTPUT = "rating"
+EXAMPLES_INPUT = "examples"
+DEFAULT_BATCH_SIZES = (1, 8, 64, 512)

@@ -1,0 +1,29 @@
+"""Version folders: positive integers below a model's base folder, the largest being the newest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from model_export.errors import ExportError
+
+
+def existing_versions(base: Path) -> list[int]:
+    """Returns the versions that base holds, ascending."""
+    names = [path.name for path in base.iterdir()] if base.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def new_version_folder(base: Path, version: int | None) -> Path:
+    """Returns the folder of a version to be written; None takes the number after the highest, or 1.
+
+    Raises:
+      ExportError: version is not positive, or exists.
+    """
+    if version is None:
+        version = 1 + max(existing_versions(base), default=0)
+    if version < 1:
+        raise ExportError(f"version is {version}; versions are positive integers")
+    target = base / str(version)
+    if target.exists():
+        raise ExportError(f"{target} exists; a version is never overwritten")
+    return target

@@ -1,0 +1,1 @@
+"""Tests; toy_model.py says what they serve, oracle.py what the answers must be."""

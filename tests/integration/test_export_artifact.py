@@ -1,0 +1,552 @@
+"""A real artifact: trained on synthetic ratings, exported, loaded back by TensorFlow, and damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_export.__main__ import main
+from model_export.datasets.synthetic import synthetic_ratings
+from model_export.errors import ExportError
+from model_export.export import oracle
+from model_export.export.inspection import describe
+from model_export.export.integrity import check_integrity, file_sizes
+from model_export.export.parity_cases import lookup_cases
+from model_export.training.config import TrainConfig
+from service.core.errors import ArtifactError
+from service.core.manifest import MANIFEST_PATH, Manifest
+from service.core.types import Array, RaggedIds
+
+pytestmark = pytest.mark.tf
+
+CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+BATCH_SIZES = (1, 4)
+# float32 against float32, a few terms each.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One epoch on the synthetic ratings; not to be changed."""
+    from model_export.training.run import train
+
+    folder = tmp_path_factory.mktemp("training") / "run"
+    train(synthetic_ratings(), TrainConfig(epochs=1, batch_size=64), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of that run; not to be changed."""
+    from model_export.export.artifact import export_run
+
+    base = tmp_path_factory.mktemp("models") / "synthetic"
+    return export_run(run_folder, base, batch_sizes=BATCH_SIZES, clock=lambda: CREATED)
+
+
+@pytest.fixture(scope="module")
+def manifest(artifact: Path) -> Manifest:
+    """The artifact's manifest."""
+    read = Manifest.read(artifact)
+    assert read is not None
+    return read
+
+
+@pytest.fixture(scope="module")
+def signatures(artifact: Path) -> Any:
+    """The signatures of the artifact as TensorFlow loads them."""
+    from model_export.tensorflow_setup import tf
+
+    loaded = tf.saved_model.load(str(artifact))
+    return {name: _Signature(loaded, function) for name, function in loaded.signatures.items()}
+
+
+class _Signature:
+    """Calls a signature with numpy arrays; keeps the loaded model, whose tables it reads, alive."""
+
+    def __init__(self, loaded: Any, function: Any) -> None:
+        self._loaded = loaded
+        self._function = function
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        from model_export.tensorflow_setup import tf
+
+        specs = self._function.structured_input_signature[1]
+        outputs = self._function(**{name: tf.constant(inputs[name], spec.dtype) for name, spec in specs.items()})
+        return {name: output.numpy() for name, output in outputs.items()}
+
+
+def lookup_inputs(**changed: Any) -> dict[str, Any]:
+    """Two rows of every feature, the second with empty bags."""
+    inputs = {
+        "user_id": [1, 2],
+        "film_id": [3, 0],
+        "occupation": [1, 0],
+        "genres__values": [2, 1],
+        "genres__row_splits": [0, 2, 2],
+        "genres__weights": [],
+        "recent_films__values": [5, 5, 7],
+        "recent_films__row_splits": [0, 3, 3],
+        "recent_films__weights": [],
+    }
+    return inputs | changed
+
+
+def predict_inputs(**changed: Any) -> dict[str, Any]:
+    """The same without weights."""
+    return {name: value for name, value in lookup_inputs().items() if not name.endswith("__weights")} | changed
+
+
+def test_the_manifest_says_where_the_variables_bytes_are(artifact: Path, manifest: Manifest) -> None:
+    from model_export.tensorflow_setup import tf
+
+    assert sorted(manifest.tables) == ["film", "genre", "occupation", "user"]
+    reader = tf.train.load_checkpoint(str(artifact / "variables" / "variables"))
+    for entry in manifest.tables.values():
+        content = (artifact / entry.file).read_bytes()[entry.offset : entry.offset + entry.nbytes]
+        assert content == reader.get_tensor(entry.variable).tobytes()
+        assert entry.dtype == "float32" and entry.nbytes == 4 * entry.vocabulary_size * entry.embedding_dim
+
+
+def test_the_tables_are_those_that_were_trained(run_folder: Path, artifact: Path, manifest: Manifest) -> None:
+    from model_export.tensorflow_setup import tf
+
+    trained = tf.train.load_checkpoint(str(run_folder / "checkpoints"))
+    for name, table in oracle.read_tables(artifact, manifest).items():
+        key = f"model/embedding/_tpu_embedding/{name}/.ATTRIBUTES/VARIABLE_VALUE"
+        assert np.array_equal(table, trained.get_tensor(key))
+
+
+def test_variables_have_readable_names_and_no_optimizer_slots(artifact: Path) -> None:
+    from model_export.tensorflow_setup import tf
+
+    suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
+    names = [name.removesuffix(suffix) for name, _ in tf.train.list_variables(str(artifact / "variables/variables"))]
+    assert sorted(set(names) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}) == [
+        "tables/film",
+        "tables/genre",
+        "tables/occupation",
+        "tables/user",
+        "tower/hidden/0/bias",
+        "tower/hidden/0/kernel",
+        "tower/hidden/1/bias",
+        "tower/hidden/1/kernel",
+        "tower/mean_rating",
+        "tower/output/bias",
+        "tower/output/kernel",
+        "tower/rating_range",
+        "tower/taste",
+    ]
+
+
+def test_files_of_the_artifact(artifact: Path, manifest: Manifest) -> None:
+    assert sorted(manifest.files) == [
+        "assets/genre.txt",
+        "assets/occupation.txt",
+        "fingerprint.pb",
+        "saved_model.pb",
+        "variables/variables.data-00000-of-00001",
+        "variables/variables.index",
+    ]
+    assert (artifact / "assets/genre.txt").read_text().splitlines() == list(synthetic_ratings().genre_vocabulary)
+    for path in [artifact, *artifact.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644)
+    assert [path.name for path in artifact.parent.iterdir()] == ["1"]
+
+
+def test_provenance_and_parity(manifest: Manifest) -> None:
+    provenance = manifest.provenance
+    assert provenance["created"] == "2024-05-06T07:08:09+00:00"
+    assert provenance["dataset"]["sha256"] == synthetic_ratings().sha256
+    assert set(provenance["baseline_rmse"]) == {"global_mean", "user_film_bias"}
+    assert provenance["held_out_rmse"] > 0
+    assert set(manifest.parity) == set(manifest.signatures)
+    assert all(entry["cases"] and entry["max_relative_error"] < 1e-5 for entry in manifest.parity.values())
+
+
+def test_weights_are_optional_on_the_wire(artifact: Path) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString((artifact / "saved_model.pb").read_bytes())
+    for name in ("lookup", "lookup_tpu_tensor_core"):
+        definition = saved.meta_graphs[0].signature_def[name]
+        assert sorted(definition.defaults) == ["genres__weights", "recent_films__weights"]
+        assert all(tensor.tensor_shape.dim[0].size == 0 for tensor in definition.defaults.values())
+        assert sorted(definition.inputs) == sorted(lookup_inputs())
+        assert definition.inputs["user_id"].name == f"{name}_user_id:0"
+    assert sorted(saved.meta_graphs[0].signature_def["serving_default"].inputs) == sorted(predict_inputs())
+
+
+def test_a_session_may_leave_weights_out(artifact: Path, signatures: Any) -> None:
+    # As TensorFlow Serving runs it: feeds and fetches by the tensor names of the SignatureDef.
+    from model_export.tensorflow_setup import tf
+
+    inputs = predict_inputs()
+    for name in ("lookup", "lookup_tpu_tensor_core"):
+        with tf.compat.v1.Session(graph=tf.Graph()) as session:
+            definition = tf.compat.v1.saved_model.load(session, ["serve"], str(artifact)).signature_def[name]
+            fetches = {key: info.name for key, info in definition.outputs.items()}
+            got = session.run(fetches, {definition.inputs[key].name: value for key, value in inputs.items()})
+        wanted = signatures[name](lookup_inputs())
+        assert set(got) == set(wanted)
+        for key, vectors in wanted.items():
+            np.testing.assert_allclose(got[key], vectors, **TOLERANCE)
+
+
+def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, signatures: Any) -> None:
+    from model_export.tensorflow_setup import tf
+
+    tables = oracle.read_tables(artifact, manifest)
+    for case in lookup_cases(manifest, manifest.signatures["lookup"]):
+        got = signatures["lookup"](_wire(case))
+        for feature in ("genres", "recent_films"):
+            table, ids = tables[manifest.features[feature].table], case[feature]
+            assert isinstance(ids, RaggedIds)
+            weights = np.ones(len(ids.values), np.float32) if ids.weights is None else ids.weights
+            # safe_embedding_lookup_sparse drops weights that are not positive, so those rows are left to the oracle.
+            lowest = [weights[a:b].min(initial=1) for a, b in zip(ids.row_splits[:-1], ids.row_splits[1:], strict=True)]
+            is_positive = np.array(lowest, np.float32) > 0
+            values, row_weights = (
+                tf.RaggedTensor.from_row_splits(part, ids.row_splits).to_sparse() for part in (ids.values, weights)
+            )
+            theirs = tf.nn.safe_embedding_lookup_sparse(
+                tf.constant(table), values, row_weights, combiner="mean"
+            ).numpy()
+            # It also drops trailing empty rows; ours must not.
+            assert got[feature].shape == (len(ids.row_splits) - 1, table.shape[1])
+            rows = np.flatnonzero(is_positive[: len(theirs)])
+            np.testing.assert_allclose(got[feature][rows], theirs[rows], **TOLERANCE)
+            wanted = oracle.combined(table, ids, "mean", "sum_weights")
+            np.testing.assert_allclose(got[feature], wanted, **TOLERANCE)
+        for feature in ("user_id", "film_id", "occupation"):
+            table = tables[manifest.features[feature].table]
+            assert np.array_equal(got[feature], table[case[feature]])
+
+
+def test_features_of_the_cpu_lookup_may_differ_in_rows(signatures: Any) -> None:
+    both = signatures["lookup"](lookup_inputs())
+    got = signatures["lookup"](lookup_inputs(user_id=[2], genres__row_splits=[0, 0, 2, 2, 2]))
+    assert {name: len(vectors) for name, vectors in got.items()} == {
+        "user_id": 1,
+        "film_id": 2,
+        "occupation": 2,
+        "genres": 4,
+        "recent_films": 2,
+    }
+    assert np.array_equal(got["genres"][1], both["genres"][0])
+
+
+def test_the_devices_divide_a_mean_differently_below_a_weight_of_1(signatures: Any) -> None:
+    inputs = lookup_inputs(genres__weights=[0.25, 0.25])
+    cpu, tensor_core = signatures["lookup"](inputs), signatures["lookup_tpu_tensor_core"](inputs)
+    np.testing.assert_allclose(tensor_core["genres"], cpu["genres"] * 0.5, **TOLERANCE)
+    np.testing.assert_allclose(tensor_core["recent_films"], cpu["recent_films"], **TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 4])
+def test_a_padded_batch_is_its_rows_run_alone(signatures: Any, rows: int) -> None:
+    run = signatures["lookup_tpu_tensor_core"]
+    batch = run(_rows(np.arange(rows)))
+    for row in range(rows):
+        alone = run(_rows(np.arange(row, row + 1)))
+        for name, vectors in batch.items():
+            np.testing.assert_allclose(vectors[row], alone[name][0], **TOLERANCE)
+    assert all(len(vectors) == rows for vectors in batch.values())
+
+
+@pytest.mark.parametrize("name", ["lookup", "lookup_tpu_tensor_core"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"user_id": [1, 61]},
+        {"user_id": [-1, 1]},
+        {"genres__values": [7, 0]},
+        {"recent_films__values": [5, -1, 7]},
+        {"genres__weights": [1.0]},
+        {"genres__row_splits": [0, 1, 1]},
+        {"genres__row_splits": [0, 3, 2]},
+        {"recent_films__row_splits": [1, 3, 3]},
+    ],
+    ids=lambda changed: next(iter(changed.items()))[0] + str(next(iter(changed.values()))),
+)
+def test_bad_ids_weights_and_splits_are_errors_of_the_graph(
+    signatures: Any, name: str, changed: dict[str, Any]
+) -> None:
+    from model_export.tensorflow_setup import tf
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        signatures[name](lookup_inputs(**changed))
+
+
+def test_the_padded_lookup_neither_cuts_nor_overflows(signatures: Any) -> None:
+    from model_export.tensorflow_setup import tf
+
+    run = signatures["lookup_tpu_tensor_core"]
+    ten = {"recent_films__values": [1] * 10, "recent_films__row_splits": [0, 10, 10]}
+    one_more = {"recent_films__values": [1] * 11, "recent_films__row_splits": [0, 11, 11]}
+    run(lookup_inputs(**ten))
+    signatures["lookup"](lookup_inputs(**one_more))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more than 10 ids"):
+        run(lookup_inputs(**one_more))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="largest batch size"):
+        run(_rows(np.arange(5)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        run(lookup_inputs(film_id=[1]))
+
+
+def test_the_padded_lookup_is_compiled_with_static_shapes(artifact: Path) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString((artifact / "saved_model.pb").read_bytes())
+    compiled = [f for f in saved.meta_graphs[0].graph_def.library.function if f.attr["_XlaMustCompile"].b]
+    leading = set()
+    for function in compiled:
+        for shapes in function.arg_attr.values():
+            for shape in shapes.attr["_output_shapes"].list.shape:
+                assert all(dim.size > 0 for dim in shape.dim)
+                leading |= {shape.dim[0].size} if shape.dim else set()
+    assert len(compiled) == len(BATCH_SIZES)
+    assert leading == set(BATCH_SIZES)
+
+
+def test_examples_mean_what_tensors_mean(artifact: Path, manifest: Manifest, signatures: Any) -> None:
+    genres = (artifact / manifest.vocabularies["genre"].file).read_text().splitlines()
+    jobs = (artifact / manifest.vocabularies["occupation"].file).read_text().splitlines()
+    examples = [
+        _example(user_id=[1], film_id=[3], occupation=[jobs[0]], genres=[genres[1], genres[0]], recent_films=[5, 5, 7]),
+        _example(user_id=[2], occupation=["astronaut"]),  # film left out, occupation in no vocabulary
+        _example(genres=["no such genre"]),
+        b"",
+    ]
+    got = signatures["serve_examples"]({"examples": examples})["rating"]
+    two_rows = signatures["serving_default"](predict_inputs())["rating"]
+    np.testing.assert_allclose(got[:2], two_rows, **TOLERANCE)
+    unknown = predict_inputs(
+        user_id=[0, 0],
+        film_id=[0, 0],
+        occupation=[0, 0],
+        genres__values=[0],
+        genres__row_splits=[0, 1, 1],
+        recent_films__values=[],
+        recent_films__row_splits=[0, 0, 0],
+    )
+    np.testing.assert_allclose(got[2:], signatures["serving_default"](unknown)["rating"], **TOLERANCE)
+
+
+def test_predictions_match_the_trained_model_and_lie_in_the_range_of_ratings(run_folder: Path, signatures: Any) -> None:
+    from model_export.export.artifact import CHECKPOINTS_FOLDER, RATING_RANGE
+    from model_export.tensorflow_setup import tf
+    from model_export.training.checkpoints import restore_weights
+    from model_export.training.layer_model import RatingModel
+    from model_export.training.run import Run
+
+    run = Run.read(run_folder)
+    model = RatingModel(run.spec, run.config, mean_rating=0.0, rating_range=RATING_RANGE, table_optimizer=None)
+    restore_weights(run_folder / CHECKPOINTS_FOLDER, model)
+    inputs = predict_inputs()
+    features = {
+        name: tf.RaggedTensor.from_row_splits(
+            tf.constant(inputs[f"{name}__values"], tf.int64), tf.constant(inputs[f"{name}__row_splits"], tf.int64)
+        )
+        if f"{name}__values" in inputs
+        else tf.constant(inputs[name], tf.int64)
+        for name in ("user_id", "film_id", "occupation", "genres", "recent_films")
+    }
+    got = signatures["serving_default"](inputs)["rating"]
+    np.testing.assert_allclose(got, model.tower.clipped(model.embedding(features)), **TOLERANCE)
+    assert ((got >= 1) & (got <= 5)).all()
+
+
+def test_verify_and_inspect(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(artifact)]) == 0
+    assert "every signature agree" in capsys.readouterr().out
+    text = describe(artifact)
+    for word in (
+        "film",
+        "81 x 32 float32",
+        "lookup_tpu_tensor_core",
+        "padded to 1, 4 rows",
+        "synthetic",
+        "assets/genre.txt",
+    ):
+        assert word in text
+
+
+def _truncate(artifact: Path) -> None:
+    path = artifact / "variables/variables.data-00000-of-00001"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _edit(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def edit(artifact: Path) -> None:
+        path = artifact / MANIFEST_PATH
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return edit
+
+
+def _set_nan(artifact: Path) -> None:
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    with (artifact / manifest.tables["film"].file).open("r+b") as file:
+        file.seek(manifest.tables["film"].offset)
+        file.write(np.float32(np.nan).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "bytes, the manifest says"),
+        (lambda artifact: (artifact / "fingerprint.pb").unlink(), "fingerprint.pb has no bytes"),
+        (lambda artifact: (artifact / "extra").write_text("x"), "nothing of it"),
+        (lambda artifact: (artifact / "assets/genre.txt").write_text("a\n" * 25 + "a"), "distinct"),
+        (_edit(lambda data: data["tables"]["film"].update(offset=4)), "the index says"),
+        (_edit(lambda data: data["tables"]["film"].update(crc32c=4)), "the index says"),
+        (_edit(lambda data: data["tables"]["film"].update(variable="tables/x")), "has no 'tables/x'"),
+        (_edit(lambda data: data["vocabularies"]["genre"].update(size=5)), "not 5"),
+        (_set_nan, "NaN"),
+    ],
+    ids=["truncated", "missing", "extra", "doubled", "offset", "crc", "variable", "vocabulary size", "nan"],
+)
+def test_a_damaged_artifact_is_noticed(
+    artifact: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    copy = shutil.copytree(artifact, tmp_path / "1")
+    damage(copy)
+    manifest = Manifest.read(copy)
+    assert manifest is not None
+    with pytest.raises(ExportError, match=message):
+        check_integrity(copy, manifest)
+    assert main(["verify", str(copy)]) == 1
+
+
+def test_a_table_read_at_a_wrong_place_fails_parity(artifact: Path, tmp_path: Path, manifest: Manifest) -> None:
+    from model_export.export.verify import check_parity
+
+    film = manifest.tables["film"]
+    shifted = dataclasses.replace(film, offset=film.offset - 4)
+    with pytest.raises(ExportError, match="differs from the oracle"):
+        check_parity(artifact, dataclasses.replace(manifest, tables={**manifest.tables, "film": shifted}))
+
+
+def test_a_wrong_formula_fails_parity(artifact: Path, manifest: Manifest) -> None:
+    from model_export.export.verify import check_parity
+
+    lookup = manifest.signatures["lookup"]
+    genres = dataclasses.replace(lookup.features["genres"], mean_divisor="at_least_one")
+    wrong = dataclasses.replace(lookup, features={**lookup.features, "genres": genres})
+    with pytest.raises(ExportError, match="'lookup', output 'genres' differs"):
+        check_parity(artifact, dataclasses.replace(manifest, signatures={**manifest.signatures, "lookup": wrong}))
+
+
+def test_an_unreadable_index_is_named(artifact: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(artifact, tmp_path / "1")
+    path = copy / "variables/variables.index"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    manifest = Manifest.read(copy)
+    assert manifest is not None
+    with pytest.raises(ArtifactError, match="not a checkpoint index"):
+        check_integrity(copy, manifest)
+
+
+def test_a_failed_export_leaves_nothing(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from model_export.export import artifact as module
+
+    def fail(artifact: Path, manifest: Manifest) -> None:
+        assert artifact.is_dir() and file_sizes(artifact)
+        raise ExportError("not the same")
+
+    monkeypatch.setattr(module, "check_parity", fail)
+    with pytest.raises(ExportError, match="not the same"):
+        module.export_run(run_folder, tmp_path, batch_sizes=BATCH_SIZES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_with_nan_is_not_exported(run_folder: Path, tmp_path: Path) -> None:
+    from model_export.export import artifact as module
+    from model_export.training.layer_model import RatingModel
+    from model_export.training.run import Run
+
+    run = Run.read(run_folder)
+    model = RatingModel(run.spec, run.config, mean_rating=3.0, rating_range=(1.0, 5.0), table_optimizer=None)
+    values = model.tables["film"].numpy()
+    values[3, 2] = np.nan
+    model.tables["film"].assign(values)
+    with pytest.raises(ExportError, match="'film' holds NaN"):
+        module.write_artifact(model, run, tmp_path, version=None, batch_sizes=BATCH_SIZES, created=CREATED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sqrtn_is_refused_for_the_tensor_core(run_folder: Path, tmp_path: Path) -> None:
+    from model_export.export import lookup_signatures
+    from model_export.training.run import Run
+
+    spec = Run.read(run_folder).spec
+    tables = tuple(dataclasses.replace(t, combiner="sqrtn") if t.name == "genre" else t for t in spec.tables)
+    with pytest.raises(ExportError, match="'genres'.* sum or mean, table 'genre' by sqrtn"):
+        lookup_signatures.tensor_core_lookup(dataclasses.replace(spec, tables=tables), {}, BATCH_SIZES)
+    with pytest.raises(ExportError, match="ascending"):
+        lookup_signatures.tensor_core_lookup(spec, {}, (8, 1))
+
+
+def test_an_interrupted_run_is_not_exported(run_folder: Path, tmp_path: Path) -> None:
+    from model_export.export.artifact import export_run
+    from model_export.training.run import Run
+
+    copy = shutil.copytree(run_folder, tmp_path / "run")
+    run = Run.read(copy)
+    dataclasses.replace(run, history=(*run.history, run.history[0])).write(copy)
+    with pytest.raises(ExportError, match="resume"):
+        export_run(copy, tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+
+
+def _wire(case: Mapping[str, Any]) -> dict[str, Any]:
+    inputs: dict[str, Any] = {}
+    for name, ids in case.items():
+        if isinstance(ids, RaggedIds):
+            inputs[f"{name}__values"], inputs[f"{name}__row_splits"] = ids.values, ids.row_splits
+            inputs[f"{name}__weights"] = [] if ids.weights is None else ids.weights
+        else:
+            inputs[name] = ids
+    return inputs
+
+
+def _rows(rows: Array) -> dict[str, Any]:
+    # Row r: user r + 1, film r + 2, r genres, one recent film.
+    counts = rows % 4
+    return {
+        "user_id": rows + 1,
+        "film_id": rows + 2,
+        "occupation": rows % 3,
+        "genres__values": np.concatenate([np.arange(1, 1 + n) for n in counts] or [[]]),
+        "genres__row_splits": np.r_[0, np.cumsum(counts)],
+        "genres__weights": [],
+        "recent_films__values": rows + 3,
+        "recent_films__row_splits": np.arange(len(rows) + 1),
+        "recent_films__weights": [],
+    }
+
+
+def _example(**fields: list[Any]) -> bytes:
+    from model_export.tensorflow_setup import tf
+
+    def feature(values: list[Any]) -> Any:
+        if isinstance(values[0], str):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.encode() for value in values]))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    features = tf.train.Features(feature={name: feature(values) for name, values in fields.items()})
+    serialized: bytes = tf.train.Example(features=features).SerializeToString()
+    return serialized

@@ -1,0 +1,1 @@
+"""Tests of model_export, in the shape of its tree; those that import TensorFlow carry the marker tf."""

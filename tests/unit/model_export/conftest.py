@@ -1,0 +1,14 @@
+"""Small ratings that every test may read."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_export.datasets.ratings import RatingData
+from model_export.datasets.synthetic import synthetic_ratings
+
+
+@pytest.fixture(scope="session")
+def ratings() -> RatingData:
+    """The synthetic data set, smaller than its default."""
+    return synthetic_ratings(num_users=20, num_films=30, num_ratings=400)

@@ -1,0 +1,59 @@
+"""Declarations are checked where they are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from model_export.datasets.ratings import RatingData
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
+from model_export.spec.rating_model import rating_model_spec
+
+TABLE = TableSpec("film", 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TableSpec("a/b", 4, 2), "letters, digits and _"),
+        (lambda: TableSpec("film", 0, 2), "holds no numbers"),
+        (lambda: TableSpec("film", 4, 0), "holds no numbers"),
+        (lambda: TableSpec("film", 4, 2, combiner="max"), "combiner is 'max'"),  # type: ignore[arg-type]
+        (lambda: TableSpec("film", 4, 2, vocabulary=("a", "a")), "twice"),
+        (lambda: TableSpec("film", 4, 2, vocabulary=("a\nb",)), "spans lines"),
+        (lambda: TableSpec("film", 4, 2, vocabulary=("a\x85b",)), "spans lines"),
+        (lambda: TableSpec("film", 4, 2, vocabulary=("",)), "empty"),
+        (lambda: TableSpec("film", 4, 2, vocabulary=("a", "b", "c", "d")), "do not fit"),
+        (lambda: FeatureSpec("1st", "film"), "letters, digits and _"),
+        (lambda: FeatureSpec("a__values", "film"), "__ separates"),
+        (lambda: FeatureSpec("a", "film", max_ids_per_row=2), "max_ids_per_row is 2"),
+        (lambda: FeatureSpec("a", "film", is_ragged=True, max_ids_per_row=0), "max_ids_per_row is 0"),
+        (lambda: ModelSpec((TABLE,), (FeatureSpec("a", "user"),)), "'user', which is not declared"),
+        (lambda: ModelSpec((TABLE,), ()), "no feature uses"),
+        (lambda: ModelSpec((TABLE, TABLE), (FeatureSpec("a", "film"),)), "same name"),
+        (lambda: ModelSpec((TABLE,), (FeatureSpec("a", "film"), FeatureSpec("a", "film"))), "same name"),
+    ],
+)
+def test_a_bad_declaration_is_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_input_names() -> None:
+    single, bag = FeatureSpec("a", "film"), FeatureSpec("b", "film", is_ragged=True)
+    assert (single.ids_input, single.row_splits_input, single.weights_input) == ("a", None, None)
+    assert (bag.ids_input, bag.row_splits_input, bag.weights_input) == ("b__values", "b__row_splits", "b__weights")
+
+
+def test_a_spec_survives_json(ratings: RatingData) -> None:
+    spec = rating_model_spec(ratings)
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_recent_films_share_the_film_table(ratings: RatingData) -> None:
+    spec = rating_model_spec(ratings)
+    assert spec.table_of("recent_films") is spec.table_of("film_id")
+    assert spec.table_of("film_id").vocabulary_size == max(ratings.films) + 1
+    assert spec.feature("genres").max_ids_per_row >= max(len(genres) for genres in ratings.film_genres)

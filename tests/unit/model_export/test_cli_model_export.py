@@ -1,0 +1,78 @@
+"""The command line: help that is enough to start, one-line errors, no TensorFlow before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model_export import commands
+from model_export.__main__ import main
+from model_export.cli import build_parser
+from model_export.datasets.ratings import RatingData
+from model_export.errors import ExportError
+
+
+def test_help_names_every_command_and_a_first_line_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "model-export demo --dataset synthetic" in text
+    assert all(command in text for command in ("fetch", "train", "export", "verify", "inspect"))
+
+
+def test_commands_without_a_graph_do_not_import_tensorflow() -> None:
+    code = "import sys, model_export.commands; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_user_error_is_one_message_and_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "no lookup manifest" in capsys.readouterr().err
+    (tmp_path / "7").mkdir()
+    assert main(["export", "--out", str(tmp_path), "--version", "7"]) == 1
+    assert "never overwritten" in capsys.readouterr().err
+
+
+def test_demo_does_nothing_where_a_version_is_and_none_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "3").mkdir()
+    assert main(["demo", "--if_missing", "--out", str(tmp_path)]) == 0
+    assert "version 3" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
+@pytest.mark.parametrize("sizes", ["8,1", "a", "0,1", "1,1", ""])
+def test_bad_batch_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["export", "--batch_sizes", sizes])
+    assert repr(sizes) in capsys.readouterr().err
+
+
+def test_auto_falls_back_to_synthetic_ratings_and_says_so_loudly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(folder: Path) -> RatingData:
+        raise ExportError("nothing is reachable")
+
+    monkeypatch.setattr(commands, "_fetch_movielens", unreachable)
+    data = commands._load_data(argparse.Namespace(dataset="auto", data=Path("x")))
+    assert data.name == "synthetic"
+    text = capsys.readouterr().out
+    assert "nothing is reachable" in text and "SYNTHETIC" in text
+    with pytest.raises(ExportError, match="nothing is reachable"):
+        commands._load_data(argparse.Namespace(dataset="movielens", data=Path("x")))
+
+
+@pytest.mark.parametrize(
+    "module", ["model_export.spec.features", "model_export.training.examples", "model_export.export.oracle"]
+)
+def test_the_examples_in_docstrings_hold(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted and not result.failed
