@@ -16,8 +16,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 ENV_PREFIX = "EMB_"
 
 
-def _setting(default: Any, about: str, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"about": about, "low": low, "high": high})
+def _setting(
+    default: Any, about: str, low: float | None = None, high: float | None = None, *, default_about: str = ""
+) -> Any:
+    # default_about: the words for a default that depends on the machine.
+    return field(default=default, metadata={"about": about, "low": low, "high": high, "default_about": default_about})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,11 @@ class Settings:
         "'lazy' at the first request for one, 'off' never.",
     )
     graph_threads: int = _setting(
-        os.cpu_count() or 1, "TensorFlow threads, and graph runs at the same time over HTTP.", 1, 1024
+        len(os.sched_getaffinity(0)),
+        "TensorFlow threads, and graph runs at the same time over HTTP.",
+        1,
+        1024,
+        default_about="number of processors",
     )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
     max_request_bytes: int = _setting(

@@ -1,0 +1,109 @@
+# Targets: serve (lookups, no TensorFlow), full (serve + TensorFlow: predict graphs and model-export), load (serve + locust).
+#
+#   docker build --target serve -t embedding-server:serve .
+#
+# An edit of the code rebuilds only the two small layers at the end of each target: the dependency layers depend on the
+# dependency lists alone, not on the rest of pyproject.toml. The optional secret `ca` lets pip trust a private
+# certificate authority; without it nothing changes.
+
+FROM python:3.11-slim-bookworm AS base
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1
+# The numeric ids are part of the interface: volumes are written by and readable to 10001. /models exists with that
+# owner so that a new named volume mounted there takes it over.
+RUN groupadd --gid 10001 embedding \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin embedding \
+    && install --directory --owner=10001 --group=10001 /models
+
+
+FROM python:3.11-slim-bookworm AS requirements
+WORKDIR /requirements
+COPY pyproject.toml ./
+# locust needs nothing of the loadtest extra's tensorflow-serving-api, which only the tests' reference client uses.
+RUN python -c "import pathlib, tomllib; \
+project = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['project']; \
+extras = project['optional-dependencies']; \
+lists = {'serve': project['dependencies'], 'full': extras['tensorflow'] + extras['export'], \
+         'load': [name for name in extras['loadtest'] if not name.startswith('tensorflow')]}; \
+[pathlib.Path(f'{target}.txt').write_text('\n'.join(sorted(set(names))) + '\n') for target, names in lists.items()]"
+
+
+FROM base AS dependencies-serve
+COPY requirements.lock /requirements/
+COPY --from=requirements /requirements/serve.txt /requirements/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
+    python -m venv --without-pip /opt/venv \
+    && pip --python /opt/venv/bin/python install -c /requirements/requirements.lock -r /requirements/serve.txt
+
+
+FROM dependencies-serve AS dependencies-full
+COPY --from=requirements /requirements/full.txt /requirements/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
+    pip --python /opt/venv/bin/python install -c /requirements/requirements.lock -r /requirements/full.txt
+
+
+FROM dependencies-serve AS dependencies-load
+COPY --from=requirements /requirements/load.txt /requirements/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
+    pip --python /opt/venv/bin/python install -c /requirements/requirements.lock -r /requirements/load.txt
+
+
+# The package and its compiled kernels, the same for every target: /opt/app is laid over the target's /opt/venv.
+FROM dependencies-serve AS code
+ENV EMB_KERNEL_CACHE_DIR=/opt/kernel-cache \
+    PIP_CONSTRAINT=/requirements/requirements.lock
+COPY pyproject.toml README.md LICENSE /src/
+COPY service /src/service
+COPY model_export /src/model_export
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
+    pip --python /opt/venv/bin/python install --no-deps --prefix=/opt/app /src \
+    && cp --archive /opt/app/. /opt/venv/ \
+    && python -m service.lookup.kernel_cache
+
+
+FROM base AS runtime
+# Where numba finds its kernels, and what is served unless a flag or a variable says otherwise. HOME: TensorFlow's
+# dependencies write there.
+ENV EMB_HOST=0.0.0.0 \
+    EMB_KERNEL_CACHE_DIR=/opt/kernel-cache \
+    EMB_MODEL_BASE_PATH=/models/movielens \
+    EMB_MODEL_NAME=movielens \
+    HOME=/tmp
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8500 8501
+# The service is python itself, so it is process 1 and gets SIGTERM: it drains, then ends with 0.
+ENTRYPOINT ["embedding-server"]
+# Healthy means that the model is loaded. A port given as a flag instead of by EMB_REST_API_PORT needs a check of its own.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-I", "-c", "import http.client, os, sys; \
+connection = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('EMB_REST_API_PORT', 8501)), timeout=4); \
+connection.request('GET', '/readyz'); \
+sys.exit(connection.getresponse().status != 200)"]
+
+
+FROM runtime AS load
+COPY --from=dependencies-load /opt/venv /opt/venv
+COPY --from=code /opt/app /opt/venv
+COPY loadtest /opt/loadtest
+WORKDIR /opt
+ENTRYPOINT ["locust", "-f", "/opt/loadtest/locustfile.py"]
+CMD ["--host=http://127.0.0.1:8501", "--headless", "--users=8", "--run-time=20s"]
+HEALTHCHECK NONE
+
+
+FROM runtime AS full
+COPY --from=dependencies-full /opt/venv /opt/venv
+COPY --from=code /opt/app /opt/venv
+COPY --from=code /opt/kernel-cache /opt/kernel-cache
+
+
+# Last, so that a build that names no target makes this one.
+FROM runtime AS serve
+COPY --from=dependencies-serve /opt/venv /opt/venv
+COPY --from=code /opt/app /opt/venv
+COPY --from=code /opt/kernel-cache /opt/kernel-cache
