@@ -14,8 +14,9 @@ from pathlib import Path
 import uvicorn
 
 from service.core.engine import Engine
-from service.core.registry import Registry, State, VersionStatus
+from service.core.registry import Registry
 from service.core.repository import ModelWatcher
+from service.core.types import State, VersionStatus
 from service.loading import ServableLoader
 from service.observability import Metrics
 from service.settings import Settings

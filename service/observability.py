@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 
 from service.core.errors import ServiceError
-from service.core.registry import State, VersionStatus
+from service.core.types import State, VersionStatus
 
 # Lookups take microseconds and cold graph runs seconds: 20 us to 10 s, about 2.5-fold steps.
 _SECONDS_BUCKETS = (2e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)

@@ -43,6 +43,7 @@ _NAMES: dict[int, str] = {
     30: "uint4",
     31: "int2",
     32: "uint2",
+    33: "float4_e2m1fn",
 }
 _NUMBERS = {name: number for number, name in _NAMES.items()}
 _PROTO_NAMES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,7 @@ def ragged_arrays(feature: str, rows: Any, spec: SignatureSpec, weights: Any = N
     """
     values, lengths = _flat_rows(f'feature "{feature}"', rows, "ids")
     values_name, splits_name = feature + VALUES_SUFFIX, feature + ROW_SPLITS_SUFFIX
-    splits = np.zeros(len(lengths) + 1, spec.inputs[splits_name].dtype)
-    np.cumsum(lengths, out=splits[1:])
+    splits = np.array([0, *accumulate(lengths)], spec.inputs[splits_name].dtype)
     arrays = {
         values_name: _leaves(feature, values, set(map(type, values)), spec.inputs[values_name]),
         splits_name: splits,

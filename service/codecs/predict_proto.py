@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from service.codecs.protos import MessageClass, message_class
-from service.codecs.tensor_proto import DEFAULT_MAX_ELEMENTS, decode_tensor, encode_tensor
+from service.codecs.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
 from service.codecs.wire import tag, varint
 from service.core.errors import InvalidRequest, MalformedPayload
 from service.core.types import Array, ModelRef
@@ -23,12 +23,14 @@ class PredictRequest:
     """A parsed request whose tensors are still messages.
 
     signature_name: "" where the client named none.
+    num_bytes: of the whole message.
     """
 
     ref: ModelRef
     signature_name: str
     output_filter: tuple[str, ...]
     tensors: Mapping[str, Any]
+    num_bytes: int
 
 
 def parse_message(full_name: str, data: bytes) -> MessageClass:
@@ -50,7 +52,7 @@ def decode_request(data: bytes) -> PredictRequest:
     """
     message = parse_message("tensorflow.serving.PredictRequest", data)
     ref, signature_name = read_model_spec(message)
-    return PredictRequest(ref, signature_name, tuple(message.output_filter), message.inputs)
+    return PredictRequest(ref, signature_name, tuple(message.output_filter), message.inputs, len(data))
 
 
 def read_model_spec(message: Any) -> tuple[ModelRef, str]:
@@ -67,8 +69,10 @@ def read_model_spec(message: Any) -> tuple[ModelRef, str]:
     return ModelRef(name, spec.version.value if choice else None), spec.signature_name
 
 
-def decode_inputs(request: PredictRequest, max_elements: int = DEFAULT_MAX_ELEMENTS) -> dict[str, Array]:
-    """Returns the arrays of a request, which together may declare max_elements; raises as decode_tensor does."""
+def decode_inputs(request: PredictRequest) -> dict[str, Array]:
+    """Returns the arrays of a request; raises as decode_tensor does."""
+    # An element that was sent takes a byte at least, so only values that are spread over a shape can meet this limit.
+    max_elements = max(request.num_bytes, MAX_SPREAD_ELEMENTS)
     arrays: dict[str, Array] = {}
     for name, tensor in request.tensors.items():
         arrays[name] = array = decode_tensor(name, tensor, max_elements)

@@ -1,9 +1,9 @@
 """TensorFlow Serving's messages without TensorFlow.
 
-`serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto
-(`.ci/make_protos.py` writes it). It goes into a pool of its own: TensorFlow registers the same file names in protobuf's
-default pool, before or after us, and neither may notice the other. Messages of the two pools differ in type; pass bytes
-between them.
+`serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto, which
+`.ci/make_serving_protos.py` writes. It goes into a pool of its own: TensorFlow registers the same file names in
+protobuf's default pool, before or after us, and neither may notice the other. Messages of the two pools differ in type;
+pass bytes between them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import orjson
 
 from service.codecs.protos import message_class
-from service.core.registry import VersionStatus
+from service.core.types import VersionStatus
 
 
 def encode_statuses(statuses: Iterable[VersionStatus]) -> bytes:

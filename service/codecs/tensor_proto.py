@@ -17,8 +17,8 @@ from service.codecs.wire import length_prefix, tag, varint
 from service.core.errors import InputMismatch, MalformedPayload
 from service.core.types import Array
 
-# A scalar of a few bytes may declare any shape, so what it spreads to is bounded: 256 MiB of float32.
-DEFAULT_MAX_ELEMENTS = 1 << 26
+# What a request of a few bytes may spread one value to: 4 MiB of float32, 16 MiB at most.
+MAX_SPREAD_ELEMENTS = 1 << 20
 # More is a mistake or an attack; numpy's own limit is 64 too.
 _MAX_RANK = 64
 
@@ -49,7 +49,7 @@ _RAW_FIELDS = {1: 5, 2: 6, 8: 9, 18: 12, 10: 11}
 _STRING_VAL = 8
 
 
-def decode_tensor(name: str, tensor: Any, max_elements: int = DEFAULT_MAX_ELEMENTS) -> Array:
+def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENTS) -> Array:
     """Returns the array of a TensorProto; strings as an object array of bytes.
 
     Values may be fewer than the shape asks for: the last is repeated, none gives zeros, as in TensorFlow. The array may

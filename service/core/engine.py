@@ -16,9 +16,9 @@ from service.core.errors import (
     TableNotFound,
     UnknownOutput,
 )
-from service.core.registry import Registry, VersionStatus
+from service.core.registry import Registry
 from service.core.servable import Lease, Servable
-from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors
+from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, VersionStatus
 from service.core.validation import checked
 
 

@@ -12,23 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
-from service.core.errors import Code, ModelNotFound, NotReady, ServiceError, VersionNotFound
+from service.core.errors import ModelNotFound, NotReady, ServiceError, VersionNotFound
 from service.core.servable import Holder, Lease, Servable
-from service.core.types import ModelRef
-
-
-class State(IntEnum):
-    """State of a version; the numbers are the wire's."""
-
-    UNKNOWN = 0
-    START = 10
-    LOADING = 20
-    AVAILABLE = 30
-    UNLOADING = 40
-    END = 50
-
+from service.core.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.START}),
@@ -39,16 +26,6 @@ _LEGAL: Mapping[State, frozenset[State]] = {
     # A version that ended, by failure or by removal, may be tried again.
     State.END: frozenset({State.START}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class VersionStatus:
-    """What `status` tells of one version; code is "OK" unless the last load failed."""
-
-    version: int
-    state: State
-    code: Code | str = "OK"
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

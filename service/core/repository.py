@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.core.errors import ArtifactError, ServiceError
-from service.core.registry import Registry, State
+from service.core.registry import Registry
 from service.core.servable import Servable
+from service.core.types import State
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from service.core.errors import GraphUnavailable, SignatureNotFound
-from service.core.types import Backend, SignatureSpec, Table
-
-DEFAULT_SIGNATURE = "serving_default"
+from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from service.core.errors import Code
+
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 SignatureKind = Literal["lookup", "predict"]
+
+# What a request that names no signature means.
+DEFAULT_SIGNATURE = "serving_default"
 
 VALUES_SUFFIX = "__values"
 ROW_SPLITS_SUFFIX = "__row_splits"
@@ -27,6 +33,30 @@ class ModelRef(NamedTuple):
 
     name: str
     version: int | None = None
+
+
+class State(IntEnum):
+    """State of a version; the numbers are the wire's.
+
+    Source: tensorflow_serving/apis/get_model_status.proto (9d981c5).
+    """
+
+    UNKNOWN = 0
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """What `status` tells of one version; code is "OK" unless the last load failed."""
+
+    version: int
+    state: State
+    code: Code | Literal["OK"] = "OK"
+    message: str = ""
 
 
 class RaggedIds(NamedTuple):

@@ -79,7 +79,8 @@ def _raise_names(spec: SignatureSpec, inputs: Tensors) -> None:
 
 
 def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
-    if array.dtype != tensor.numpy_dtype:
+    # numpy takes None for float64 in a comparison.
+    if tensor.numpy_dtype is None or array.dtype != tensor.numpy_dtype:
         array = _converted(tensor, array, spec)
     described = spec.kind == "lookup" or tensor.vocabulary_size is not None
     if described and tensor.shape is not None and array.ndim != len(tensor.shape):

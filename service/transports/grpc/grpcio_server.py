@@ -11,18 +11,19 @@ from functools import partial
 from typing import NoReturn
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from service.codecs.protos import new_pool
 from service.core.engine import Engine
 from service.core.errors import ServiceError
+from service.transports.grpc import health
 from service.transports.grpc.methods import MODEL_SERVICE, PREDICTION_SERVICE, UNIMPLEMENTED, Handler, service_methods
 from service.transports.grpc.status_codes import STATUS_CODES, details
 
 logger = logging.getLogger(__name__)
 
-_HEALTH_SERVICE = "grpc.health.v1.Health"
+_INT32_MAX = 2**31 - 1
 
 
 class GrpcServer:
@@ -30,7 +31,7 @@ class GrpcServer:
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".
-      max_message_bytes: largest message either way.
+      max_message_bytes: largest request.
       max_workers: threads that run requests; more requests wait.
 
     Concurrency: any thread; start and stop once.
@@ -40,20 +41,19 @@ class GrpcServer:
         self._engine = engine
         self._address = address
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
+        self._health = health.Health()
         self._server = grpc.server(
             self._threads,
-            handlers=[_MethodTable(engine)],
+            handlers=[_MethodTable(engine), self._health.handler()],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
+                # TensorFlow Serving's; an answer is larger than its request.
+                ("grpc.max_send_message_length", _INT32_MAX),
                 # Two servers on one port would share its requests by chance.
                 ("grpc.so_reuseport", 0),
             ],
         )
-        # Watchers are answered from the thread that sets a status, so that they hold no worker while they wait.
-        self._health = health.HealthServicer(experimental_non_blocking=True)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        services = (PREDICTION_SERVICE, MODEL_SERVICE, _HEALTH_SERVICE, reflection.SERVICE_NAME)
+        services = (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         # Reflection needs all services in one pool, ours are not in protobuf's own.
         pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
         reflection.enable_server_reflection(services, self._server, pool=pool)
@@ -76,20 +76,17 @@ class GrpcServer:
         """Tells health checks whether the server, its services and each of its models can answer."""
         problems = self._engine.problems()
         for name in ("", PREDICTION_SERVICE, MODEL_SERVICE):
-            self._set_health(name, is_serving)
+            self._health.set(name, is_serving)
         for name in self._engine.models():
             # A server that is not ready although no model has a problem is shutting down, and then no model is.
-            self._set_health(name, name not in problems and (is_serving or bool(problems)))
+            self._health.set(name, name not in problems and (is_serving or bool(problems)))
 
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
-        self._health.enter_graceful_shutdown()
+        self._health.stop()
         self._server.stop(grace_s).wait()
+        self._health.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _set_health(self, name: str, is_serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse
-        self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
 
 class _MethodTable(grpc.GenericRpcHandler):

@@ -15,6 +15,7 @@ from service.core.errors import RouteNotFound, ServiceError
 from service.transports.http import openapi
 from service.transports.http.admin_routes import add_admin_routes
 from service.transports.http.calls import Calls
+from service.transports.http.docs_page import add_docs_page, installed_assets
 from service.transports.http.errors import error_response, service_error_response
 from service.transports.http.lookup_routes import add_lookup_routes
 from service.transports.http.request_id import RequestIdMiddleware
@@ -59,11 +60,21 @@ def create_http_app(
         yield
         calls.close()
 
-    app = FastAPI(lifespan=lifespan, redirect_slashes=False, **openapi.application())
+    app = FastAPI(
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        # FastAPI's own OpenTelemetry reads the environment three times per request to learn that it is not wanted;
+        # our metrics come from the engine.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+        **openapi.application(),
+    )
     # Most used first: routes are tried in order.
     add_lookup_routes(app, engine, calls, max_table_rows)
     add_tfs_routes(app, engine, calls)
     add_admin_routes(app, engine, metrics)
+    add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(RequestIdMiddleware)

@@ -1,14 +1,263 @@
-"""stub"""
+"""What /docs says of each route: bodies and answers with worked examples, and the errors.
 
+Routes read raw bytes, so nothing of this can be derived from types. The examples are of one model, "movielens":
+features user_id, film_id and occupation have one id per row, genres and recent_films any number.
+"""
+
+from __future__ import annotations
+
+import re
 from typing import Any
 
+Json = dict[str, Any]
 
-def _n(*a: Any) -> dict[str, Any]:
-    return {}
+_DESCRIPTION = """
+Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's REST API for everything else.
+
+* `:lookup` takes ids (or strings, where a feature has a vocabulary) and answers one combined vector per row.
+* `:predict` takes and answers what TensorFlow Serving does, for every signature of a model.
+* `/tables` shows the embedding tables and their rows.
+
+Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: the client's own, or a new one.
+Bodies may be sent with `Content-Encoding: gzip`. The same models answer TensorFlow Serving's gRPC API.
+"""
+_TAGS = [
+    {"name": "Embeddings", "description": "Lookups and tables."},
+    {"name": "TensorFlow Serving", "description": "Drop-in REST API of tensorflow_model_server."},
+    {"name": "Operations", "description": "For orchestrators and monitoring."},
+]
+_ERROR_SCHEMA: Json = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+    "additionalProperties": False,
+}
+_NUMBERS: Json = {"description": "Number, or nested lists of them."}
+_ERRORS: dict[int, tuple[str, str]] = {
+    400: (
+        "The request can not succeed as it was sent",
+        'input "user_id": id 6041 at position 1 is out of range, its table has ids 0 to 6040.',
+    ),
+    404: ("No such model, version or table", "Servable not found for request: Latest(movielens)"),
+    413: ("The body is over the limit", "The body of 99000000 bytes is over the limit of 33554432 bytes."),
+    500: ("A fault of the server", "Internal error; the server's log has the cause, request id 5f2c-1a"),
+    503: (
+        "The model is loading, the server is shutting down or overloaded",
+        'Model "movielens" is not ready: version 1 is LOADING',
+    ),
+    504: ("Out of time", "Timed out: the request took longer than 30 s."),
+}
+_GENRES = [["Comedy", "Drama"], []]
+_EMBEDDINGS = {"user_id": [[0.12, -0.5, 0.33, 0.04], [0.7, 0.01, -0.2, 0.9]], "genres": [[0.5, 0.25], [0.0, 0.0]]}
 
 
-predict = status = metadata = lookup = tables = rows = healthz = readyz = metrics = _n
+def application() -> Json:
+    """Returns the application's own fields."""
+    return {
+        "title": "Embedding server",
+        "version": "1",
+        "description": _DESCRIPTION,
+        "openapi_tags": _TAGS,
+        "license_info": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    }
 
 
-def application() -> dict[str, Any]:
-    return {"title": "x", "version": "0"}
+def lookup(path: str) -> Json:
+    """POST :lookup"""
+    body_schema: Json = {
+        "type": "object",
+        "required": ["features"],
+        "additionalProperties": False,
+        "properties": {
+            "features": {
+                "type": "object",
+                "description": "Ids by feature: one per row, or one list per row for features that are combined. "
+                "Strings where the feature has a vocabulary. Features may differ in their number of rows.",
+                "additionalProperties": {"type": "array", "items": {}},
+            },
+            "weights": {
+                "type": "object",
+                "description": "For combined features: one factor per id, in lists as long as the ids'.",
+                "additionalProperties": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+            },
+            "signature_name": {"type": "string", "default": "lookup"},
+        },
+    }
+    examples = {
+        "two users and their genres": {"features": {"user_id": [1, 42], "genres": _GENRES}},
+        "weighted history": {
+            "features": {"recent_films": [[1193, 661, 914]]},
+            "weights": {"recent_films": [[1.0, 0.5, 0.25]]},
+        },
+        "as on a TPU": {"features": {"film_id": [1193]}, "signature_name": "lookup_tpu_tensor_core"},
+    }
+    answer = _answer(
+        "One vector per row, for the features that were sent",
+        {"type": "object", "properties": {"embeddings": {"type": "object", "additionalProperties": _NUMBERS}}},
+        {"two users and their genres": {"embeddings": _EMBEDDINGS}},
+    )
+    return _route("Embeddings", "Look embeddings up", path, answer, body=_body(body_schema, examples))
+
+
+def tables(path: str) -> Json:
+    """GET /tables"""
+    table = {
+        "name": "film_id",
+        "vocabulary_size": 3953,
+        "embedding_dim": 32,
+        "dtype": "float32",
+        "nbytes": 505984,
+        "features": ["film_id", "recent_films"],
+    }
+    answer = _answer("The tables, by name", {"type": "object"}, {"one table, two features": {"tables": [table]}})
+    return _route("Embeddings", "List tables", path, answer, errors=(400, 404, 503))
+
+
+def rows(path: str) -> Json:
+    """POST /tables/{table}:rows"""
+    body_schema: Json = {
+        "type": "object",
+        "required": ["ids"],
+        "additionalProperties": False,
+        "properties": {"ids": {"type": "array", "items": {"type": "integer"}}},
+    }
+    answer = _answer(
+        "The rows, in the order of the ids", {"type": "object"}, {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
+    )
+    body = _body(body_schema, {"two rows": {"ids": [1193, 661]}})
+    return _route("Embeddings", "Read rows of a table", path + "/tables/{table}", answer, body=body)
+
+
+def predict(path: str) -> Json:
+    """POST :predict"""
+    body_schema: Json = {
+        "type": "object",
+        "properties": {
+            "signature_name": {"type": "string", "default": "serving_default"},
+            "instances": {
+                "type": "array",
+                "description": "Row format: one object per row, or bare values where the signature has one input.",
+                "items": {},
+            },
+            "inputs": {"description": "Column format: tensors by input name, or the tensor of the only input."},
+        },
+        "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
+    }
+    row = {"user_id": 1, "film_id": 1193, "occupation": 10, "genres": ["Drama"], "recent_films": [661, 914]}
+    columns: Json = {"user_id": [1, 42], "film_id": [1193, 661], "occupation": [10, 4]}
+    columns |= {"genres": _GENRES, "recent_films": [[661, 914], []]}
+    examples = {
+        "rows": {"instances": [row]},
+        "columns": {"inputs": columns},
+        "a lookup, by column": {"signature_name": "lookup", "inputs": {"user_id": [1, 42], "genres": _GENRES}},
+    }
+    answers = {
+        "rows": {"predictions": [4.12]},
+        "columns": {"outputs": [4.12, 3.07]},
+        "a lookup, by column": {"outputs": _EMBEDDINGS},
+    }
+    schema: Json = {"type": "object", "properties": {"predictions": {"type": "array", "items": {}}, "outputs": {}}}
+    answer = _answer("The outputs; a single output has no name", schema, answers)
+    return _route("TensorFlow Serving", "Run a signature", path, answer, body=_body(body_schema, examples))
+
+
+def status(path: str) -> Json:
+    """GET /v1/models/{model}"""
+    versions = [
+        {"version": "2", "state": "LOADING", "status": {"error_code": "OK", "error_message": ""}},
+        {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
+    ]
+    answer = _answer(
+        "Versions, newest first", {"type": "object"}, {"a new version loads": {"model_version_status": versions}}
+    )
+    return _route("TensorFlow Serving", "State of a model's versions", path, answer, errors=(400, 404))
+
+
+def metadata(path: str) -> Json:
+    """GET .../metadata"""
+
+    def tensor(dtype: str, name: str, *sizes: int) -> Json:
+        dim = [{"size": str(size), "name": ""} for size in sizes]
+        return {"dtype": dtype, "tensor_shape": {"dim": dim, "unknown_rank": False}, "name": name}
+
+    signature = {
+        "inputs": {"user_id": tensor("DT_INT64", "lookup_user_id:0", -1)},
+        "outputs": {"user_id": tensor("DT_FLOAT", "PartitionedCall:0", -1, 32)},
+        "method_name": "tensorflow/serving/predict",
+        "defaults": {},
+    }
+    example = {
+        "model_spec": {"name": "movielens", "signature_name": "", "version": "1"},
+        "metadata": {"signature_def": {"signature_def": {"lookup": signature}}},
+    }
+    answer = _answer("The signatures", {"type": "object"}, {"one signature": example})
+    return _route("TensorFlow Serving", "Signatures of a model", path, answer, errors=(400, 404, 503))
+
+
+def healthz() -> Json:
+    """GET /healthz"""
+    answer = _answer("The process lives", {"type": "object"}, {"alive": {"status": "ok"}})
+    return _route("Operations", "Liveness", "", answer, errors=())
+
+
+def readyz() -> Json:
+    """GET /readyz"""
+    answer = _answer("Every model can answer", {"type": "object"}, {"ready": {"status": "ready", "problems": {}}})
+    problems = {"movielens": "version 2 is LOADING"}
+    answer |= _answer(
+        "A model can not answer", {"type": "object"}, {"not ready": {"status": "not ready", "problems": problems}}, 503
+    )
+    return _route("Operations", "Readiness", "", answer, errors=())
+
+
+def metrics() -> Json:
+    """GET /metrics"""
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    answer: dict[int | str, Json] = {200: {"description": "Prometheus text", "content": content}}
+    return _route("Operations", "Metrics", "", answer, errors=())
+
+
+def _route(
+    tag: str,
+    summary: str,
+    path: str,
+    answer: dict[int | str, Json],
+    *,
+    body: Json | None = None,
+    errors: tuple[int, ...] = tuple(_ERRORS),
+) -> Json:
+    responses = dict(answer)
+    for status_code in errors:
+        description, text = _ERRORS[status_code]
+        responses |= _answer(description, _ERROR_SCHEMA, {"error": {"error": text}}, status_code)
+    extra: Json = {"parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)]}
+    if body is not None:
+        extra["requestBody"] = body
+    return {
+        "tags": [tag],
+        "summary": summary,
+        "responses": responses,
+        "openapi_extra": extra,
+        # Labels are parsed and refused so far; listing them would promise more.
+        "include_in_schema": "{label}" not in path,
+    }
+
+
+def _parameter(name: str) -> Json:
+    examples = {"model": "movielens", "version": 1, "table": "film_id", "label": "stable"}
+    kind = "integer" if name == "version" else "string"
+    return {"name": name, "in": "path", "required": True, "schema": {"type": kind}, "example": examples[name]}
+
+
+def _body(schema: Json, examples: Json) -> Json:
+    return {"required": True, "content": {"application/json": _content(schema, examples)}}
+
+
+def _answer(description: str, schema: Json, examples: Json, status_code: int = 200) -> dict[int | str, Json]:
+    return {
+        status_code: {"description": description, "content": {"application/json": _content(schema, examples)}},
+    }
+
+
+def _content(schema: Json, examples: Json) -> Json:
+    return {"schema": schema, "examples": {name: {"value": value} for name, value in examples.items()}}

@@ -13,8 +13,7 @@ from service.codecs.json_tensor import PredictBody, decode_inputs, decode_predic
 from service.codecs.signature_def import metadata_json
 from service.codecs.status import statuses_json
 from service.core.engine import Bound, Engine
-from service.core.errors import InvalidRequest, SignatureNotFound
-from service.core.servable import DEFAULT_SIGNATURE
+from service.core.errors import InvalidRequest
 from service.transports.http import openapi
 from service.transports.http.calls import Calls, Method
 from service.transports.http.errors import error_response
@@ -23,14 +22,14 @@ from service.transports.http.routing import add_route, model_ref
 
 def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
     """Adds the routes that TensorFlow Serving has too."""
-    predict_method = Method(decode_predict, _predict)
+    # gRPC's text for the same fault names a key and stands in the engine.
+    predict_method = Method(
+        decode_predict, _predict, unknown_signature='Serving signature name: "{}" not found in signature def'
+    )
 
     async def predict(request: Request) -> Response:
         """Runs a signature on JSON tensors, by row or by column."""
-        try:
-            data = await calls.answer(request, model_ref(request), predict_method)
-        except SignatureNotFound as error:
-            raise SignatureNotFound(_rest_text(error)) from error
+        data = await calls.answer(request, model_ref(request), predict_method)
         return Response(data, media_type="application/json")
 
     async def unimplemented(request: Request) -> Response:
@@ -67,9 +66,3 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
 def _predict(bound: Bound, body: PredictBody, deadline_s: float) -> bytes:
     outputs = bound.run(decode_inputs(body, bound.spec), deadline_s=deadline_s)
     return encode_predict(outputs, body.layout)
-
-
-def _rest_text(error: SignatureNotFound) -> str:
-    # Two texts for one fault, as TensorFlow Serving has them: gRPC's names a key, REST's a name.
-    name = error.message.split('"')[1] if error.message.count('"') > 1 else DEFAULT_SIGNATURE
-    return f'Serving signature name: "{name}" not found in signature def'

@@ -1,0 +1,70 @@
+"""Writes docs/settings.md from service.settings.Settings; `--check` only compares."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from service.settings import ENV_PREFIX, Settings
+
+TARGET = Path(__file__).parents[1] / "docs" / "settings.md"
+
+HEAD = """\
+# Settings
+
+Each setting is a flag (`--port=8500`) and an environment variable (`EMB_PORT=8500`); a flag wins over the variable, the
+variable over the default. A variable that starts with `EMB_` and is none of these stops the start, and so does any value
+out of its range: the message lists every fault at once. Names that TensorFlow Serving has mean what they mean there.
+
+This file is generated from `service/settings.py` (`make generated`).
+
+| Flag | Environment | Type | Default | Range | Meaning |
+|---|---|---|---|---|---|
+"""
+
+
+def table() -> str:
+    """Returns the page."""
+    types = get_type_hints(Settings)
+    return HEAD + "".join(_row(setting, types[setting.name]) for setting in dataclasses.fields(Settings))
+
+
+def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
+    about = setting.metadata
+    if get_origin(kind) is Literal:
+        type_name, allowed = "choice", ", ".join(f"`{choice}`" for choice in get_args(kind))
+    else:
+        type_name = {"str": "text", "int": "whole number", "float": "number"}[kind.__name__]
+        allowed = "" if about["low"] is None else f"{about['low']} to {about['high']}"
+    default = about["default_about"] or (f"`{setting.default}`" if setting.default != "" else "")
+    cells = (
+        f"`--{setting.name}`",
+        f"`{ENV_PREFIX}{setting.name.upper()}`",
+        type_name,
+        default,
+        allowed,
+        about["about"],
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def main() -> int:
+    """Returns the exit status: 1 when --check finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail where the file differs")
+    is_check = parser.parse_args().check
+    text = table()
+    if is_check:
+        is_same = TARGET.exists() and TARGET.read_text() == text
+        sys.stdout.write(f"{TARGET.name}: {'up to date' if is_same else 'differs, run make generated'}\n")
+        return 0 if is_same else 1
+    TARGET.write_text(text)
+    sys.stdout.write(f"{TARGET.name}: {len(text.splitlines())} lines\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

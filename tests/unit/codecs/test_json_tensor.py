@@ -1,0 +1,313 @@
+"""Predict bodies: rows and columns, ragged features, strictness, answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.codecs.json_tensor import decode_inputs, decode_predict, encode_predict
+from service.core.errors import BackendFailure, InputMismatch, MalformedPayload
+from service.core.types import SignatureSpec, TensorSpec
+from tests.unit.codecs.specs import LOOKUP, ragged, spec, vector
+
+
+def decoded(document: Any, signature: SignatureSpec) -> dict[str, Any]:
+    """Decodes a document, or a body as it is, to lists by input name."""
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return {name: array.tolist() for name, array in decode_inputs(decode_predict(body), signature).items()}
+
+
+X = spec(vector("x"))
+
+
+def one(dtype: str, **more: Any) -> SignatureSpec:
+    """Returns a signature with one input x."""
+    return spec(vector("x", dtype, **more))
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({}, "Missing 'inputs' or 'instances' key"),
+        ({"inputs": [1], "instances": [1]}, "only one of 'inputs' or 'instances'"),
+        ({"instances": {"x": 1}}, "Expecting 'instances' to be an list/array"),
+        ({"instances": []}, "No values in 'instances' array"),
+        ({"inputs": [1], "signature_name": 5}, "'signature_name' key must be a string value"),
+    ],
+)
+def test_the_outer_form_is_checked_first(document: Any, problem: str) -> None:
+    with pytest.raises(MalformedPayload, match=problem):
+        decode_predict(json.dumps(document).encode())
+
+
+def test_the_signature_name_is_read_without_a_signature() -> None:
+    body = decode_predict(b'{"signature_name": "s", "instances": [1], "other": 1}')
+    assert (body.signature_name, body.layout) == ("s", "row")
+    assert decode_predict(b'{"inputs": 1}').signature_name == ""
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"inputs": [1, 2]}, [1, 2]),
+        ({"inputs": {"x": [1, 2]}}, [1, 2]),
+        ({"inputs": 7}, 7),
+        ({"inputs": {"x": [[[1], [2]]]}}, [[[1], [2]]]),
+        ({"inputs": {"x": []}}, []),
+        ({"inputs": {"x": [[], []]}}, [[], []]),
+        ({"instances": [1, 2]}, [1, 2]),
+        ({"instances": [{"x": 1}, {"x": 2}]}, [1, 2]),
+        ({"instances": [[1, 2], [3, 4]]}, [[1, 2], [3, 4]]),
+    ],
+)
+def test_one_input_needs_no_name(document: Any, expected: Any) -> None:
+    assert decoded(document, X) == {"x": expected}
+
+
+def test_rows_and_columns_give_the_same_arrays() -> None:
+    rows = {"instances": [{"user": 1, "tags": [1, 5]}, {"user": 2, "tags": []}]}
+    columns = {"inputs": {"user": [1, 2], "tags": [[1, 5], []]}}
+    flat = {"inputs": {"user": [1, 2], "tags__values": [1, 5], "tags__row_splits": [0, 2, 2]}}
+    expected = {"user": [1, 2], "tags__values": [1, 5], "tags__row_splits": [0, 2, 2]}
+    for document in (rows, columns, flat):
+        assert decoded(document, LOOKUP) == expected
+
+
+def test_weights_are_nested_like_their_ids() -> None:
+    columns = {"inputs": {"tags": [[1, 5], []], "tags__weights": [[0.5, 1], []]}}
+    rows = {"instances": [{"tags": [1, 5], "tags__weights": [0.5, 1]}, {"tags": [], "tags__weights": []}]}
+    for document in (columns, rows):
+        assert decoded(document, LOOKUP)["tags__weights"] == [0.5, 1.0]
+    flat = {"inputs": {"tags__values": [1, 5], "tags__row_splits": [0, 2], "tags__weights": [0.5, 1]}}
+    assert decoded(flat, LOOKUP)["tags__weights"] == [0.5, 1.0]
+
+
+def test_a_single_ragged_feature_needs_no_name() -> None:
+    assert decoded({"instances": [[1], [2, 3]]}, spec(*ragged("g"))) == {
+        "g__values": [1, 2, 3],
+        "g__row_splits": [0, 1, 3],
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_ragged_feature_may_have_no_rows_and_no_ids(count: int) -> None:
+    arrays = decode_inputs(decode_predict(orjson.dumps({"inputs": {"tags": [[]] * count}})), LOOKUP)
+    assert arrays["tags__row_splits"].tolist() == [0] * (count + 1)
+    assert arrays["tags__values"].dtype == np.int64 and arrays["tags__values"].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"inputs": {"tags": [1, 5]}}, 'feature "tags": expected one list of ids per row, got JSON Value: 1'),
+        ({"inputs": {"tags": 5}}, 'feature "tags": expected one list of ids per row'),
+        ({"inputs": {"tags": [[[1]]]}}, r'"tags": JSON Value: \[1\] Type: Array is not of expected type: int64'),
+        ({"inputs": {"tags": [[1], None]}}, 'feature "tags": expected one list of ids per row, got JSON Value: null'),
+        ({"inputs": {"tags": [[1, 2]], "tags__weights": [[1]]}}, 'feature "tags": row 0 has 2 ids but 1 weights'),
+        ({"inputs": {"tags": [[1]], "tags__weights": [[1], []]}}, "1 rows of ids but 2 rows of weights"),
+        ({"inputs": {"tags": [[1]], "tags__weights": [1]}}, 'weights of feature "tags"'),
+        ({"inputs": {"tags": [[1]], "tags__values": [1]}}, 'sent both as "tags" and as "tags__values"'),
+        ({"instances": [{"tags__values": [1], "tags__row_splits": [0, 1]}]}, 'in instances, send "tags" as a list'),
+        ({"inputs": {"tags": [["red", 1]]}}, "strings and ids are mixed"),
+        ({"inputs": {"films": [["red"]]}}, '"red" Type: String is not of expected type: int64'),
+        ({"instances": [{"user": 1}, 2]}, "Expecting object but got list at item 1"),
+        ({"instances": [{"user": 1}, {"user": 1, "tags": []}]}, "process element: 1 of 'instances'.*equal to: user"),
+        ({"instances": [{"user": 1}, {"tags": []}]}, "Failed to process element: 1 of 'instances'"),
+    ],
+)
+def test_ragged_features_and_rows_are_held_to_their_form(document: Any, problem: str) -> None:
+    with pytest.raises(MalformedPayload, match=problem):
+        decoded(document, LOOKUP)
+
+
+@pytest.mark.parametrize("document", [{"instances": [1]}, {"inputs": [1]}, {"inputs": {"b64": "eA=="}}])
+def test_several_inputs_need_names(document: Any) -> None:
+    with pytest.raises(InputMismatch, match="multiple input tensors required: films, tags, user"):
+        decoded(document, LOOKUP)
+
+
+def test_an_unknown_name_is_left_to_validation() -> None:
+    assert set(decoded({"inputs": {"user": [1], "stranger": "anything"}}, LOOKUP)) == {"user", "stranger"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        ("int64", [2**63 - 1, -(2**63)], [2**63 - 1, -(2**63)]),
+        ("uint64", [2**64 - 1], [2**64 - 1]),
+        ("int8", [-128], [-128]),
+        ("float32", [1, 2.5], [1.0, 2.5]),
+        ("float16", [1.5], [1.5]),
+        ("float64", [0.1], [0.1]),
+        ("float32", [3.5e38, -(10**60)], [float("inf"), float("-inf")]),
+        ("bool", [True, False], [True, False]),
+        ("string", ["é", {"b64": "AP8="}, {"b64": "AP8"}], ["é".encode(), b"\x00\xff", b"\x00\xff"]),
+        ("string", [], []),
+    ],
+)
+def test_values_of_each_dtype(dtype: str, values: list[Any], expected: list[Any]) -> None:
+    arrays = decode_inputs(decode_predict(orjson_or_json({"inputs": values})), one(dtype))
+    assert arrays["x"].tolist() == expected
+    assert arrays["x"].dtype == (object if dtype == "string" else dtype)
+
+
+def orjson_or_json(document: Any) -> bytes:
+    """Writes integers of any size."""
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "shown"),
+    [
+        ("int64", [1.0], "1.0 Type: Number"),
+        ("int64", [1, True], "true Type: Bool"),
+        ("int64", [False], "false Type: Bool"),
+        ("int64", ["1"], '"1" Type: String'),
+        ("int64", [None], "null Type: Null"),
+        ("int64", [{"b64": "eA=="}], "Type: Object"),
+        ("float32", ["1.5"], '"1.5" Type: String'),
+        ("float32", [True], "true Type: Bool"),
+        ("bool", [1], "1 Type: Number"),
+        ("string", [1], "1 Type: Number"),
+        ("string", ["a", 1], "1 Type: Number"),
+    ],
+)
+def test_a_value_of_another_type_is_shown(dtype: str, values: list[Any], shown: str) -> None:
+    with pytest.raises(MalformedPayload) as caught:
+        decoded({"inputs": values}, one(dtype))
+    assert 'input "x"' in caught.value.message
+    assert f"{shown} is not of expected type: {dtype}" in caught.value.message
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 2**63), ("int32", 2**31), ("uint8", -1), ("int8", 128)])
+def test_an_integer_out_of_range_is_shown(dtype: str, value: int) -> None:
+    with pytest.raises(MalformedPayload, match=f'input "x": {value} does not fit {dtype}'):
+        decoded({"inputs": [0, value]}, one(dtype))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([[1, 2], [1, 2, 3]], "Expecting tensor size: 2 but got: 3"),
+        ([[1], []], "Expecting tensor size: 1 but got: 0"),
+        ([[1], 2], "Encountered list at unexpected level"),
+        ([1, [2]], "Encountered list at unexpected level"),
+        (json.loads("[" * 70 + "]" * 70), "nested over 64 deep"),
+    ],
+)
+def test_a_dense_input_must_be_rectangular(value: Any, problem: str) -> None:
+    with pytest.raises(MalformedPayload, match=f'input "x": .*{problem}'):
+        decoded({"inputs": {"x": value}}, X)
+
+
+@pytest.mark.parametrize("value", [{"b64": 1}, {"b64": "!"}, {"b64": "eA==", "c": 1}, {}])
+def test_bad_base64_is_refused(value: Any) -> None:
+    with pytest.raises(MalformedPayload, match="base64"):
+        decoded({"inputs": {"x": [value]}}, one("string"))
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(MalformedPayload, match="surrogate"):
+        decoded(b'{"inputs": {"x": ["\\ud800"], "y": [NaN]}}', spec(vector("x", "string"), vector("y", "float32")))
+
+
+def test_a_vocabulary_takes_strings_or_ids() -> None:
+    signature = one("int64", has_vocabulary=True)
+    assert decoded({"inputs": ["red", {"b64": "eA=="}]}, signature) == {"x": [b"red", b"x"]}
+    assert decoded({"inputs": [1, 2]}, signature) == {"x": [1, 2]}
+    with pytest.raises(MalformedPayload, match="strings and ids are mixed"):
+        decoded({"inputs": ["red", 1]}, signature)
+
+
+def test_strings_where_ids_are_wanted_say_why_not() -> None:
+    signature = spec(TensorSpec("x", "int64", (None,), vocabulary_size=5))
+    with pytest.raises(MalformedPayload, match="it has no vocabulary, send ids"):
+        decoded({"inputs": ["red"]}, signature)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "bfloat16", "resource"])
+def test_a_dtype_without_json_is_refused(dtype: str) -> None:
+    with pytest.raises(InputMismatch, match=f"dtype {dtype} has no JSON form"):
+        decoded({"inputs": [1]}, one(dtype))
+
+
+def test_answers_by_column() -> None:
+    y, z = np.array([[1.5, 2]], np.float32), np.array(3)
+    assert encode_predict({"y": y}, "columnar") == b'{"outputs":[[1.5,2.0]]}'
+    assert encode_predict({"y": y, "z": z}, "columnar") == b'{"outputs":{"y":[[1.5,2.0]],"z":3}}'
+    assert encode_predict({"z": np.array(np.nan)}, "columnar") == b'{"outputs":NaN}'
+
+
+def test_answers_by_row() -> None:
+    y, z = np.array([[1.5], [np.inf]], np.float32), np.array([1, 2])
+    assert encode_predict({"y": y}, "row") == b'{"predictions":[[1.5],[Infinity]]}'
+    assert encode_predict({"y": y, "z": z}, "row") == b'{"predictions":[{"y":[1.5],"z":1},{"y":[Infinity],"z":2}]}'
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({"y": np.array(1.0)}, "Tensor name: y has no shape information"),
+        ({"y": np.zeros(2), "z": np.zeros(3)}, "Tensor name: z has inconsistent batch size: 3 expecting: 2"),
+    ],
+)
+def test_rows_need_outputs_of_as_many_rows(arrays: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputMismatch, match=problem):
+        encode_predict(arrays, "row")
+
+
+def test_bytes_go_as_base64_where_the_name_says_so_or_utf8_can_not() -> None:
+    strings = np.array([["é".encode()], [b"\xff"]], object)
+    assert json.loads(encode_predict({"y": strings}, "columnar")) == {"outputs": [["é"], [{"b64": "/w=="}]]}
+    assert json.loads(encode_predict({"y_bytes": strings[0]}, "row")) == {"predictions": [{"b64": "w6k="}]}
+
+
+def test_arrays_that_are_not_contiguous_are_written_in_order() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    assert json.loads(encode_predict({"y": array}, "columnar"))["outputs"] == array.tolist()
+
+
+def test_an_output_without_json_is_a_fault_of_the_model() -> None:
+    with pytest.raises(BackendFailure, match="complex64 has no JSON form; use gRPC"):
+        encode_predict({"y": np.zeros(1, np.complex64)}, "columnar")
+
+
+def nested(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Draws rectangular lists of rank 1 to 3."""
+    return st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)).flatmap(
+        lambda shape: st.lists(values, min_size=math.prod(shape), max_size=math.prod(shape)).map(
+            lambda flat: np.array(flat).reshape(shape).tolist()
+        )
+    )
+
+
+@given(nested(st.integers(-(2**63), 2**63 - 1)))
+def test_ints_go_round(values: Any) -> None:
+    arrays = decode_inputs(decode_predict(orjson.dumps({"inputs": {"x": values}})), X)
+    assert json.loads(encode_predict(arrays, "columnar")) == {"outputs": values}
+    arrays = decode_inputs(decode_predict(orjson.dumps({"instances": values})), X)
+    assert json.loads(encode_predict(arrays, "row")) == {"predictions": values}
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=5))
+def test_ragged_lists_go_round(rows: list[list[int]]) -> None:
+    arrays = decode_inputs(decode_predict(orjson.dumps({"inputs": {"tags": rows}})), LOOKUP)
+    splits, values = arrays["tags__row_splits"].tolist(), arrays["tags__values"].tolist()
+    assert [values[a:b] for a, b in zip(splits, splits[1:], strict=False)] == rows
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8))
+def test_any_json_is_an_array_or_a_clean_error(value: Any) -> None:
+    body = json.dumps({"inputs": {"user": value, "tags": value}}).encode()
+    try:
+        arrays = decode_inputs(decode_predict(body), LOOKUP)
+    except (MalformedPayload, InputMismatch):
+        return
+    assert set(arrays) <= set(LOOKUP.inputs)
