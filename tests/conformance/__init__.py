@@ -1,0 +1,1 @@
+"""One table of requests and answers, held against the engine and both wires."""

@@ -1,0 +1,40 @@
+"""One engine over the toy model, behind every wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.core.engine import Engine
+from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client
+from tests.conftest import RecordingObserver, serving
+
+
+@pytest.fixture(scope="session")
+def shared_engine(toy_model: Path) -> Engine:
+    """Version 1 of model "toy", lookups only."""
+    registry = serving(toy_model)
+    registry.add_model("loading")
+    return Engine(registry, RecordingObserver())
+
+
+@pytest.fixture(scope="session")
+def http(shared_engine: Engine) -> Iterator[HttpClient]:
+    """A client of the HTTP application."""
+    with http_client(shared_engine) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
+    """Every way in, by name."""
+    with grpc_channel(shared_engine) as channel:
+        yield {
+            "engine": EngineWire(shared_engine),
+            "http :lookup": HttpWire(http, "lookup"),
+            "http columns": HttpWire(http, "columns"),
+            "http rows": HttpWire(http, "rows"),
+            "grpc": GrpcWire(channel),
+        }

@@ -1,0 +1,77 @@
+"""Every wire gives the same arrays for the same request, and the same error code with the same words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import oracle
+from tests.conformance.wires import Failure, Request, Wire
+from tests.toy_model import COMBINERS, toy_tables
+
+CASES: list[dict[str, Any]] = [
+    case
+    for file in sorted((Path(__file__).parent / "cases").glob("*.json"))
+    for case in json.loads(file.read_text())
+    if "request" in case
+]
+WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc")
+
+
+@pytest.mark.parametrize("wire_name", WIRES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_case(wires: dict[str, Wire], wire_name: str, case: dict[str, Any]) -> None:
+    request, wire = Request(**case["request"]), wires[wire_name]
+    if not wire.takes(request):
+        pytest.skip("has no form on this wire")
+    if "error" in case:
+        with pytest.raises(Failure) as caught:
+            wire.send(request)
+        assert caught.value.code == wire.code(case["error"]["code"])
+        assert case["error"].get(wire_name, case["error"]["text"]) in caught.value.text
+        return
+    outputs = wire.send(request)
+    assert sorted(outputs) == sorted(case["outputs"])
+    for name, rows in case["outputs"].items():
+        expected = np.array(rows, np.float32)
+        if expected.size or wire_name in ("engine", "grpc"):
+            expected = expected.reshape(len(rows), 2 if name == "user" else 3)
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-6, err_msg=name)
+
+
+def test_names_are_used_once() -> None:
+    names = [case["name"] for case in CASES]
+    assert sorted(names) == sorted(set(names))
+
+
+IDS = st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=5)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=IDS, data=st.data())
+def test_random_lookups_give_what_the_oracle_gives_on_every_wire(
+    wires: dict[str, Wire], rows: list[list[int]], data: st.DataObject
+) -> None:
+    quarters = st.integers(1, 8).map(lambda n: n / 4)
+    weights = [data.draw(st.lists(quarters, min_size=len(row), max_size=len(row))) for row in rows]
+    request = Request("lookup", dict.fromkeys(COMBINERS, rows), dict.fromkeys(COMBINERS, weights))
+    for name, wire in wires.items():
+        outputs = wire.send(request)
+        for feature, combiner in COMBINERS.items():
+            expected = oracle.combine(toy_tables()["tag"], rows, combiner, weights=weights)
+            np.testing.assert_allclose(outputs[feature], expected, rtol=1e-6, err_msg=f"{feature} over {name}")
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=IDS)
+def test_a_batch_equals_its_rows_sent_alone_on_every_wire(wires: dict[str, Wire], rows: list[list[int]]) -> None:
+    for wire in wires.values():
+        together = wire.send(Request("lookup", {"tags": rows}))["tags"]
+        alone = [wire.send(Request("lookup", {"tags": [row]}))["tags"] for row in rows]
+        assert np.array_equal(together, np.concatenate(alone))

@@ -1,0 +1,275 @@
+"""The ways into the server, each behind one call: a request as the case table has it, to arrays or to an error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+import httpx
+import numpy as np
+
+from service.codecs.protos import message_class
+from service.core.engine import Engine
+from service.core.errors import ServiceError
+from service.core.types import ModelRef
+from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.http.http_app import create_http_app
+from tests.oracle import ragged
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+# The canonical codes that share a status are told apart on gRPC only.
+HTTP_STATUS_OF_CODE = {
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 413,
+    "UNAVAILABLE": 503,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of the case table.
+
+    features, weights: what :lookup takes: ids per row, or a list of ids per row.
+    inputs: raw tensors in their place, as flat lists; for what :lookup can not say.
+    """
+
+    signature: str
+    features: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] | None = None
+    model: str = "toy"
+    version: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Returns the model's path."""
+        return f"/v1/models/{self.model}" + ("" if self.version is None else f"/versions/{self.version}")
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the request's tensors by input name."""
+        id_dtype = "int32" if "tensor_core" in self.signature else "int64"
+        if self.inputs is not None:
+            return {name: _array(name, value, id_dtype) for name, value in self.inputs.items()}
+        arrays = {}
+        for name, rows in self.features.items():
+            if not is_ragged(rows):
+                arrays[name] = _array(name, rows, id_dtype)
+                continue
+            values, splits = ragged(rows, "O")
+            arrays[f"{name}__values"] = _array(name, values.tolist(), id_dtype)
+            arrays[f"{name}__row_splits"] = splits
+            if name in self.weights:
+                arrays[f"{name}__weights"] = ragged(self.weights[name], "float32")[0]
+        return arrays
+
+
+class Failure(Exception):
+    """An error as a client meets it."""
+
+    def __init__(self, code: str | int, text: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text = code, text
+
+
+class Wire(Protocol):
+    """One way in."""
+
+    def takes(self, request: Request) -> bool:
+        """Says whether the request can be put this way at all."""
+
+    def send(self, request: Request) -> dict[str, np.ndarray]:
+        """Returns the outputs; raises Failure."""
+
+    def code(self, canonical: str) -> str | int:
+        """Returns what Failure.code is for a canonical code."""
+
+
+def is_ragged(rows: Any) -> bool:
+    """Says whether a feature of the case table has a list of ids per row."""
+    return any(isinstance(row, list) for row in rows)
+
+
+def _array(name: str, value: Any, id_dtype: str) -> np.ndarray:
+    flat = np.array(value, dtype=object).reshape(-1).tolist()
+    if any(isinstance(item, str) for item in flat):
+        return np.array([item.encode() for item in flat], object)
+    if name.endswith("__weights") or any(isinstance(item, float) for item in flat):
+        return np.array(value, np.float32)
+    return np.array(value, "int64" if name.endswith("__row_splits") else id_dtype)
+
+
+class EngineWire:
+    """No wire at all."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def takes(self, request: Request) -> bool:
+        """Takes everything."""
+        return True
+
+    def code(self, canonical: str) -> str:
+        """Is the canonical code."""
+        return canonical
+
+    def send(self, request: Request) -> dict[str, np.ndarray]:
+        """Binds and runs."""
+        try:
+            ref = ModelRef(request.model, request.version)
+            with self._engine.bind(ref, request.signature, api="test") as bound:
+                return bound.run(request.arrays())
+        except ServiceError as error:
+            raise Failure(error.code, error.message) from error
+
+
+class GrpcWire:
+    """Predict over a loopback connection."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._predict = channel.unary_unary(PREDICT)
+
+    def takes(self, request: Request) -> bool:
+        """Takes everything."""
+        return True
+
+    def code(self, canonical: str) -> str:
+        """Is the canonical code."""
+        return canonical
+
+    def send(self, request: Request) -> dict[str, np.ndarray]:
+        """Sends tensors, ids packed or as strings."""
+        message = message_class("tensorflow.serving.PredictRequest")()
+        message.model_spec.name = request.model
+        message.model_spec.signature_name = request.signature
+        if request.version is not None:
+            message.model_spec.version.value = request.version
+        for name, array in request.arrays().items():
+            fill_tensor(message.inputs[name], array)
+        try:
+            data = self._predict(message.SerializeToString(), timeout=60)
+        except grpc.RpcError as error:
+            raise Failure(error.code().name, error.details()) from error
+        response = message_class("tensorflow.serving.PredictResponse").FromString(data)
+        assert response.model_spec.signature_name == request.signature
+        return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
+
+
+def fill_tensor(tensor: Any, array: np.ndarray) -> None:
+    """Fills a TensorProto."""
+    numbers = {"float32": 1, "int32": 3, "object": 7, "int64": 9}
+    fields = {"float32": "float_val", "int32": "int_val", "object": "string_val", "int64": "int64_val"}
+    tensor.dtype = numbers[array.dtype.name]
+    tensor.tensor_shape.SetInParent()
+    for size in array.shape:
+        tensor.tensor_shape.dim.add().size = size
+    getattr(tensor, fields[array.dtype.name]).extend(array.reshape(-1).tolist())
+
+
+def read_tensor(tensor: Any) -> np.ndarray:
+    """Returns a float TensorProto's array."""
+    assert tensor.dtype == 1
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    return np.array(tensor.float_val, np.float32).reshape(shape)
+
+
+class HttpWire:
+    """One JSON form over the ASGI application.
+
+    layout: "lookup" (:lookup), "columns" (:predict with inputs) or "rows" (:predict with instances).
+    """
+
+    def __init__(self, client: HttpClient, layout: str) -> None:
+        self._client, self._layout = client, layout
+
+    def takes(self, request: Request) -> bool:
+        """Raw tensors only as columns; rows only where every feature has as many, and at least one."""
+        if request.inputs is not None:
+            return self._layout == "columns"
+        return self._layout != "rows" or len({len(rows) or -1 for rows in request.features.values()} - {-1}) == 1
+
+    def code(self, canonical: str) -> int:
+        """Is the status."""
+        return HTTP_STATUS_OF_CODE[canonical]
+
+    def send(self, request: Request) -> dict[str, np.ndarray]:
+        """Posts the body of this layout."""
+        weights = {f"{name}__weights": rows for name, rows in request.weights.items()}
+        if self._layout == "lookup":
+            method, body = "lookup", {"features": request.features, "weights": request.weights}
+        elif self._layout == "columns":
+            columns = request.features | weights if request.inputs is None else request.inputs
+            method, body = "predict", {"inputs": columns}
+        else:
+            columns = request.features | weights
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            method, body = "predict", {"instances": rows}
+        status, answer = self._client.post(
+            f"{request.path}:{method}", json.dumps(body | {"signature_name": request.signature})
+        )
+        if status != 200:
+            assert set(answer) == {"error"}
+            raise Failure(status, answer["error"])
+        return self._outputs(answer, request)
+
+    def _outputs(self, answer: Any, request: Request) -> dict[str, np.ndarray]:
+        (key,) = answer
+        assert key == {"lookup": "embeddings", "columns": "outputs", "rows": "predictions"}[self._layout]
+        outputs = answer[key]
+        if self._layout == "rows" and isinstance(outputs[0], dict):
+            outputs = {name: [row[name] for row in outputs] for name in outputs[0]}
+        if not isinstance(outputs, dict):
+            # A single output loses its name.
+            (name,) = {name.split("__")[0] for name in request.arrays()}
+            outputs = {name: outputs}
+        return {name: np.array(rows, np.float32) for name, rows in outputs.items()}
+
+
+class HttpClient:
+    """The application without a socket, for tests that are not asynchronous."""
+
+    def __init__(self, app: Any, runner: asyncio.Runner) -> None:
+        self._app, self._runner = app, runner
+
+    def post(self, path: str, body: str) -> tuple[int, Any]:
+        """Returns status and parsed body."""
+        return self.request("POST", path, body)
+
+    def request(self, method: str, path: str, body: str = "") -> tuple[int, Any]:
+        """Returns status and parsed body."""
+
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, content=body.encode())
+
+        response = self._runner.run(send())
+        return response.status_code, response.json()
+
+
+@contextmanager
+def http_client(engine: Engine) -> Iterator[HttpClient]:
+    """Gives a client of the application over an engine."""
+    app = create_http_app(
+        engine, metrics=lambda: (b"", "text/plain"), max_body_bytes=1 << 20, rest_api_timeout_s=60, graph_threads=1
+    )
+    with asyncio.Runner() as runner:
+        yield HttpClient(app, runner)
+
+
+@contextmanager
+def grpc_channel(engine: Engine) -> Iterator[grpc.Channel]:
+    """Gives a channel to a server over an engine."""
+    server = GrpcServer(engine, address="127.0.0.1:0", max_message_bytes=1 << 20, max_workers=2)
+    port = server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        server.stop(0)

@@ -1,0 +1,109 @@
+"""The toy artifact and an engine over it; nothing here opens a socket or imports TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.core.engine import Engine
+from service.core.registry import Registry
+from service.loading import ServableLoader
+from tests.toy_model import write_toy_model
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets what TensorFlow reads when it is imported, whichever test does so first."""
+    # The TFRS embedding layer works with Keras 2 only.
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds what makes the long runs long."""
+    parser.addoption(
+        "--parity-requests",
+        type=int,
+        default=300,
+        help="random requests that the served answers are compared with TensorFlow's on (default 300)",
+    )
+
+
+@dataclass
+class RecordingObserver:
+    """Keeps what the engine reports, in order."""
+
+    finished_requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def finished(self, **request: Any) -> None:
+        """See core.engine.Observer."""
+        self.finished_requests.append(request)
+
+
+@dataclass
+class Clock:
+    """A clock that moves only when a test says so."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base path with version 1 of the toy model; not to be changed."""
+    base = tmp_path_factory.mktemp("toy")
+    write_toy_model(base / "1")
+    return base
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Time, by hand."""
+    return Clock()
+
+
+@pytest.fixture
+def observer() -> RecordingObserver:
+    """What engines report to."""
+    return RecordingObserver()
+
+
+@pytest.fixture
+def toy_engine(toy_model: Path, observer: RecordingObserver, clock: Clock) -> Engine:
+    """Version 1 of model "toy", lookups only."""
+    return Engine(serving(toy_model), observer, clock)
+
+
+def serving(base: Path, *, name: str = "toy", version: int = 1) -> Registry:
+    """Returns a registry that serves a version without TensorFlow."""
+    registry = Registry(lambda model, status: None)
+    registry.add_model(name)
+    registry.start(name, version)
+    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1)(name, version, base / str(version)))
+    return registry
+
+
+@pytest.fixture(scope="session")
+def tf() -> Any:
+    """TensorFlow, for tests under the marker `tf`; what it warns about at import is not ours to act on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tensorflow
+    return tensorflow
+
+
+@pytest.fixture(scope="session")
+def tf_serving_testdata() -> Path:
+    """TensorFlow Serving's own test models, which are not part of the repository."""
+    folder = SHARED / "testdata" / "tf_serving"
+    if not folder.is_dir():
+        pytest.skip("…/shared is not here")
+    return folder

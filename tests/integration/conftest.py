@@ -1,0 +1,53 @@
+"""A model folder to change, and a server over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.process import ServerProcess
+from tests.toy_model import write_toy_model
+
+Serve = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled kernels, shared by all servers of a run."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A model folder with version 1 of the toy model."""
+    write_toy_model(tmp_path / "model" / "1")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def serve(base: Path, kernel_cache: Path) -> Iterator[Serve]:
+    """Starts servers over the model folder, lookups only unless told otherwise, and stops them."""
+    with ExitStack() as stack:
+
+        def start(*flags: str, **settings: object) -> ServerProcess:
+            given = {
+                "model_base_path": base,
+                "graph_signatures": "off",
+                "kernel_cache_dir": kernel_cache,
+                "file_system_poll_wait_seconds": 0.05,
+            }
+            return stack.enter_context(ServerProcess(*flags, **(given | settings)))
+
+        yield start
+
+
+def add_version(base: Path, version: int, **options: object) -> Path:
+    """Adds a version the way an exporter does: written elsewhere, then renamed into place."""
+    hidden = base.parent / f"incoming-{version}"
+    write_toy_model(hidden, **options)  # type: ignore[arg-type]
+    os.rename(hidden, base / str(version))
+    return base / str(version)

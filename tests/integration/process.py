@@ -1,0 +1,159 @@
+"""A server in a process of its own, and clients that speak to it over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+import httpx
+
+from service.codecs.protos import message_class
+from tests.conformance.wires import fill_tensor, read_tensor
+
+ROOT = Path(__file__).parents[2]
+# Long enough for a slow machine to compile kernels and import TensorFlow; nothing waits for it in a good run.
+PATIENCE_S = 120
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Returns this process's environment without any setting of the server."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("EMB_")} | more
+
+
+class ServerProcess:
+    """`python -m service`, stopped at the end whatever happens.
+
+    records: its log lines, parsed.
+    """
+
+    def __init__(self, *flags: str, **settings: object) -> None:
+        given = {"host": "127.0.0.1", "port": 0, "rest_api_port": 0, "log_format": "json"} | settings
+        arguments = [f"--{name}={value}" for name, value in given.items()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "service", *arguments, *flags],
+            cwd=ROOT,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self.records: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._is_over = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = {"message": line.rstrip(), "level": "raw"}
+            with self._news:
+                self.records.append(record)
+                self._news.notify_all()
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+    def wait_for_log(self, message: str, **fields: object) -> dict[str, Any]:
+        """Returns the first log record with this message and these fields, once there is one."""
+
+        def find() -> dict[str, Any] | None:
+            for record in self.records:
+                if record["message"] == message and fields.items() <= record.items():
+                    return record
+            return None
+
+        with self._news:
+            self._news.wait_for(lambda: find() or self._is_over, PATIENCE_S)
+            found = find()
+        assert found, f"no {message!r} {fields} in {self.records}"
+        return found
+
+    def ready(self) -> ServerProcess:
+        """Waits until it answers from a model."""
+        listening = self.wait_for_log("listening")
+        self.http_port, self.grpc_port = listening["http_port"], listening["grpc_port"]
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.http_port}", timeout=PATIENCE_S)
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
+        self.wait_for_log("loaded")
+        until(lambda: self.http.get("/readyz").status_code == 200)
+        return self
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to this process alone."""
+        self._process.send_signal(number)
+
+    def exit_code(self) -> int:
+        """Waits for the end."""
+        code = self._process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+    def text(self) -> str:
+        """Returns all log messages and reasons."""
+        return "\n".join(f"{record['message']} {record.get('reason', '')}" for record in self.records)
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in ("http", "channel"):
+            if hasattr(self, name):
+                getattr(self, name).close()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def lookup(self, features: Mapping[str, Any], weights: Mapping[str, Any] | None = None, **more: Any) -> Any:
+        """Posts a lookup to the model and returns its embeddings."""
+        response = self.http.post(
+            f"/v1/models/{more.pop('model', 'default')}:lookup",
+            json={"features": features} | ({"weights": weights} if weights else {}) | more,
+        )
+        assert response.status_code == 200, response.text
+        return response.json()["embeddings"]
+
+    def predict_grpc(self, inputs: Mapping[str, Any], signature: str, *, model: str = "default") -> dict[str, Any]:
+        """Calls Predict and returns the arrays."""
+        return predict_grpc(self.channel, inputs, signature, model=model)
+
+
+def predict_grpc(
+    channel: grpc.Channel, inputs: Mapping[str, Any], signature: str, *, model: str = "default"
+) -> dict[str, Any]:
+    """Calls Predict over a channel and returns the float outputs."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name = model
+    request.model_spec.signature_name = signature
+    for name, array in inputs.items():
+        fill_tensor(request.inputs[name], array)
+    call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    data = call(request.SerializeToString(), timeout=PATIENCE_S)
+    response = message_class("tensorflow.serving.PredictResponse").FromString(data)
+    return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
+
+
+def until(is_so: Any) -> None:
+    """Waits until a callable gives true."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came"
+        time.sleep(0.01)

@@ -1,0 +1,316 @@
+"""A model from training to the wire: what is served is what TensorFlow computes, request by request.
+
+`--parity-requests N` makes the runs longer (default 300).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import oracle
+from tests.integration.process import ROOT, ServerProcess, environment
+from tests.toy_model import MANIFEST
+
+pytestmark = pytest.mark.tf
+
+MAX_ROWS = 4
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
+STRANGER = "no such string"
+
+Request = dict[str, list[Any]]
+
+
+class Model:
+    """An exported model: its manifest, its tables as TensorFlow reads them, and its signatures in TensorFlow."""
+
+    def __init__(self, tf: Any, base: Path) -> None:
+        artifact = base / "1"
+        self.manifest = json.loads((artifact / MANIFEST).read_text())
+        reader = tf.train.load_checkpoint(str(artifact / "variables" / "variables"))
+        self.tables = {name: reader.get_tensor(table["variable"]) for name, table in self.manifest["tables"].items()}
+        self.strings = {
+            name: (artifact / vocabulary["file"]).read_text().splitlines()
+            for name, vocabulary in self.manifest["vocabularies"].items()
+        }
+        self._loaded = tf.saved_model.load(str(artifact))
+        self._tf = tf
+
+    def table(self, feature: str) -> np.ndarray:
+        """Returns a feature's table."""
+        return self.tables[self.manifest["features"][feature]["table"]]
+
+    def features(self, signature: str) -> dict[str, Any]:
+        """Returns how a signature's features travel."""
+        return self.manifest["signatures"][signature]["features"]
+
+    def in_tensorflow(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Runs a signature in TensorFlow."""
+        tensors = {name: self._tf.constant(array) for name, array in inputs.items()}
+        return {name: output.numpy() for name, output in self._loaded.signatures[signature](**tensors).items()}
+
+    def rows(self, feature: str, ids: list[Any]) -> list[Any]:
+        """Returns ids, or lists of them, with strings turned into rows."""
+        vocabulary = self.manifest["features"][feature]["vocabulary"]
+        strings = self.strings[vocabulary] if vocabulary else []
+
+        def row(item: Any) -> Any:
+            if isinstance(item, list):
+                return [row(i) for i in item]
+            return item if not isinstance(item, str) else strings.index(item) + 1 if item in strings else 0
+
+        return [row(item) for item in ids]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that the exporter wrote, as a user would have it."""
+    base = tmp_path_factory.mktemp("parity") / "models"
+    command = [sys.executable, "-m", "model_export", "demo", "--dataset", "synthetic", "--epochs", "1"]
+    command += ["--out", str(base), "--batch_sizes", f"1,{MAX_ROWS}"]
+    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return base
+
+
+@pytest.fixture(scope="module")
+def model(tf: Any, base: Path) -> Model:
+    """See Model."""
+    return Model(tf, base)
+
+
+@pytest.fixture(scope="module")
+def server(base: Path, kernel_cache: Path) -> Iterator[ServerProcess]:
+    """A server with TensorFlow over the model."""
+    with ServerProcess(model_base_path=base, kernel_cache_dir=kernel_cache, graph_signatures="auto") as server:
+        yield server.ready()
+
+
+@pytest.fixture(scope="module")
+def num_requests(request: pytest.FixtureRequest) -> int:
+    """How many random requests."""
+    return int(request.config.getoption("--parity-requests"))
+
+
+class Random:
+    """Draws requests: empty rows, repeated ids, first and last rows of tables, weights, strings."""
+
+    def __init__(self, model: Model, seed: int) -> None:
+        self._model, self._random = model, np.random.default_rng(seed)
+
+    def rows(self, low: int = 1) -> int:
+        """Returns a number of rows."""
+        return int(self._random.integers(low, MAX_ROWS + 1))
+
+    def coin(self, chance: float) -> bool:
+        """Says yes now and then."""
+        return bool(self._random.random() < chance)
+
+    def ids(self, feature: str, lookup: Mapping[str, Any], rows: int, *, strings: bool = False) -> list[Any]:
+        """Returns ids per row, or a list of them per row."""
+        if not lookup["row_splits"]:
+            return self._some(feature, rows, strings)
+        longest = lookup["max_ids_per_row"] or 12
+        return [self._some(feature, int(self._random.integers(0, longest + 1)), strings) for _ in range(rows)]
+
+    def _some(self, feature: str, count: int, strings: bool) -> list[Any]:
+        vocabulary = self._model.manifest["features"][feature]["vocabulary"]
+        if strings and vocabulary:
+            known = [*self._model.strings[vocabulary], STRANGER]
+            return [known[i] for i in self._random.integers(0, len(known), count)]
+        last = len(self._model.table(feature)) - 1
+        ids = self._random.integers(0, last + 1, count)
+        edges = self._random.random(count) < 0.2
+        ids[edges] = self._random.choice([0, last], edges.sum())
+        return ids.tolist()
+
+    def weights(self, ids: list[Any]) -> list[list[float]]:
+        """Returns a factor per id that float32 holds exactly, some of them 0."""
+        return [(self._random.integers(0, 17, len(row)) / 8).tolist() for row in ids]
+
+
+def tensors(
+    features: Mapping[str, Any], ids: Request, weights: Request, dtype: str, *, with_empty_weights: bool = False
+) -> dict[str, np.ndarray]:
+    """Returns a request's tensors, as a gRPC client sends them."""
+
+    def array(items: list[Any]) -> np.ndarray:
+        if any(isinstance(item, str) for item in items):
+            return np.array([item.encode() for item in items], object)
+        return np.array(items, dtype)
+
+    inputs = {}
+    for name, lookup in features.items():
+        if not lookup["row_splits"]:
+            inputs[lookup["ids"]] = array(ids[name])
+            continue
+        inputs[lookup["ids"]] = array([item for row in ids[name] for item in row])
+        inputs[lookup["row_splits"]] = oracle.ragged(ids[name], "O")[1]
+        if name in weights:
+            inputs[lookup["weights"]] = oracle.ragged(weights[name], "float32")[0]
+        elif with_empty_weights and lookup["weights"]:
+            inputs[lookup["weights"]] = np.empty(0, np.float32)
+    return inputs
+
+
+def expected_lookup(model: Model, features: Mapping[str, Any], ids: Request, weights: Request) -> dict[str, np.ndarray]:
+    """Returns what the oracle gives."""
+    outputs = {}
+    for name, lookup in features.items():
+        table, rows = model.table(name), model.rows(name, ids[name])
+        if not lookup["row_splits"]:
+            outputs[lookup["output"]] = oracle.gather(table, rows)
+        else:
+            outputs[lookup["output"]] = oracle.combine(
+                table,
+                rows,
+                lookup["combiner"],
+                weights=weights.get(name),
+                at_least_one=lookup["mean_divisor"] == "at_least_one",
+                max_ids=lookup["max_ids_per_row"],
+            )
+    return outputs
+
+
+@pytest.mark.parametrize("signature", ["lookup", "lookup_tpu_tensor_core"])
+def test_lookups_equal_tensorflow_and_the_oracle(
+    model: Model, server: ServerProcess, num_requests: int, signature: str
+) -> None:
+    features = model.features(signature)
+    is_padded = signature != "lookup"
+    dtype = "int32" if is_padded else "int64"
+    random = Random(model, seed=11)
+    seen = {"empty row": 0, "repeated id": 0, "weights": 0, "strings": 0}
+    for number in range(num_requests):
+        strings, rows = random.coin(0.25), random.rows()
+        # The padded graph takes features of one number of rows; the other takes each as it comes.
+        ids = {
+            name: random.ids(name, lookup, rows if is_padded else random.rows(), strings=strings)
+            for name, lookup in features.items()
+        }
+        ragged = [name for name, lookup in features.items() if lookup["row_splits"]]
+        weights = {name: random.weights(ids[name]) for name in ragged if random.coin(0.5)}
+        seen["empty row"] += any(not row for name in ragged for row in ids[name])
+        seen["repeated id"] += any(len(set(row)) < len(row) for name in ragged for row in ids[name])
+        seen["weights"] += bool(weights)
+        seen["strings"] += strings
+
+        over_http = server.lookup(ids, weights, signature_name=signature)
+        over_grpc = server.predict_grpc(tensors(features, ids, weights, dtype), signature)
+        as_rows = {name: model.rows(name, items) for name, items in ids.items()}
+        graph_inputs = tensors(features, as_rows, weights, dtype, with_empty_weights=True)
+        in_graph = model.in_tensorflow(signature, graph_inputs)
+        by_hand = expected_lookup(model, features, ids, weights)
+        assert sorted(over_http) == sorted(over_grpc) == sorted(in_graph) == sorted(by_hand)
+        for name, array in over_grpc.items():
+            where = f"request {number}, {name}"
+            assert np.array_equal(np.array(over_http[name], np.float32).reshape(array.shape), array), where
+            np.testing.assert_allclose(array, in_graph[name], **TOLERANCE, err_msg=where)
+            np.testing.assert_allclose(array, by_hand[name], **TOLERANCE, err_msg=where)
+    assert all(count > num_requests // 20 for count in seen.values()), seen
+
+
+def test_predict_equals_tensorflow_on_both_wires(model: Model, server: ServerProcess, num_requests: int) -> None:
+    features = model.features("serving_default")
+    random = Random(model, seed=12)
+    for number in range(num_requests):
+        rows = random.rows()
+        ids = {name: random.ids(name, lookup, rows) for name, lookup in features.items()}
+        inputs = tensors(features, ids, {}, "int64")
+        (expected,) = model.in_tensorflow("serving_default", inputs).values()
+        (over_grpc,) = server.predict_grpc(inputs, "").values()
+        instances = [dict(zip(ids, row, strict=True)) for row in zip(*ids.values(), strict=True)]
+        over_rows = post(server, {"instances": instances})["predictions"]
+        over_columns = post(server, {"inputs": {name: array.tolist() for name, array in inputs.items()}})["outputs"]
+        np.testing.assert_allclose(over_grpc, expected, **TOLERANCE, err_msg=f"request {number}")
+        for answer in (over_rows, over_columns):
+            np.testing.assert_allclose(np.array(answer, np.float32), expected, **TOLERANCE, err_msg=f"request {number}")
+
+
+def test_predict_takes_strings_for_ids(model: Model, server: ServerProcess) -> None:
+    features = model.features("serving_default")
+    random = Random(model, seed=13)
+    ids = {name: random.ids(name, lookup, 3, strings=True) for name, lookup in features.items()}
+    as_rows = {name: model.rows(name, items) for name, items in ids.items()}
+    (expected,) = model.in_tensorflow("serving_default", tensors(features, as_rows, {}, "int64")).values()
+    (over_grpc,) = server.predict_grpc(tensors(features, ids, {}, "int64"), "").values()
+    over_http = post(server, {"inputs": ids})["outputs"]
+    np.testing.assert_allclose(over_grpc, expected, **TOLERANCE)
+    np.testing.assert_allclose(np.array(over_http, np.float32), expected, **TOLERANCE)
+
+
+def test_serve_examples_equals_tensorflow_on_both_wires(
+    tf: Any, model: Model, server: ServerProcess, num_requests: int
+) -> None:
+    features = model.features("serving_default")
+    random = Random(model, seed=14)
+    for number in range(max(num_requests // 10, 1)):
+        rows = random.rows()
+        ids = {name: random.ids(name, lookup, rows, strings=True) for name, lookup in features.items()}
+        examples = [example(tf, {name: items[r] for name, items in ids.items()}) for r in range(rows)]
+        inputs = {"examples": np.array(examples, object)}
+        as_rows = {name: model.rows(name, items) for name, items in ids.items()}
+        (expected,) = model.in_tensorflow("serving_default", tensors(features, as_rows, {}, "int64")).values()
+        (in_graph,) = model.in_tensorflow("serve_examples", inputs).values()
+        (over_grpc,) = server.predict_grpc(inputs, "serve_examples").values()
+        instances = [{"b64": base64.b64encode(e).decode()} for e in examples]
+        over_http = post(server, {"signature_name": "serve_examples", "instances": instances})["predictions"]
+        for answer in (in_graph, over_grpc, np.array(over_http, np.float32)):
+            np.testing.assert_allclose(answer, expected, **TOLERANCE, err_msg=f"request {number}")
+
+
+def example(tf: Any, row: Mapping[str, Any]) -> bytes:
+    """Returns a serialized tf.Example of one row."""
+    message = tf.train.Example()
+    for name, value in row.items():
+        items = value if isinstance(value, list) else [value]
+        feature = message.features.feature[name]
+        if any(isinstance(item, str) for item in items):
+            feature.bytes_list.value.extend(item.encode() for item in items)
+        elif items:
+            feature.int64_list.value.extend(items)
+    return bytes(message.SerializeToString())
+
+
+def post(server: ServerProcess, body: Any) -> Any:
+    """Posts a predict and returns its answer."""
+    response = server.http.post("/v1/models/default:predict", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_every_id_of_every_table_is_served_as_stored(model: Model, server: ServerProcess) -> None:
+    for name, table in model.tables.items():
+        response = server.http.post(f"/v1/models/default/tables/{name}:rows", json={"ids": list(range(len(table)))})
+        assert np.array_equal(np.array(response.json()["rows"], np.float32), table)
+
+
+def test_what_the_graph_refuses_the_server_refuses_in_words(model: Model, server: ServerProcess) -> None:
+    for body, text in (
+        ({"signature_name": "serve_examples", "instances": [{"b64": "//8="}]}, "Could not parse example input"),
+        ({"instances": [{name: -1 for name in model.features("serving_default")}]}, "list"),
+        ({"inputs": {"user_id": [1]}}, "Missing but required"),
+    ):
+        response = server.http.post("/v1/models/default:predict", json=body)
+        assert response.status_code == 400, response.text
+        assert text in response.json()["error"]
+
+
+def test_a_new_version_is_served_by_tensorflow_too(base: Path, model: Model, server: ServerProcess) -> None:
+    import shutil
+
+    before = post(server, {"inputs": {name: [] for name in model.features("serving_default")}})
+    shutil.copytree(base / "1", base / "incoming")
+    (base / "incoming").rename(base / "2")
+    server.wait_for_log("loaded", version=2)
+    after = post(server, {"inputs": {name: [] for name in model.features("serving_default")}})
+    assert before == after == {"outputs": []}
+    server.wait_for_log("version state", version=1, state="END")

@@ -1,0 +1,156 @@
+"""Versions come and go under load: no request fails, and no answer is of two versions."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tests.integration.conftest import Serve, add_version
+from tests.integration.process import ServerProcess, predict_grpc, until
+from tests.toy_model import SHARD
+
+FEATURES = {"user": [1, 2, 3, 4], "tags_sum": [[1, 2, 3], [], [3]]}
+ANSWER = {"user": [[1, 10], [2, 20], [3, 30], [4, 40]], "tags_sum": [[6, 14, 3], [0, 0, 0], [3, 9, 1]]}
+
+
+class Load:
+    """Clients that ask the same thing over and over.
+
+    scales: which versions answered, by scale. faults: whatever was not a whole answer of one version.
+    """
+
+    def __init__(self, server: ServerProcess, num_clients: int = 2) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self.scales: set[float] = set()
+        self.faults: list[Any] = []
+        targets = [self._over_http, self._over_grpc]
+        self._threads = [threading.Thread(target=self._run, args=(t,)) for t in targets * num_clients]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(self, target: Any) -> None:
+        try:
+            target()
+        except Exception as error:
+            self.faults.append(error)
+
+    def _over_http(self) -> None:
+        with httpx.Client(base_url=self._server.http.base_url, timeout=60) as http:
+            while not self._stop.is_set():
+                response = http.post("/v1/models/default:lookup", json={"features": FEATURES})
+                if response.status_code != 200:
+                    self.faults.append(response.text)
+                    return
+                self._check(response.json()["embeddings"])
+
+    def _over_grpc(self) -> None:
+        inputs = {
+            "user": np.array(FEATURES["user"]),
+            "tags_sum__values": np.array([1, 2, 3, 3]),
+            "tags_sum__row_splits": np.array([0, 3, 3, 4]),
+        }
+        while not self._stop.is_set():
+            outputs = predict_grpc(self._server.channel, inputs, "lookup")
+            self._check({name: array.tolist() for name, array in outputs.items()})
+
+    def _check(self, answer: Any) -> None:
+        scale = answer["user"][0][0]
+        for name, rows in ANSWER.items():
+            if answer[name] != (scale * np.array(rows)).tolist():
+                self.faults.append(answer)
+        self.scales.add(scale)
+
+
+def versions(server: ServerProcess) -> dict[int, dict[str, Any]]:
+    """Returns the status of every version."""
+    statuses = server.http.get("/v1/models/default").json()["model_version_status"]
+    return {int(status["version"]): status for status in statuses}
+
+
+def test_new_versions_are_swapped_in_under_load(serve: Serve, base: Path) -> None:
+    server = serve().ready()
+    with Load(server) as load:
+        for version in range(2, 8):
+            until(lambda seen=version - 1: seen in load.scales or load.faults)
+            add_version(base, version, scale=version, padding=version)
+            until(lambda: list(versions(server)) == [version])  # noqa: B023
+        until(lambda: 7 in load.scales or load.faults)
+    assert load.faults == []
+    assert load.scales == {1, 2, 3, 4, 5, 6, 7}
+    metrics = server.http.get("/metrics").text
+    assert 'version="7"' in metrics
+    assert 'version="1"' not in metrics, "series of versions that are gone"
+    maps = Path(f"/proc/{server.pid}/maps").read_text()
+    assert str(base / "7" / SHARD) in maps
+
+
+def test_a_corrupt_version_leaves_the_old_one_serving(serve: Serve, base: Path) -> None:
+    server = serve(max_num_load_retries=0).ready()
+    with Load(server, 1) as load:
+        broken = base.parent / "broken"
+        shutil.copytree(base / "1", broken)
+        (broken / SHARD).write_bytes((broken / SHARD).read_bytes()[:-1])
+        broken.rename(base / "2")
+        until(lambda: versions(server).get(2, {}).get("state") == "END")
+        status = versions(server)[2]["status"]
+        assert status["error_code"] == "FAILED_PRECONDITION"
+        assert "variables.data-00000-of-00001" in status["error_message"]
+        assert versions(server)[1]["state"] == "AVAILABLE"
+        assert server.http.get("/readyz").status_code == 200
+        add_version(base, 3, scale=3)
+        until(lambda: 3 in load.scales or load.faults)
+        until(lambda: sorted(versions(server)) == [2, 3])
+    assert load.faults == []
+    assert load.scales == {1, 3}
+
+
+def test_a_copy_that_is_not_finished_is_served_once_it_is(serve: Serve, base: Path) -> None:
+    server = serve(load_retry_interval_micros=50_000, max_num_load_retries=1000).ready()
+    whole = base.parent / "whole"
+    shutil.copytree(base / "1", whole)
+    (base / "2").mkdir()
+    for source in sorted(whole.rglob("*")):
+        target = base / "2" / source.relative_to(whole)
+        if source.is_dir():
+            target.mkdir()
+        else:
+            target.write_bytes(source.read_bytes())
+        assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
+    until(lambda: versions(server).get(2, {}).get("state") == "AVAILABLE")
+
+
+def test_a_model_folder_that_vanishes_keeps_being_served(serve: Serve, base: Path) -> None:
+    server = serve().ready()
+    shutil.rmtree(base)
+    server.wait_for_log("model has no versions")
+    assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
+    assert server.http.get("/readyz").status_code == 200
+    add_version(base.parent, 0)
+    base.mkdir()
+    add_version(base, 2, scale=2)
+    until(lambda: server.lookup({"user": [4]}) == {"user": [[8, 80]]})
+
+
+def test_removing_the_newest_version_goes_back(serve: Serve, base: Path) -> None:
+    add_version(base, 2, scale=2)
+    server = serve().ready()
+    assert server.lookup({"user": [1]}) == {"user": [[2, 20]]}
+    with Load(server, 1) as load:
+        until(lambda: load.scales or load.faults)
+        shutil.rmtree(base / "2")
+        until(lambda: 1 in load.scales or load.faults)
+    assert load.faults == []

@@ -1,0 +1,77 @@
+"""What a lookup must answer, row by row in float64, written from DESIGN's table of combiners and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Rows = Sequence[Sequence[int]]
+Weights = Sequence[Sequence[float]]
+
+
+class Refused(Exception):
+    """The lookup has no answer: an id has no row, or a row has too many ids."""
+
+
+def combine(
+    table: np.ndarray,
+    rows: Rows,
+    combiner: str,
+    *,
+    weights: Weights | None = None,
+    at_least_one: bool = False,
+    max_ids: int | None = None,
+    truncate: bool = False,
+    on_bad_id: str = "error",
+    default_row: int = 0,
+) -> np.ndarray:
+    """Returns [B, D] float64 of the ids of each row.
+
+    Args:
+      at_least_one: a mean divides by max(sum(w), 1), as the tensor core does, and not by sum(w).
+      max_ids: K; a longer row is cut where truncate, else refused.
+      on_bad_id: "error", "drop" or "default_row".
+    """
+    out = np.zeros((len(rows), table.shape[1]))
+    for r, ids in enumerate(rows):
+        pairs = list(zip(ids, weights[r] if weights is not None else [1.0] * len(ids), strict=True))
+        if max_ids is not None and len(pairs) > max_ids:
+            if not truncate:
+                raise Refused(f"row {r}")
+            pairs = pairs[:max_ids]
+        vectors, factors = [], []
+        for row_id, weight in pairs:
+            if not 0 <= row_id < len(table):
+                if on_bad_id == "error":
+                    raise Refused(f"id {row_id}")
+                if on_bad_id == "drop":
+                    continue
+                row_id = default_row
+            vectors.append(table[row_id].astype(np.float64) * weight)
+            factors.append(float(weight))
+        total = np.sum(vectors, axis=0) if vectors else np.zeros(table.shape[1])
+        if combiner == "sum":
+            divisor = 1.0
+        elif combiner == "sqrtn":
+            divisor = float(np.sqrt(sum(f * f for f in factors)))
+        else:
+            divisor = max(sum(factors), 1.0) if at_least_one else sum(factors)
+        out[r] = total / divisor if divisor else 0.0
+    return out
+
+
+def gather(table: np.ndarray, ids: Sequence[int], *, on_bad_id: str = "error", default_row: int = 0) -> np.ndarray:
+    """Returns [B, D]: a sum over one id per row."""
+    rows = [[row_id] for row_id in ids]
+    return combine(table, rows, "sum", on_bad_id=on_bad_id, default_row=default_row)
+
+
+def ragged(rows: Rows, dtype: str = "int64") -> tuple[np.ndarray, np.ndarray]:
+    """Returns values and row_splits of lists of unequal length.
+
+    >>> [a.tolist() for a in ragged([[1, 2], [], [3]])]
+    [[1, 2, 3], [0, 2, 2, 3]]
+    """
+    values = np.array([value for row in rows for value in row], dtype)
+    return values, np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)

@@ -1,0 +1,315 @@
+"""What the layers may import, where the environment is read, how files are named: rules a reader can rely on."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import grpc
+import pytest
+
+from service.core import errors
+from service.transports.grpc.status_codes import STATUS_CODES
+from service.transports.http.errors import HTTP_STATUS
+from tests.unit.core.test_errors import leaves
+
+ROOT = Path(__file__).parents[1]
+MAX_CODE_LINES = 300
+
+# Folder or file -> what of ours, and which packages, it may import beside the standard library and its own folder.
+# The first entry that fits a module holds for it.
+MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
+    "service.core.types": ({"service.core.errors"}, {"numpy"}),
+    "service.core.errors": (set(), {"numpy"}),
+    "service.core": ({"service.core"}, {"numpy"}),
+    "service.lookup": (
+        {"service.core.types", "service.core.errors", "service.core.manifest", "service.core.validation"},
+        {"numpy", "numba"},
+    ),
+    "service.graph": (
+        {"service.core.types", "service.core.errors", "service.core.manifest"},
+        {"numpy", "tensorflow"},
+    ),
+    "service.codecs": ({"service.core.types", "service.core.errors"}, {"numpy", "google.protobuf", "orjson"}),
+    "service.transports.http": (
+        {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
+        {"numpy", "fastapi", "starlette", "orjson"},
+    ),
+    "service.transports.grpc": (
+        {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
+        {"grpc", "grpc_health", "grpc_reflection"},
+    ),
+    # What is left joins the layers: app, cli, loading, settings, observability and the like.
+    "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
+    "model_export": (
+        {"model_export", "service.core.manifest", "service.core.types", "service.core.errors", "service.lookup.bundle"},
+        {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
+    ),
+}
+# (module, import): why.
+EXCEPTIONS = {
+    # A program of its own for building images, where the settings say what folder to fill.
+    ("service.lookup.kernel_cache", "service.settings"),
+}
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Returns the source files below folders of the repository, relative to it."""
+    return sorted(file.relative_to(ROOT) for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+SOURCES = python_files("service", "model_export")
+by_file = pytest.mark.parametrize("file", SOURCES, ids=str)
+
+
+def module_name(file: Path) -> str:
+    """Returns the dotted name of a source file."""
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    """Returns a source file's syntax tree."""
+    return ast.parse((ROOT / file).read_text(), str(file))
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Yields every module a file imports, also inside functions; `from a import b` gives a.b where that is a module."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{file}:{node.lineno}: relative import"
+            for alias in node.names:
+                as_module = ROOT / node.module.replace(".", "/") / alias.name
+                is_module = as_module.is_dir() or as_module.with_suffix(".py").exists()
+                yield f"{node.module}.{alias.name}" if is_module else node.module
+
+
+def is_below(name: str, packages: set[str]) -> bool:
+    """Says whether a dotted name is one of the packages or in one."""
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+@by_file
+def test_a_layer_imports_only_what_its_row_of_the_table_allows(file: Path) -> None:
+    name = module_name(file)
+    row = next(row for row in MAY_IMPORT if is_below(name, {row}))
+    ours, packages = MAY_IMPORT[row]
+    # A single file may import nothing of its folder but what its row says.
+    own = {row} if (ROOT / row.replace(".", "/")).is_dir() else set()
+    for imported in imports(file):
+        if (name, imported) in EXCEPTIONS or imported.split(".")[0] in sys.stdlib_module_names:
+            continue
+        allowed = ours | own if imported.split(".")[0] in ("service", "model_export") else packages
+        assert is_below(imported, allowed), f"{file} imports {imported}; {row} may import {sorted(ours | packages)}"
+
+
+def test_only_the_graph_folder_names_tensorflow() -> None:
+    using = {file.parts[1] for file in SOURCES if file.parts[0] == "service" and "tensorflow" in set(imports(file))}
+    assert using == {"graph"}
+
+
+@pytest.mark.parametrize("file", python_files("loadtest", "examples"), ids=str)
+def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
+    assert not [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
+
+
+def test_exceptions_are_still_needed() -> None:
+    assert {(module, name) for module, name in EXCEPTIONS if name in set(imports(file_of(module)))} == EXCEPTIONS
+
+
+def file_of(module: str) -> Path:
+    """Returns the source file of a dotted name."""
+    return Path(module.replace(".", "/")).with_suffix(".py")
+
+
+def reads_environment(file: Path) -> bool:
+    """Says whether a file touches the process's environment."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr in ("environ", "environb", "getenv", "putenv")
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+        for node in ast.walk(tree(file))
+    ) or any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "os"
+        and {a.name for a in node.names} & {"environ", "getenv"}
+        for node in ast.walk(tree(file))
+    )
+
+
+def test_the_environment_is_read_in_one_file_of_each_package() -> None:
+    reading = [str(file) for file in SOURCES if reads_environment(file)]
+    assert reading == ["model_export/tensorflow_setup.py", "service/settings.py"]
+
+
+@pytest.mark.parametrize("file", python_files("service", "model_export", "loadtest", "examples", "tests"), ids=str)
+def test_a_files_name_says_a_thing(file: Path) -> None:
+    assert file.stem not in ("utils", "util", "helpers", "helper", "common", "manager", "misc")
+
+
+@by_file
+def test_a_file_stays_small(file: Path) -> None:
+    assert code_lines((ROOT / file).read_text()) <= MAX_CODE_LINES
+
+
+def code_lines(source: str) -> int:
+    """Counts lines that hold code: not blank, not a comment, not part of a docstring."""
+    lines: set[int] = set()
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in ignored:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def test_code_lines_counts_code() -> None:
+    assert code_lines('"""Doc\nstring."""\n\n# comment\nx = [\n  1,\n]\ny = """a\nb"""  # two more\n') == 5
+
+
+@pytest.mark.parametrize("file", [file for file in SOURCES if file.name == "__init__.py"], ids=str)
+def test_a_packages_init_holds_only_its_rule(file: Path) -> None:
+    (statement,) = tree(file).body
+    assert ast.get_docstring(tree(file))
+    assert isinstance(statement, ast.Expr)
+
+
+@by_file
+def test_every_public_name_has_a_docstring(file: Path) -> None:
+    assert ast.get_docstring(tree(file)), f"{file} has no docstring"
+    missing = [f"{file}:{node.lineno} {node.name}" for node in public_definitions(tree(file)) if not documented(node)]
+    assert missing == []
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public_definitions(node: ast.AST) -> Iterator[Definition]:
+    """Yields public classes and functions, and the public methods of public classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from public_definitions(child)
+
+
+def documented(node: Definition) -> bool:
+    """Says whether a definition has a docstring, or is a protocol's attribute, which needs none."""
+    body = node.body[-1]
+    is_declaration = isinstance(body, ast.Expr) and isinstance(body.value, ast.Constant) and body.value.value is ...
+    is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in getattr(node, "decorator_list", []))
+    return bool(ast.get_docstring(node)) or (is_declaration and is_property)
+
+
+@pytest.mark.parametrize("file", python_files("tests", "loadtest", "examples", ".ci"), ids=str)
+def test_every_other_file_says_what_it_is_for(file: Path) -> None:
+    assert ast.get_docstring(tree(file)), f"{file} has no docstring"
+
+
+@pytest.mark.parametrize("cls", leaves(), ids=lambda cls: cls.__name__)
+def test_every_error_has_its_own_row_on_both_wires(cls: type[errors.ServiceError]) -> None:
+    assert cls in HTTP_STATUS, "by itself, not by a base class"
+    assert 400 <= HTTP_STATUS[cls] < 600
+    assert STATUS_CODES[cls.code] is grpc.StatusCode[cls.code]
+
+
+def test_the_tables_of_the_wires_hold_nothing_else() -> None:
+    everything = {errors.ServiceError, *_subclasses(errors.ServiceError)}
+    assert set(HTTP_STATUS) == everything
+    assert set(STATUS_CODES) == set(get_args(errors.Code))
+
+
+def _subclasses(cls: type[errors.ServiceError]) -> Iterator[type[errors.ServiceError]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def test_no_error_stands_in_a_table_twice() -> None:
+    source = tree(Path("service/transports/http/errors.py"))
+    (table,) = [
+        node.value
+        for node in ast.walk(source)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "HTTP_STATUS"
+    ]
+    assert isinstance(table, ast.Dict)
+    names = [ast.unparse(key) for key in table.keys if key is not None]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_the_server_starts_without_tensorflow() -> None:
+    code = (
+        "import sys, service.app, service.cli\n"
+        "heavy = {'tensorflow', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def tracked_files() -> list[Path]:
+    """Returns the repository's files as git sees them, new ones included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in result.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+# In pieces, so that this file does not hold what it forbids.
+MACHINE_PATHS = [
+    re.compile(
+        rb"(?<![\w.])/(" + rb"|".join([rb"ho" + rb"me", rb"ro" + rb"ot", rb"Us" + rb"ers", rb"wo" + rb"rk"]) + rb")/\w"
+    ),
+    re.compile(rb"/tmp/" + rb"w/"),
+]
+REGISTRY_HOSTS = re.compile(
+    b"|".join(
+        [
+            b"files\\.python" + b"hosted",
+            b"py" + b"pi\\.org",
+            b"registry-1\\." + b"docker",
+            b"registry\\.npm" + b"js",
+            b"gh" + b"cr\\.io",
+        ]
+    )
+)
+
+
+def test_no_file_holds_a_path_of_a_machine() -> None:
+    for file in tracked_files():
+        data = file.read_bytes()
+        for pattern in MACHINE_PATHS:
+            found = pattern.search(data)
+            assert found is None, f"{file.relative_to(ROOT)} holds {found.group(0)!r}"
+
+
+def test_no_file_names_a_package_registry() -> None:
+    for file in tracked_files():
+        found = REGISTRY_HOSTS.search(file.read_bytes())
+        assert found is None, f"{file.relative_to(ROOT)} names {found.group(0)!r}"
+
+
+def test_the_lock_file_pins_versions_and_no_places() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    assert pins
+    for line in pins:
+        assert re.match(r"^[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^\s;]+( *;.*)?$", line), line
+        assert "://" not in line

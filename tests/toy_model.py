@@ -1,0 +1,271 @@
+"""A SavedModel folder small enough to work out by hand, written without TensorFlow.
+
+Row i of table `user` (V=5, D=2) is [i, 10 i], row i of `tag` (V=4, D=3) is [i, i*i, 1], both times `scale`. Strings
+"red", "green", "blue" are rows 1, 2, 3 of `tag`, any other string is row 0.
+
+    signature               features                                ids     notes
+    lookup                  user  tags  tags_sum  tags_sqrtn        int64   weights may be left out
+    lookup_tpu_tensor_core  user  tags  tags_sum                    int32   at most 3 ids a row, 4 rows
+    serving_default         user  tags                              int64   predict: its graph is not in the file
+
+`tags` is a mean, `tags_sum` a sum, `tags_sqrtn` a sqrtn; all three read `tag` and take its strings. A tensor of three
+bytes lies before the tables, so that neither of them is aligned.
+
+The checkpoint writer below is written from TensorFlow's format alone and shares nothing with service.lookup.bundle.
+
+Source: tensorflow/core/lib/io/table_builder.cc, tensorflow/core/util/tensor_bundle/tensor_bundle.h (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.codecs.protos import message_class
+
+MANIFEST = Path("assets.extra/lookup_manifest.json")
+INDEX = Path("variables/variables.index")
+SHARD = Path("variables/variables.data-00000-of-00001")
+TAG_STRINGS = ("red", "green", "blue")
+COMBINERS = {"tags": "mean", "tags_sum": "sum", "tags_sqrtn": "sqrtn"}
+MAX_IDS_PER_ROW = 3
+BATCH_SIZES = (1, 4)
+
+_FLOAT, _INT32, _INT64 = 1, 3, 9
+_DTYPE_NUMBERS = {"float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int64": 9}
+
+
+def toy_tables(scale: int = 1) -> dict[str, np.ndarray]:
+    """Returns the two tables by name."""
+    return {
+        "user": scale * np.array([[i, 10 * i] for i in range(5)], np.float32),
+        "tag": scale * np.array([[i, i * i, 1] for i in range(4)], np.float32),
+    }
+
+
+def write_toy_model(
+    folder: Path, *, scale: int = 1, padding: int = 3, edit_manifest: Callable[[dict[str, Any]], None] | None = None
+) -> Path:
+    """Writes one version folder and returns it.
+
+    Args:
+      scale: multiplies every table, so that an answer tells which version gave it.
+      padding: bytes before the first table.
+      edit_manifest: changes the manifest's JSON before it is written.
+    """
+    for name in ("variables", "assets", "assets.extra"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    tensors = {"_padding": np.zeros(padding, np.uint8)}
+    tensors |= {variable_name(name): table for name, table in toy_tables(scale).items()}
+    entries = write_bundle(folder / "variables" / "variables", tensors)
+    (folder / "assets" / "tag.txt").write_text("".join(f"{string}\n" for string in TAG_STRINGS))
+    (folder / "saved_model.pb").write_bytes(saved_model(toy_signatures()))
+    manifest = toy_manifest(entries)
+    manifest["files"] = {
+        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    if edit_manifest is not None:
+        edit_manifest(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    return folder
+
+
+def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the manifest of a folder that was already written."""
+    data = json.loads((folder / MANIFEST).read_text())
+    edit(data)
+    (folder / MANIFEST).write_text(json.dumps(data))
+
+
+def variable_name(table: str) -> str:
+    """Returns a table's key in the checkpoint."""
+    return f"tables/{table}/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def toy_manifest(entries: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Returns the manifest's JSON, without `files`, for what write_bundle returned."""
+    cpu = {"user": {"ids": "user", "output": "user"}}
+    for feature, combiner in COMBINERS.items():
+        cpu[feature] = _ragged(feature) | {"weights": f"{feature}__weights", "output": feature, "combiner": combiner}
+    tensor_core = {
+        name: cpu[name] | ({} if name == "user" else {"mean_divisor": "at_least_one", "max_ids_per_row": 3})
+        for name in ("user", "tags", "tags_sum")
+    }
+    return {
+        "format_version": 1,
+        "tables": {
+            name: {
+                "variable": variable_name(name),
+                "vocabulary_size": table.shape[0],
+                "embedding_dim": table.shape[1],
+                "dtype": "float32",
+                "file": SHARD.as_posix(),
+                **entries[variable_name(name)],
+            }
+            for name, table in toy_tables().items()
+        },
+        "vocabularies": {"tag": {"file": "assets/tag.txt", "size": len(TAG_STRINGS), "first_id": 1, "oov_id": 0}},
+        "features": {"user": {"table": "user"}} | {name: {"table": "tag", "vocabulary": "tag"} for name in COMBINERS},
+        "signatures": {
+            "lookup": {"kind": "lookup", "device": "cpu", "features": cpu},
+            "lookup_tpu_tensor_core": {
+                "kind": "lookup",
+                "device": "tpu_tensor_core",
+                "batch_sizes": list(BATCH_SIZES),
+                "features": tensor_core,
+            },
+            "serving_default": {
+                "kind": "predict",
+                "features": {"user": {"ids": "user"}, "tags": _ragged("tags") | {"combiner": "mean"}},
+            },
+        },
+    }
+
+
+def _ragged(feature: str) -> dict[str, str]:
+    return {"ids": f"{feature}__values", "row_splits": f"{feature}__row_splits"}
+
+
+TensorInfo = tuple[int, tuple[int, ...]]
+
+
+def toy_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo]]]:
+    """Returns (inputs, outputs) of each signature, each tensor as (DataType number, shape)."""
+
+    def inputs(features: tuple[str, ...], ids: int, *, weighted: bool) -> dict[str, TensorInfo]:
+        result: dict[str, TensorInfo] = {"user": (ids, (-1,))}
+        for feature in features:
+            result[f"{feature}__values"] = (ids, (-1,))
+            result[f"{feature}__row_splits"] = (_INT64, (-1,))
+            if weighted:
+                result[f"{feature}__weights"] = (_FLOAT, (-1,))
+        return result
+
+    def outputs(features: tuple[str, ...]) -> dict[str, TensorInfo]:
+        return {"user": (_FLOAT, (-1, 2))} | {feature: (_FLOAT, (-1, 3)) for feature in features}
+
+    padded = ("tags", "tags_sum")
+    return {
+        "lookup": (inputs(tuple(COMBINERS), _INT64, weighted=True), outputs(tuple(COMBINERS))),
+        "lookup_tpu_tensor_core": (inputs(padded, _INT32, weighted=True), outputs(padded)),
+        "serving_default": (inputs(("tags",), _INT64, weighted=False), {"score": (_FLOAT, (-1,))}),
+    }
+
+
+def saved_model(
+    signatures: Mapping[str, tuple[Mapping[str, TensorInfo], Mapping[str, TensorInfo]]],
+    tags: tuple[str, ...] = ("serve",),
+) -> bytes:
+    """Returns saved_model.pb with these signatures and an empty graph."""
+    message = message_class("tensorflow.SavedModel")()
+    message.saved_model_schema_version = 1
+    meta_graph = message.meta_graphs.add()
+    meta_graph.meta_info_def.tags.extend(tags)
+    for name, (inputs, outputs) in signatures.items():
+        signature = meta_graph.signature_def[name]
+        signature.method_name = "tensorflow/serving/predict"
+        for tensors, infos, prefix in ((inputs, signature.inputs, name), (outputs, signature.outputs, "Call")):
+            for key, (dtype, shape) in tensors.items():
+                infos[key].name = f"{prefix}_{key}:0"
+                infos[key].dtype = dtype
+                for size in shape:
+                    infos[key].tensor_shape.dim.add().size = size
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def write_bundle(prefix: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
+    """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor."""
+    data, entries, records = bytearray(), {}, {b"": _field(1, 1) + _field(3, _field(1, 1))}
+    for name in sorted(tensors):
+        tensor = np.ascontiguousarray(tensors[name])
+        raw = tensor.tobytes()
+        entries[name] = {"offset": len(data), "nbytes": len(raw), "crc32c": masked_crc32c(raw)}
+        shape = b"".join(_field(2, _field(1, size)) for size in tensor.shape)
+        records[name.encode()] = (
+            _field(1, _DTYPE_NUMBERS[tensor.dtype.name])
+            + _field(2, shape)
+            + (_field(4, len(data)) if data else b"")
+            + _field(5, len(raw))
+            + b"\x35"
+            + struct.pack("<I", entries[name]["crc32c"])
+        )
+        data += raw
+    prefix.with_name(f"{prefix.name}.data-00000-of-00001").write_bytes(data)
+    prefix.with_name(f"{prefix.name}.index").write_bytes(_sorted_table(records))
+    return entries
+
+
+def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
+    out = bytearray()
+
+    def append(block: bytes) -> bytes:
+        handle = varint(len(out)) + varint(len(block))
+        out.extend(block + b"\0" + struct.pack("<I", masked_crc32c(block + b"\0")))
+        return handle
+
+    keys = sorted(records)
+    data_handle = append(_block([(key, records[key]) for key in keys]))
+    meta_handle = append(_block([]))
+    index_handle = append(_block([(keys[-1], data_handle)]))
+    return bytes(out + (meta_handle + index_handle).ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57))
+
+
+def _block(records: list[tuple[bytes, bytes]]) -> bytes:
+    # Keys share a prefix with the key before them, except at every 16th, where reading may start.
+    out, restarts, last = bytearray(), [0], b""
+    for i, (key, value) in enumerate(records):
+        shared = 0
+        if i % 16 == 0 and i:
+            restarts.append(len(out))
+        elif i:
+            while shared < min(len(key), len(last)) and key[shared] == last[shared]:
+                shared += 1
+        out += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        last = key
+    return bytes(out + b"".join(struct.pack("<I", restart) for restart in [*restarts, len(restarts)]))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    """Returns protobuf's variable-length form of a non-negative integer."""
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Returns the checksum that TensorFlow keeps of blocks and tensors.
+
+    >>> hex(masked_crc32c(b"123456789"))
+    '0xc78ab0e5'
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 255] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_CRC_TABLE = _crc_table()

@@ -1,0 +1,205 @@
+"""The manifest: what is written comes back, and each fault of the file is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.core.errors import ArtifactError
+from service.core.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest
+from tests.toy_model import toy_manifest, toy_tables, variable_name
+
+
+def manifest_json() -> dict[str, Any]:
+    """Returns the toy manifest as JSON."""
+    entries = {variable_name(name): {"offset": 3, "nbytes": t.nbytes, "crc32c": 1} for name, t in toy_tables().items()}
+    return toy_manifest(entries) | {"files": {"saved_model.pb": 10}, "provenance": {"by": "a test"}}
+
+
+def parse(data: Any) -> Manifest:
+    """Parses JSON that was edited as Python."""
+    return Manifest.from_json(json.dumps(data))
+
+
+def test_what_is_written_is_read_back_equal() -> None:
+    manifest = parse(manifest_json())
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert json.loads(manifest.to_json())["format_version"] == FORMAT_VERSION
+
+
+def test_reads_every_field_of_the_toy_manifest() -> None:
+    manifest = parse(manifest_json())
+    assert manifest.tables["tag"].embedding_dim == 3
+    assert manifest.vocabularies["tag"].first_id == 1
+    padded = manifest.signatures["lookup_tpu_tensor_core"]
+    assert (padded.device, padded.batch_sizes) == ("tpu_tensor_core", (1, 4))
+    assert padded.features["tags"].mean_divisor == "at_least_one"
+    assert padded.features["tags"].max_ids_per_row == 3
+    assert manifest.provenance == {"by": "a test"}
+
+
+def test_a_format_newer_than_ours_is_refused_by_its_number() -> None:
+    data = manifest_json() | {"format_version": FORMAT_VERSION + 1, "something_new": True}
+    with pytest.raises(ArtifactError, match=rf"format {FORMAT_VERSION + 1} is newer .*\({FORMAT_VERSION}\); upgrade"):
+        parse(data)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}"])
+def test_what_is_not_json_is_an_artifact_error(text: str | bytes) -> None:
+    with pytest.raises(ArtifactError, match="not valid JSON"):
+        Manifest.from_json(text)
+
+
+def test_json_that_is_not_an_object_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="not a JSON object"):
+        parse([1])
+
+
+def at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Returns an edit that sets one place."""
+
+    def edit(data: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return edit
+
+
+def without(*path: str) -> Callable[[dict[str, Any]], None]:
+    """Returns an edit that removes one place."""
+
+    def edit(data: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+
+    return edit
+
+
+LOOKUP_TAGS = ("signatures", "lookup", "features", "tags")
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "no format": (without("format_version"), "format_version is None"),
+    "format zero": (at("format_version", value=0), "format_version is 0"),
+    "format true": (at("format_version", value=True), "format_version is True"),
+    "no tables": (without("tables"), "tables is missing"),
+    "tables a list": (at("tables", value=[]), "tables is not an object"),
+    "no features": (without("features"), "features is missing"),
+    "no signatures": (without("signatures"), "signatures is missing"),
+    "files a list": (at("files", value=[]), "files is not an object"),
+    "provenance a text": (at("provenance", value="me"), "provenance is not an object"),
+    "table a number": (at("tables", "tag", value=1), "tables.tag is not an object"),
+    "unknown table field": (at("tables", "tag", "color", value=1), r"tables.tag has unknown fields \['color'\]"),
+    "missing table field": (without("tables", "tag", "crc32c"), r"tables.tag .* lacks \['crc32c'\]"),
+    "offset a text": (at("tables", "tag", "offset", value="3"), "tables.tag.offset is '3', expected int"),
+    "offset a bool": (at("tables", "tag", "offset", value=True), "tables.tag.offset is True"),
+    "offset negative": (at("tables", "tag", "offset", value=-3), "tables.tag.offset is negative"),
+    "variable a number": (at("tables", "tag", "variable", value=5), "tables.tag.variable is 5"),
+    "feature of no table": (at("features", "user", "table", value="x"), "feature 'user' uses table 'x', which is not"),
+    "vocabulary unknown": (at("features", "user", "vocabulary", value="x"), "uses vocabulary 'x', not defined"),
+    "vocabulary oov negative": (at("vocabularies", "tag", "oov_id", value=-1), "vocabularies.tag.oov_id is negative"),
+    "signature kind": (at("signatures", "lookup", "kind", value="x"), 'signatures.lookup.kind is not "lookup"'),
+    "signature a list": (at("signatures", "lookup", value=[]), "signatures.lookup.kind"),
+    "signature device": (at("signatures", "lookup", "device", value="gpu"), "signatures.lookup.device is 'gpu'"),
+    "no features in a signature": (without("signatures", "lookup", "features"), "features is missing"),
+    "batch sizes fall": (at("signatures", "lookup", "batch_sizes", value=[4, 1]), "batch_sizes is not an ascending"),
+    "batch size zero": (at("signatures", "lookup", "batch_sizes", value=[0]), "batch_sizes is not an ascending"),
+    "batch size bool": (at("signatures", "lookup", "batch_sizes", value=[True]), "batch_sizes is not an ascending"),
+    "batch sizes a number": (at("signatures", "lookup", "batch_sizes", value=4), "batch_sizes is not an ascending"),
+    "feature of a signature unknown": (
+        at("signatures", "lookup", "features", "x", value={"ids": "x", "output": "x"}),
+        "signature 'lookup' uses feature 'x', which is not defined",
+    ),
+    "no output": (without(*LOOKUP_TAGS, "output"), "signature 'lookup' gives feature 'tags' no output"),
+    "output twice": (at(*LOOKUP_TAGS, "output", value="user"), "signature 'lookup' gives two features the same output"),
+    "combiner unknown": (at(*LOOKUP_TAGS, "combiner", value="max"), "combiner is 'max', expected one of"),
+    "policy unknown": (at(*LOOKUP_TAGS, "on_bad_id", value="ignore"), "on_bad_id is 'ignore'"),
+    "policy a list": (at(*LOOKUP_TAGS, "on_bad_id", value=["drop"]), "on_bad_id is"),
+    "divisor unknown": (at(*LOOKUP_TAGS, "mean_divisor", value="n"), "mean_divisor is 'n'"),
+    "too many unknown": (at(*LOOKUP_TAGS, "on_too_many_ids", value="x"), "on_too_many_ids is 'x'"),
+    "row splits without combiner": (without(*LOOKUP_TAGS, "combiner"), "needs both row_splits and combiner"),
+    "combiner without row splits": (without(*LOOKUP_TAGS, "row_splits"), "needs both row_splits and combiner"),
+    "weights without row splits": (
+        at("signatures", "lookup", "features", "user", "weights", value="w"),
+        "input 'user' has weights but no row_splits",
+    ),
+    "room for no ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value=0), "max_ids_per_row 0, expected 1 or more"),
+    "room for a text of ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value="3"), "max_ids_per_row is '3'"),
+    "unknown lookup field": (at(*LOOKUP_TAGS, "pad", value=1), r"unknown fields \['pad'\]"),
+    "table file absolute": (at("tables", "tag", "file", value="/etc/passwd"), "'/etc/passwd' lies outside"),
+    "table file above": (at("tables", "tag", "file", value="variables/../../x"), "lies outside the artifact"),
+    "vocabulary file above": (at("vocabularies", "tag", "file", value="../x"), "'../x' lies outside the artifact"),
+    "listed file above": (at("files", value={"a/../../b": 1}), "lies outside the artifact"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), FAULTS.values(), ids=FAULTS.keys())
+def test_each_fault_is_refused_by_name(edit: Callable[[dict[str, Any]], None], message: str) -> None:
+    data = manifest_json()
+    edit(data)
+    with pytest.raises(ArtifactError, match=message):
+        parse(data)
+
+
+@pytest.mark.parametrize("row", [3, 4])
+def test_the_default_row_must_be_in_the_table(row: int) -> None:
+    data = manifest_json()
+    data["signatures"]["lookup"]["features"]["tags"] |= {"on_bad_id": "default_row", "default_row": row}
+    if row < 4:
+        assert parse(data).signatures["lookup"].features["tags"].default_row == row
+    else:
+        with pytest.raises(ArtifactError, match="feature 'tags': default_row is not in the table"):
+            parse(data)
+
+
+def test_optional_parts_may_be_left_out() -> None:
+    data = manifest_json()
+    for name in ("files", "provenance"):
+        del data[name]
+    assert parse(data).files == {}
+
+
+def test_an_artifact_without_the_file_has_no_manifest(tmp_path: Path) -> None:
+    assert Manifest.read(tmp_path) is None
+
+
+def test_a_file_that_can_not_be_read_is_an_artifact_error(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_PATH).mkdir(parents=True)
+    with pytest.raises(ArtifactError, match="cannot read .*lookup_manifest.json"):
+        Manifest.read(tmp_path)
+
+
+def test_entries_can_not_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse(manifest_json()).tables["tag"].offset = 0  # type: ignore[misc]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(data: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Returns the path of every value of nested objects."""
+    below = [p for key, value in data.items() for p in places(value, (*path, key))] if isinstance(data, dict) else []
+    return [path, *below] if path else below
+
+
+@given(st.sampled_from(places(manifest_json())), JSON_VALUES)
+def test_any_value_in_any_place_is_read_or_refused(place: tuple[str, ...], value: Any) -> None:
+    data = manifest_json()
+    at(*place, value=value)(data)
+    try:
+        parse(data)
+    except ArtifactError:
+        pass

@@ -1,0 +1,271 @@
+"""Every way a request can fail to fit its signature, and what passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.core.errors import IdOutOfRange, InputMismatch, ServiceError
+from service.core.types import Array, SignatureSpec, TensorSpec, ragged_features
+from service.core.validation import checked, dtype_name
+
+
+class Letters:
+    """A vocabulary: b"a" is 0, b"b" is 1 and so on."""
+
+    def ids_of(self, strings: Array, input_name: str) -> Array:
+        """Maps single letters."""
+        return np.array([s[0] - 97 for s in strings.reshape(-1)], np.int64).reshape(strings.shape)
+
+
+def spec(kind: str, **inputs: TensorSpec) -> SignatureSpec:
+    """Returns a signature with these inputs and one output."""
+    return SignatureSpec(
+        name="s",
+        kind=kind,  # type: ignore[arg-type]
+        method_name="",
+        inputs=inputs,
+        outputs={"y": TensorSpec("y", "float32", None)},
+        ragged=ragged_features(inputs),
+    )
+
+
+def id_tensor(name: str, dtype: str = "int64", **more: Any) -> TensorSpec:
+    """Returns an id input of a table of five rows."""
+    return TensorSpec(name, dtype, (None,), vocabulary_size=5, **more)
+
+
+def lookup(dtype: str = "int64") -> SignatureSpec:
+    """Returns a lookup of `user` and of the ragged `tags` with weights."""
+    optional = {"is_optional": True}
+    return spec(
+        "lookup",
+        user=id_tensor("user", dtype, **optional),
+        tags__values=id_tensor("tags__values", dtype, vocabulary=Letters(), **optional),
+        tags__row_splits=TensorSpec("tags__row_splits", "int64", (None,), **optional),
+        tags__weights=TensorSpec("tags__weights", "float32", (None,), **optional),
+    )
+
+
+def predict() -> SignatureSpec:
+    """Returns a predict over ids that a manifest describes."""
+    return spec(
+        "predict",
+        user=id_tensor("user"),
+        tags__values=id_tensor("tags__values", vocabulary=Letters()),
+        tags__row_splits=TensorSpec("tags__row_splits", "int64", (None,)),
+    )
+
+
+def foreign(**inputs: TensorSpec) -> SignatureSpec:
+    """Returns a predict that no manifest describes."""
+    return spec("predict", **(inputs or {"x": TensorSpec("x", "float32", (None, 1))}))
+
+
+def ints(*values: int, dtype: str = "int64") -> Array:
+    """Returns ids."""
+    return np.array(values, dtype)
+
+
+def tags(values: Array, *splits: int, weights: Array | None = None, splits_dtype: str = "int64") -> dict[str, Array]:
+    """Returns the inputs of the ragged feature."""
+    arrays = {"tags__values": values, "tags__row_splits": np.array(splits, splits_dtype)}
+    return arrays if weights is None else arrays | {"tags__weights": weights}
+
+
+F1 = np.ones(1, np.float32)
+
+PASSES: dict[str, tuple[SignatureSpec, dict[str, Array], int]] = {
+    "one feature": (lookup(), {"user": ints(1, 2)}, 2),
+    "features of their own lengths": (lookup(), {"user": ints(1), **tags(ints(1, 2, 3), 0, 1, 3, 3)}, 3),
+    "no rows": (lookup(), tags(ints(), 0), 0),
+    "empty rows only": (lookup(), tags(ints(), 0, 0, 0), 2),
+    "weights": (lookup(), tags(ints(1), 0, 1, weights=F1), 1),
+    "weights left empty": (lookup(), tags(ints(1), 0, 1, weights=np.empty(0, np.float32)), 1),
+    "int32 splits": (lookup(), tags(ints(1), 0, 1, splits_dtype="int32"), 1),
+    "a bad id is the lookup's to judge": (lookup(), {"user": ints(99)}, 1),
+    "predict": (predict(), {"user": ints(1, 2), **tags(ints(4), 0, 0, 1)}, 2),
+    "predict of no rows": (predict(), {"user": ints(), **tags(ints(), 0)}, 0),
+    "foreign shapes are the graph's to judge": (foreign(), {"x": np.ones(2, np.float32)}, 2),
+    "foreign scalar": (foreign(), {"x": np.float32(1) * np.ones((), np.float32)}, 1),
+    "nothing to send": (spec("predict"), {}, 0),
+    "foreign optional left out": (
+        foreign(x=TensorSpec("x", "float32", None), w=TensorSpec("w", "float32", None, is_optional=True)),
+        {"x": F1},
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("signature", "inputs", "rows"), PASSES.values(), ids=PASSES.keys())
+def test_passes_unchanged_and_counts_rows(signature: SignatureSpec, inputs: dict[str, Array], rows: int) -> None:
+    arrays, counted = checked(signature, inputs)
+    assert counted == rows
+    assert arrays.keys() == inputs.keys()
+    for name, array in inputs.items():
+        assert np.array_equal(arrays[name], array)
+        assert arrays[name].dtype == signature.inputs[name].dtype
+
+
+REFUSED: dict[str, tuple[SignatureSpec, dict[str, Array], type[ServiceError], str]] = {
+    "lookup of nothing": (lookup(), {}, InputMismatch, '^signature "s" needs at least one feature of: tags, user.$'),
+    "lookup extra": (
+        lookup(),
+        {"user": ints(1), "color": ints(1)},
+        InputMismatch,
+        r"Sent extra: \{color\}\. Missing but required: \{\}\. Features it takes: \{tags, user\}\.$",
+    ),
+    "values without splits": (
+        lookup(),
+        {"tags__values": ints(1)},
+        InputMismatch,
+        r"Missing but required: \{tags__row_splits\}",
+    ),
+    "splits without values": (
+        lookup(),
+        {"tags__row_splits": ints(0)},
+        InputMismatch,
+        r"Missing but required: \{tags__values\}",
+    ),
+    "weights alone": (
+        lookup(),
+        {"tags__weights": F1},
+        InputMismatch,
+        r"Missing but required: \{tags__row_splits, tags__values\}",
+    ),
+    "predict without anything": (
+        foreign(),
+        {},
+        InputMismatch,
+        r"^input size does .* 0!=1 len\(\{\}\) != len\(\{x\}\)\. Sent extra: \{\}\. Missing but required: \{x\}\.$",
+    ),
+    "predict misnamed": (
+        foreign(),
+        {"z": F1},
+        InputMismatch,
+        r"1!=1 len\(\{z\}\) != len\(\{x\}\)\. Sent extra: \{z\}\. Missing but required: \{x\}\.$",
+    ),
+    "wrong dtype": (foreign(), {"x": ints(1)}, InputMismatch, '^input "x": expected float32, got int64.$'),
+    "foreign ints are not widened": (
+        foreign(x=TensorSpec("x", "int64", None)),
+        {"x": ints(1, dtype="int32")},
+        InputMismatch,
+        "expected int64, got int32",
+    ),
+    "float ids": (lookup(), {"user": F1}, InputMismatch, 'input "user": expected int64, got float32'),
+    "unsigned ids": (lookup(), {"user": ints(1, dtype="uint8")}, InputMismatch, "expected int64, got uint8"),
+    "strings without vocabulary": (
+        lookup(),
+        {"user": np.array([b"a"], object)},
+        InputMismatch,
+        'input "user": expected int64, got string',
+    ),
+    "double weights": (
+        lookup(),
+        tags(ints(1), 0, 1, weights=np.ones(1)),
+        InputMismatch,
+        'input "tags__weights": expected float32, got float64',
+    ),
+    "id beyond int32": (
+        lookup("int32"),
+        {"user": ints(2**31)},
+        IdOutOfRange,
+        'input "user": a value does not fit int32',
+    ),
+    "matrix of ids": (
+        lookup(),
+        {"user": np.ones((2, 3), np.int64)},
+        InputMismatch,
+        r'^input "user": expected shape \[\?\], got \[2, 3\] \(rank 2\)\.$',
+    ),
+    "scalar id": (lookup(), {"user": np.array(1)}, InputMismatch, r"got \[\] \(rank 0\)"),
+    "matrix of values": (lookup(), tags(np.ones((1, 1), np.int64), 0, 1), InputMismatch, "expected shape"),
+    "no splits": (lookup(), tags(ints()), InputMismatch, r'input "tags__row_splits": must start with 0, got \[\]'),
+    "splits start late": (lookup(), tags(ints(1), 1, 1), InputMismatch, r"must start with 0, got \[1\]"),
+    "splits end early": (
+        lookup(),
+        tags(ints(1, 2), 0, 1),
+        InputMismatch,
+        '"tags__row_splits": ends at 1, but "tags__values" has 2 values',
+    ),
+    "splits end late": (lookup(), tags(ints(1), 0, 2), InputMismatch, "ends at 2, but"),
+    "splits fall": (lookup(), tags(ints(1, 2), 0, 3, 1, 2), InputMismatch, "must not decrease, got 3 then 1"),
+    "splits negative": (lookup(), tags(ints(1), 0, -1, 1), InputMismatch, "must not decrease, got 0 then -1"),
+    "too few weights": (
+        lookup(),
+        tags(ints(1, 2), 0, 2, weights=F1),
+        InputMismatch,
+        r'input "tags__weights": expected one weight per id \(2\), got \[1\]',
+    ),
+    "predict id -1": (
+        predict(),
+        {"user": ints(1, -1), **tags(ints(), 0, 0, 0)},
+        IdOutOfRange,
+        '^input "user": id -1 at position 1 is out of range, its table has ids 0 to 4.$',
+    ),
+    "predict id V": (
+        predict(),
+        {"user": ints(1), **tags(ints(4, 5), 0, 2)},
+        IdOutOfRange,
+        '^input "tags__values": id 5 at position 1 is out of range',
+    ),
+    "predict rows differ": (
+        predict(),
+        {"user": ints(1), **tags(ints(4), 0, 0, 1)},
+        InputMismatch,
+        '^inputs differ in their number of rows: "tags" has 2, "user" has 1.$',
+    ),
+}
+
+
+@pytest.mark.parametrize(("signature", "inputs", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refuses_in_the_clients_terms(
+    signature: SignatureSpec, inputs: dict[str, Array], error: type[ServiceError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        checked(signature, inputs)
+
+
+def test_int_ids_of_the_other_width_are_converted() -> None:
+    for dtype, sent in (("int64", "int32"), ("int32", "int64")):
+        arrays, _ = checked(lookup(dtype), {"user": ints(0, 4, dtype=sent)})
+        assert (arrays["user"].dtype, arrays["user"].tolist()) == (dtype, [0, 4])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("kind", ["object", "bytes"])
+def test_strings_become_ids_where_there_is_a_vocabulary(dtype: str, kind: str) -> None:
+    strings = np.array([b"c", b"a"], object if kind == "object" else "S1")
+    arrays, rows = checked(lookup(dtype), tags(strings, 0, 2))
+    assert (arrays["tags__values"].tolist(), arrays["tags__values"].dtype, rows) == ([2, 0], dtype, 1)
+
+
+def test_predict_maps_strings_and_then_checks_the_ids() -> None:
+    arrays, _ = checked(predict(), {"user": ints(0), **tags(np.array([b"b"], object), 0, 1)})
+    assert arrays["tags__values"].tolist() == [1]
+    with pytest.raises(IdOutOfRange, match='"tags__values": id 25 at position 0'):
+        checked(predict(), {"user": ints(0), **tags(np.array([b"z"], object), 0, 1)})
+
+
+def test_described_predict_ids_must_have_the_signatures_rank() -> None:
+    with pytest.raises(InputMismatch, match=r'"user": expected shape \[\?\], got \[1, 1\]'):
+        checked(predict(), {"user": np.ones((1, 1), np.int64), **tags(ints(), 0, 0)})
+
+
+def test_the_request_itself_is_never_changed() -> None:
+    inputs = {"user": ints(1, dtype="int32")}
+    checked(lookup(), inputs)
+    assert inputs["user"].dtype == np.int32
+
+
+def test_a_dtype_that_numpy_lacks_is_compared_by_its_name() -> None:
+    signature = foreign(x=TensorSpec("x", "float8_of_the_future", None))
+    for sent in (np.ones(1), np.ones(1, np.float32)):
+        with pytest.raises(InputMismatch, match=f"expected float8_of_the_future, got {sent.dtype.name}"):
+            checked(signature, {"x": sent})
+
+
+def test_every_kind_of_string_array_is_a_string() -> None:
+    assert {dtype_name(np.array(["a"], kind)) for kind in ("O", "S1", "U1")} == {"string"}

@@ -1,0 +1,271 @@
+"""Graph runs: what TensorFlow wrote is answered as TensorFlow Serving would, and refused in the graph's own words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.signature_def import read_signatures
+from service.core.engine import Engine
+from service.core.errors import ArtifactError, BackendFailure, InputMismatch, InvalidRequest
+from service.core.registry import Registry
+from service.core.types import ModelRef
+from service.graph.savedmodel import SavedModelBackend, open_savedmodel
+from service.loading import ServableLoader
+from tests.conftest import Clock, RecordingObserver
+
+pytestmark = pytest.mark.tf
+
+SERVE = frozenset({"serve"})
+
+
+def open_folder(folder: Path) -> SavedModelBackend:
+    """Opens a SavedModel's graph."""
+    return open_savedmodel(folder, read_signatures(folder / "saved_model.pb"), SERVE, threads=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SavedModel with one signature per thing to be tested."""
+
+    def function(*specs: Any) -> Any:
+        return lambda f: tf.function(f, input_signature=list(specs), autograph=False)
+
+    module = tf.Module()
+    module.a, module.b = tf.Variable(0.5), tf.Variable(2.0)
+    vector, strings = tf.TensorSpec([None], tf.float32, "x"), tf.TensorSpec([None], tf.string, "x")
+
+    @function(vector)
+    def half_plus_two(x: Any) -> Any:
+        return {"y": module.a * x + module.b, "x_again": x}
+
+    @function(tf.TensorSpec([2, 2], tf.float32, "x"))
+    def inverse(x: Any) -> Any:
+        return {"y": tf.linalg.inv(x)}
+
+    @function(strings)
+    def shout(x: Any) -> Any:
+        return {"y": tf.strings.upper(x), "length": tf.strings.length(x)}
+
+    @function(strings)
+    def parse(x: Any) -> Any:
+        return {"y": tf.strings.to_number(x)}
+
+    defaults = {"x": None, "w": tf.constant([10.0])}
+
+    def weighted(inputs: Any = defaults) -> Any:
+        return {"y": inputs["x"] * inputs["w"]}
+
+    specs = {name: tf.TensorSpec([None], tf.float32, name) for name in defaults}
+    optional = tf.function(weighted, input_signature=[specs], autograph=False)
+    folder = tmp_path_factory.mktemp("graph") / "1"
+    signatures = {"serving_default": half_plus_two, "inverse": inverse, "shout": shout, "parse": parse}
+    tf.saved_model.save(module, str(folder), signatures=signatures | {"optional": optional})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backend(folder: Path) -> Iterator[SavedModelBackend]:
+    """The graph, open."""
+    backend = open_folder(folder)
+    yield backend
+    backend.close()
+
+
+def floats(*values: float) -> np.ndarray:
+    """Returns a float vector."""
+    return np.array(values, np.float32)
+
+
+def test_half_plus_two(backend: SavedModelBackend) -> None:
+    outputs = backend.run("serving_default", {"x": floats(1, 2)}, ("y",))
+    assert (list(outputs), outputs["y"].tolist(), outputs["y"].dtype) == (["y"], [2.5, 3], np.float32)
+
+
+def test_outputs_come_in_the_order_asked_for(backend: SavedModelBackend) -> None:
+    outputs = backend.run("serving_default", {"x": floats(4)}, ("x_again", "y"))
+    assert {name: array.tolist() for name, array in outputs.items()} == {"x_again": [4], "y": [4]}
+
+
+def test_strings_go_both_ways_as_bytes(backend: SavedModelBackend) -> None:
+    outputs = backend.run("shout", {"x": np.array([b"ab", b"", b"\xff\0c"], object)}, ("y", "length"))
+    assert outputs["y"].tolist() == [b"AB", b"", b"\xff\0C"]
+    assert outputs["y"].dtype == object
+    assert outputs["length"].tolist() == [2, 0, 3]
+
+
+def test_arrays_that_lie_unaligned_or_can_not_be_written_are_taken(backend: SavedModelBackend) -> None:
+    x = np.frombuffer(b"x" + floats(*range(100)).tobytes(), np.float32, 100, 1)
+    assert not x.flags.aligned
+    for array in (x, floats(*range(200))[::2] / 2):
+        assert backend.run("serving_default", {"x": array}, ("y",))["y"].tolist() == [i / 2 + 2 for i in range(100)]
+
+
+def test_an_optional_input_has_its_default_or_what_was_sent(folder: Path, backend: SavedModelBackend) -> None:
+    spec = read_signatures(folder / "saved_model.pb")["optional"]
+    assert spec.required == {"x"}
+    assert backend.run("optional", {"x": floats(1, 2)}, ("y",))["y"].tolist() == [10, 20]
+    assert backend.run("optional", {"x": floats(1, 2), "w": floats(3)}, ("y",))["y"].tolist() == [3, 6]
+
+
+def test_no_rows_are_answered_with_no_rows(backend: SavedModelBackend) -> None:
+    assert backend.run("serving_default", {"x": floats()}, ("y",))["y"].shape == (0,)
+
+
+def test_the_signatures_shape_is_not_checked_where_the_graph_does_not_mind(backend: SavedModelBackend) -> None:
+    assert backend.run("serving_default", {"x": floats(1, 2).reshape(1, 2)}, ("y",))["y"].tolist() == [[2.5, 3]]
+
+
+@pytest.mark.parametrize(
+    ("signature", "x"),
+    [
+        ("inverse", floats(1, 2, 3)),
+        ("inverse", np.zeros((2, 2), np.float32)),
+        ("parse", np.array([b"not a number"], object)),
+        ("parse", np.array([b"\xff\xfe"], object)),
+        ("serving_default", np.array([b"text"], object)),
+    ],
+)
+def test_what_the_graph_refuses_is_the_clients_fault_in_one_line(
+    backend: SavedModelBackend, signature: str, x: np.ndarray
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        backend.run(signature, {"x": x}, ("y",))
+    assert caught.value.message
+    assert "\n" not in caught.value.message
+    assert "Graph execution error" not in caught.value.message
+    assert ".py" not in caught.value.message
+
+
+def test_a_failure_that_is_not_the_clients_hides_its_cause(tf: Any, folder: Path) -> None:
+    def fail(*arrays: Any) -> Any:
+        raise tf.errors.InternalError(None, None, "secret")
+
+    class Session:
+        def _make_callable_from_options(self, options: Any) -> Any:
+            return fail
+
+    specs = read_signatures(folder / "saved_model.pb")
+    backend = SavedModelBackend(Session(), specs, new_options=dict, error_type=tf.errors.OpError)
+    with pytest.raises(BackendFailure) as caught:
+        backend.run("serving_default", {"x": floats(1)}, ("y",))
+    assert "secret" not in caught.value.message
+    assert "secret" in str(caught.value.__cause__)
+
+
+def test_threads_may_run_side_by_side_from_the_first_call(folder: Path) -> None:
+    backend, together = open_folder(folder), threading.Barrier(4)
+
+    def run(i: int) -> list[float]:
+        together.wait(60)
+        results = [backend.run("serving_default", {"x": floats(i)}, ("y",))["y"].tolist() for _ in range(20)]
+        assert all(result == results[0] for result in results)
+        return results[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4), timeout=120)) == [[2], [2.5], [3], [3.5]]
+    backend.close()
+
+
+def test_two_models_at_once_keep_apart(tf: Any, folder: Path, backend: SavedModelBackend) -> None:
+    other = open_folder(folder)
+    other.close()
+    assert backend.run("serving_default", {"x": floats(2)}, ("y",))["y"].tolist() == [3]
+
+
+@pytest.mark.parametrize("what", ["variables/variables.index", "variables/variables.data-00000-of-00001"])
+def test_a_folder_that_tensorflow_can_not_load_is_refused_in_its_words(tmp_path: Path, folder: Path, what: str) -> None:
+    for source in folder.rglob("*"):
+        target = tmp_path / source.relative_to(folder)
+        if source.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+        elif str(source.relative_to(folder)) != what:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    with pytest.raises(ArtifactError, match="^TensorFlow can not load ") as caught:
+        open_folder(tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def engine_over(folder: Path, name: str = "m") -> Engine:
+    """Returns an engine that serves a version folder with TensorFlow."""
+    registry = Registry(lambda model, status: None)
+    registry.add_model(name)
+    version = int(folder.name)
+    registry.start(name, version)
+    registry.publish(ServableLoader(SERVE, "auto", 2)(name, version, folder))
+    return Engine(registry, RecordingObserver(), Clock())
+
+
+def predict(engine: Engine, inputs: dict[str, np.ndarray], signature: str = "") -> dict[str, np.ndarray]:
+    """Runs a signature of model m."""
+    with engine.bind(ModelRef("m"), signature, api="test") as bound:
+        return bound.run(inputs)
+
+
+def test_a_savedmodel_without_manifest_is_served_as_it_is(folder: Path) -> None:
+    engine = engine_over(folder)
+    assert predict(engine, {"x": floats(1)})["y"].tolist() == [2.5]
+    assert predict(engine, {"x": floats(1)}, "optional")["y"].tolist() == [10]
+    assert engine.tables(ModelRef("m")) == []
+    with pytest.raises(InputMismatch, match="expected float32, got int64"):
+        predict(engine, {"x": np.array([1])})
+    with pytest.raises(InputMismatch, match="Missing but required: {x}"):
+        predict(engine, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("saved_model_half_plus_two_cpu", 2.5),
+        ("saved_model_half_plus_two_tf2_cpu", 2.5),
+        ("saved_model_half_plus_three", 3.5),
+        ("saved_model_half_plus_two_mlmd", 2.5),
+    ],
+)
+def test_tensorflow_servings_own_models(tf_serving_testdata: Path, name: str, expected: float) -> None:
+    engine = engine_over(tf_serving_testdata / name / "00000123")
+    assert predict(engine, {"x": floats(1)})["y"].tolist() == [expected]
+    assert predict(engine, {"x": floats(1, 2).reshape(2, 1)})["y"].tolist() == [[expected], [expected + 0.5]]
+
+
+def test_a_graph_that_parses_examples(tf: Any, tf_serving_testdata: Path) -> None:
+    engine = engine_over(tf_serving_testdata / "saved_model_half_plus_two_cpu" / "00000123")
+    description = engine.describe(ModelRef("m"))
+    name = next(n for n, spec in description.signatures.items() if "string" in {t.dtype for t in spec.inputs.values()})
+    (input_name,) = description.signatures[name].inputs
+    example = tf.train.Example()
+    example.features.feature["x"].float_list.value.append(2.0)
+    example.features.feature["x2"].float_list.value.append(2.0)
+    (output,) = predict(engine, {input_name: np.array([example.SerializeToString()], object)}, name).values()
+    assert output.reshape(-1).tolist() in ([3.0], [4.0])
+    with pytest.raises(InvalidRequest, match="[Pp]arse"):
+        predict(engine, {input_name: np.array([b"\xff\xff"], object)}, name)
+
+
+def test_a_graph_with_state_keeps_it_between_requests(tf_serving_testdata: Path) -> None:
+    engine = engine_over(tf_serving_testdata / "saved_model_counter" / "00000123")
+    signatures = engine.describe(ModelRef("m")).signatures
+    assert {"get_counter", "incr_counter"} <= set(signatures)
+    (before,) = predict(engine, {}, "get_counter").values()
+    predict(engine, {}, "incr_counter")
+    (after,) = predict(engine, {}, "get_counter").values()
+    assert float(after.reshape(())) == float(before.reshape(())) + 1
+
+
+def test_a_matrix_in_a_matrix_out(tf_serving_testdata: Path) -> None:
+    engine = engine_over(tf_serving_testdata / "matrix_half_plus_two" / "1")
+    x = np.arange(9, dtype=np.float32).reshape(1, 3, 3)
+    assert np.array_equal(predict(engine, {"x": x})["y"], x / 2 + 2)
+
+
+def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
+    for name in ("bad_half_plus_two", "saved_model_half_plus_two_tflite"):
+        with pytest.raises(ArtifactError, match=r"cannot read .*saved_model\.pb"):
+            engine_over(tf_serving_testdata / name / "00000123")

@@ -1,0 +1,46 @@
+"""Where compiled kernels go: the folder asked for, or a copy of it where it can not be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numba
+import pytest
+
+from service.lookup import kernel_cache
+
+
+@pytest.fixture(autouse=True)
+def same_cache_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives numba its folder back."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
+
+
+def test_a_folder_that_can_be_written_is_used_and_made_where_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert kernel_cache.use(folder) == folder
+    assert folder.is_dir()
+    assert numba.config.CACHE_DIR == str(folder)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_otherwise_a_copy_of_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+    # Access is taken away by answer and not by mode: tests may run as root, whom modes do not stop.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "shipped"
+    if exists:
+        folder.mkdir()
+        (folder / "kernel.nbi").write_text("code")
+    used = kernel_cache.use(folder)
+    assert used.parent == tmp_path
+    assert used != folder
+    assert numba.config.CACHE_DIR == str(used)
+    assert [p.name for p in used.iterdir()] == (["kernel.nbi"] if exists else [])
+
+
+def test_a_folder_that_can_not_be_made_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    assert kernel_cache.use(tmp_path / "file" / "below").is_dir()

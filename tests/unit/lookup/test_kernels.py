@@ -1,0 +1,211 @@
+"""The kernels against the oracle, over every combination of what may be asked of them, and by hand.
+
+Weights are quarters and tables hold whole numbers: sums are exact, and a divisor is zero for both or for neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.lookup import kernels
+from tests import oracle
+from tests.toy_model import toy_tables
+
+COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
+POLICIES = {"error": kernels.ERROR, "drop": kernels.DROP, "default_row": kernels.DEFAULT_ROW}
+NO_WEIGHTS = np.empty(0, np.float32)
+TAG = toy_tables()["tag"]
+
+
+def unaligned(table: np.ndarray, offset: int = 1) -> np.ndarray:
+    """Returns a read-only copy that starts at an odd byte, as in a checkpoint."""
+    data = bytes(offset) + table.astype("<f4").tobytes()
+    view = np.frombuffer(data, "<f4", table.size, offset).reshape(table.shape)
+    assert view.flags.aligned == (offset % 4 == 0)
+    return view
+
+
+def combine(
+    table: np.ndarray,
+    rows: oracle.Rows,
+    combiner: str,
+    *,
+    weights: oracle.Weights | None = None,
+    at_least_one: bool = False,
+    max_ids: int | None = None,
+    truncate: bool = False,
+    on_bad_id: str = "error",
+    default_row: int = 0,
+) -> np.ndarray | int:
+    """Returns what the kernel wrote, or where it stopped."""
+    values, splits = oracle.ragged(rows)
+    # What was there before must not show through.
+    out = np.full((len(rows), table.shape[1]), np.nan, np.float32)
+    stopped = kernels.combine(
+        table,
+        values,
+        splits,
+        NO_WEIGHTS if weights is None else oracle.ragged(weights, "float32")[0],
+        COMBINERS[combiner],
+        at_least_one,
+        max_ids or 0,
+        truncate,
+        POLICIES[on_bad_id],
+        default_row,
+        out,
+    )
+    return out if stopped == kernels.OK else int(stopped)
+
+
+@st.composite
+def lookups(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]], dict[str, Any]]:
+    """Draws a table, rows of ids (some of them bad, repeated or missing) and options."""
+    vocabulary_size, dim = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    numbers = st.lists(st.integers(-9, 9), min_size=vocabulary_size * dim, max_size=vocabulary_size * dim)
+    table = np.array(draw(numbers), np.float32).reshape(vocabulary_size, dim)
+    good = st.integers(0, vocabulary_size - 1)
+    ids = st.one_of(good, good, good, st.sampled_from([-1, vocabulary_size, -(2**63), 2**63 - 1]))
+    rows = draw(st.lists(st.lists(ids, max_size=5), max_size=5))
+    quarters = st.integers(-8, 8).map(lambda n: n / 4)
+    weights = [draw(st.lists(quarters, min_size=len(row), max_size=len(row))) for row in rows]
+    options = {
+        "combiner": draw(st.sampled_from(sorted(COMBINERS))),
+        "weights": weights if any(weights) and draw(st.booleans()) else None,
+        "at_least_one": draw(st.booleans()),
+        "max_ids": draw(st.sampled_from([None, 1, 2, 3])),
+        "truncate": draw(st.booleans()),
+        "on_bad_id": draw(st.sampled_from(sorted(POLICIES))),
+        "default_row": draw(good),
+    }
+    return unaligned(table, draw(st.integers(0, 4))), rows, options
+
+
+@given(lookups())
+def test_combine_gives_what_the_oracle_gives(drawn: tuple[np.ndarray, list[list[int]], dict[str, Any]]) -> None:
+    table, rows, options = drawn
+    found = combine(table, rows, **options)
+    try:
+        expected = oracle.combine(table, rows, **options)
+    except oracle.Refused as refused:
+        assert isinstance(found, int)
+        if found >= 0:
+            assert str(refused) == f"id {[i for row in rows for i in row][found]}"
+        else:
+            assert str(refused) == f"row {kernels.TOO_MANY - found}"
+        return
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=0)
+
+
+@given(lookups())
+def test_a_batch_equals_its_rows_run_alone(drawn: tuple[np.ndarray, list[list[int]], dict[str, Any]]) -> None:
+    table, rows, options = drawn
+    together = combine(table, rows, **options)
+    weights = options.pop("weights")
+    alone = [
+        combine(table, [row], **options, weights=None if weights is None else [weights[r]])
+        for r, row in enumerate(rows)
+    ]
+    if isinstance(together, np.ndarray):
+        assert all(np.array_equal(together[r : r + 1], row) for r, row in enumerate(alone))
+    else:
+        assert any(isinstance(row, int) for row in alone)
+
+
+@given(st.lists(st.integers(-2, 6), max_size=6), st.sampled_from(sorted(POLICIES)), st.integers(0, 3))
+def test_gather_gives_what_the_oracle_gives(ids: list[int], policy: str, default_row: int) -> None:
+    out = np.full((len(ids), 3), np.nan, np.float32)
+    stopped = kernels.gather(unaligned(TAG), np.array(ids, np.int64), POLICIES[policy], default_row, out)
+    bad = [i for i, row_id in enumerate(ids) if not 0 <= row_id < 4]
+    if policy == "error" and bad:
+        assert stopped == bad[0]
+    else:
+        assert stopped == kernels.OK
+        assert np.array_equal(out, oracle.gather(TAG, ids, on_bad_id=policy, default_row=default_row))
+
+
+# Row i of the table is [i, i*i, 1].
+BY_HAND: dict[str, tuple[list[list[int]], dict[str, Any], list[list[float]]]] = {
+    "sum": ([[1, 2], [3]], {"combiner": "sum"}, [[3, 5, 2], [3, 9, 1]]),
+    "mean": ([[1, 2], [3]], {"combiner": "mean"}, [[1.5, 2.5, 1], [3, 9, 1]]),
+    "sqrtn": ([[1, 1, 3, 3]], {"combiner": "sqrtn"}, [[4, 10, 2]]),
+    "repeated id": ([[2, 2]], {"combiner": "mean"}, [[2, 4, 1]]),
+    "empty first, middle, last": (
+        [[], [1], [], [2], []],
+        {"combiner": "mean"},
+        [[0, 0, 0], [1, 1, 1], [0, 0, 0], [2, 4, 1], [0, 0, 0]],
+    ),
+    "no rows": ([], {"combiner": "mean"}, []),
+    "weighted sum": ([[1, 2]], {"combiner": "sum", "weights": [[2, 3]]}, [[8, 14, 5]]),
+    "weighted mean": ([[1, 2]], {"combiner": "mean", "weights": [[1, 3]]}, [[1.75, 3.25, 1]]),
+    "weighted sqrtn": ([[1, 2]], {"combiner": "sqrtn", "weights": [[3, 4]]}, [[2.2, 3.8, 1.4]]),
+    "weights that cancel out": ([[1, 2]], {"combiner": "mean", "weights": [[1, -1]]}, [[0, 0, 0]]),
+    "weights of zero": ([[1, 2]], {"combiner": "sqrtn", "weights": [[0, 0]]}, [[0, 0, 0]]),
+    "mean of half an id on the tensor core": (
+        [[2], [2]],
+        {"combiner": "mean", "weights": [[0.5], [4]], "at_least_one": True},
+        [[1, 2, 0.5], [2, 4, 1]],
+    ),
+    "the same on the cpu": ([[2]], {"combiner": "mean", "weights": [[0.5]]}, [[2, 4, 1]]),
+    "K ids": ([[1, 2, 3]], {"combiner": "sum", "max_ids": 3}, [[6, 14, 3]]),
+    "K + 1 ids, cut": ([[1, 2, 3, 3]], {"combiner": "sum", "max_ids": 3, "truncate": True}, [[6, 14, 3]]),
+    "a bad id behind the cut": ([[1, 99]], {"combiner": "sum", "max_ids": 1, "truncate": True}, [[1, 1, 1]]),
+    "dropped ids": ([[-1, 2, 4], [9]], {"combiner": "mean", "on_bad_id": "drop"}, [[2, 4, 1], [0, 0, 0]]),
+    "a dropped id takes its weight along": (
+        [[9, 2]],
+        {"combiner": "mean", "weights": [[7, 2]], "on_bad_id": "drop"},
+        [[2, 4, 1]],
+    ),
+    "default row": (
+        [[-1, 1], [4]],
+        {"combiner": "sum", "on_bad_id": "default_row", "default_row": 3},
+        [[4, 10, 2], [3, 9, 1]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "options", "expected"), BY_HAND.values(), ids=BY_HAND.keys())
+def test_combines_as_worked_out_by_hand(
+    rows: list[list[int]], options: dict[str, Any], expected: list[list[float]]
+) -> None:
+    found = combine(unaligned(TAG), rows, **options)
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found, np.array(expected, np.float32).reshape(-1, 3))
+    np.testing.assert_allclose(oracle.combine(TAG, rows, **options), found, rtol=1e-6, err_msg="the oracle itself")
+
+
+@pytest.mark.parametrize(
+    ("rows", "max_ids", "stopped"),
+    [
+        ([[1], [1, -1]], None, 2),
+        ([[4]], None, 0),
+        ([[0], [1, 2, 3]], 2, kernels.TOO_MANY - 1),
+        ([[1, 2, 3], [9]], 2, kernels.TOO_MANY),
+        ([[9], [1, 2, 3]], 2, 0),
+    ],
+)
+def test_stops_at_the_first_fault(rows: list[list[int]], max_ids: int | None, stopped: int) -> None:
+    assert combine(unaligned(TAG), rows, "sum", max_ids=max_ids) == stopped
+
+
+def test_nan_and_infinity_stay_in_their_row_and_column() -> None:
+    table = np.array([[np.nan, 1], [np.inf, 1], [2, 1]], np.float32)
+    found = combine(table, [[0, 2], [1, 2], [2], []], "sum")
+    assert np.array_equal(found, np.array([[np.nan, 2], [np.inf, 2], [2, 1], [0, 0]]), equal_nan=True)
+
+
+def test_an_empty_row_is_zeros_whatever_row_zero_holds() -> None:
+    table = np.full((2, 2), np.nan, np.float32)
+    assert np.array_equal(combine(table, [[]], "mean", at_least_one=True, max_ids=3), np.zeros((1, 2)))
+
+
+def test_float32_is_kept_to_the_last_bit_where_nothing_is_added() -> None:
+    table = np.array([[np.nextafter(np.float32(1), np.float32(2)), 1e-45, -0.0, 3.4e38]], np.float32)
+    out = np.empty((1, 4), np.float32)
+    assert kernels.gather(unaligned(table), np.zeros(1, np.int64), kernels.ERROR, 0, out) == kernels.OK
+    assert out.tobytes() == table.tobytes()

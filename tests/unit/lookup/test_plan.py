@@ -1,0 +1,127 @@
+"""Compiled signatures: what is asked of the kernels, and how their refusals are worded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.core.errors import IdOutOfRange, IdsTooMany
+from service.core.manifest import LookupFeature, SignatureEntry
+from service.core.types import TableInfo
+from service.lookup.plan import SignaturePlan, compile_signature
+from service.lookup.table import MappedTable
+from tests.toy_model import toy_tables
+
+TAG = toy_tables()["tag"]
+
+
+def plan(batch_sizes: tuple[int, ...] = (), **features: LookupFeature) -> SignaturePlan:
+    """Compiles features over the table `tag`."""
+    table = MappedTable(TableInfo("tag", 4, 3, "float32", TAG.nbytes, ()), TAG)
+    entry = SignatureEntry("lookup", features, "cpu", batch_sizes)
+    return compile_signature(entry, dict.fromkeys(features, "tag"), {"tag": table})
+
+
+def tags(**options: Any) -> LookupFeature:
+    """Returns a ragged feature with weights."""
+    options = {"combiner": "mean", "output": "tags"} | options
+    return LookupFeature("tags__values", "tags__row_splits", "tags__weights", **options)
+
+
+def ids(*values: int, dtype: str = "int64") -> np.ndarray:
+    """Returns ids."""
+    return np.array(values, dtype)
+
+
+def ragged(values: np.ndarray, *splits: int, dtype: str = "int64") -> dict[str, np.ndarray]:
+    """Returns the feature's inputs."""
+    return {"tags__values": values, "tags__row_splits": np.array(splits, dtype)}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("splits_dtype", ["int64", "int32"])
+def test_both_widths_of_ids_and_splits(dtype: str, splits_dtype: str) -> None:
+    outputs = plan(tags=tags()).run(ragged(ids(1, 2, 3, dtype=dtype), 0, 2, 3, dtype=splits_dtype), ("tags",))
+    assert outputs["tags"].tolist() == [[1.5, 2.5, 1], [3, 9, 1]]
+    assert outputs["tags"].dtype == np.float32
+
+
+@pytest.mark.parametrize("weights", [None, [], [1, 1, 1]])
+def test_no_weights_empty_weights_and_ones_are_the_same(weights: list[float] | None) -> None:
+    inputs = ragged(ids(1, 2, 3), 0, 3)
+    if weights is not None:
+        inputs["tags__weights"] = np.array(weights, np.float32)
+    np.testing.assert_allclose(plan(tags=tags()).run(inputs, ("tags",))["tags"], [[2, 14 / 3, 1]], rtol=1e-6)
+
+
+def test_strided_read_only_and_unaligned_arrays_are_taken() -> None:
+    inputs = ragged(ids(1, 9, 2, 9)[::2], 0, 2)
+    inputs["tags__row_splits"] = ids(0, 9, 2, 9)[::2]
+    inputs["tags__weights"] = np.array([1, 9, 3, 9], np.float32)[::2]
+    expected = [[1.75, 3.25, 1]]
+    assert plan(tags=tags()).run(inputs, ("tags",))["tags"].tolist() == expected
+    from_bytes = {
+        name: np.frombuffer(b"x" + array.tobytes(), array.dtype, array.size, 1) for name, array in inputs.items()
+    }
+    assert not any(array.flags.aligned for array in from_bytes.values())
+    assert plan(tags=tags()).run(from_bytes, ("tags",))["tags"].tolist() == expected
+
+
+def test_answers_the_features_that_were_sent_in_the_order_asked_for() -> None:
+    two = plan(tags=tags(), user=LookupFeature("user", output="user"), other=LookupFeature("other", output="other"))
+    outputs = two.run({"user": ids(3), **ragged(ids(1), 0, 1)}, ("user", "tags", "other"))
+    assert list(outputs) == ["user", "tags"]
+    assert two.run({"user": ids(3), **ragged(ids(1), 0, 1)}, ("tags",)).keys() == {"tags"}
+
+
+def test_an_output_may_have_another_name_than_its_feature() -> None:
+    outputs = plan(user=LookupFeature("user", output="user_vector")).run({"user": ids(3)}, ("user_vector",))
+    assert outputs["user_vector"].tolist() == [[3, 9, 1]]
+
+
+def test_a_bad_id_is_named_with_its_input_and_place() -> None:
+    with pytest.raises(
+        IdOutOfRange, match='^input "tags__values": id 4 at position 2 is out of range, .* ids 0 to 3.$'
+    ):
+        plan(tags=tags()).run(ragged(ids(0, 1, 4), 0, 1, 3), ("tags",))
+    with pytest.raises(IdOutOfRange, match='^input "user": id -1 at position 0 is out of range'):
+        plan(user=LookupFeature("user", output="user")).run({"user": ids(-1)}, ("user",))
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(2, False), (3, False), (4, True)])
+def test_k_is_enforced(count: int, is_refused: bool) -> None:
+    padded = plan(tags=tags(max_ids_per_row=3))
+    inputs = ragged(ids(*range(count)), 0, 0, count)
+    if is_refused:
+        message = '^input "tags__values": row 1 has 4 ids, this signature takes at most 3.$'
+        with pytest.raises(IdsTooMany, match=message):
+            padded.run(inputs, ("tags",))
+    else:
+        assert padded.run(inputs, ("tags",))["tags"].shape == (2, 3)
+
+
+def test_a_longer_row_is_cut_where_the_manifest_says_so() -> None:
+    cut = plan(tags=tags(combiner="sum", max_ids_per_row=2, on_too_many_ids="truncate"))
+    assert cut.run(ragged(ids(1, 2, 3), 0, 3), ("tags",))["tags"].tolist() == [[3, 5, 2]]
+
+
+@pytest.mark.parametrize("feature", ["user", "tags"])
+def test_more_rows_than_the_last_batch_size_are_refused(feature: str) -> None:
+    padded = plan((1, 4), tags=tags(), user=LookupFeature("user", output="user"))
+
+    def inputs(rows: int) -> dict[str, np.ndarray]:
+        return {"user": ids(*[1] * rows)} if feature == "user" else ragged(ids(), *[0] * (rows + 1))
+
+    for rows in (0, 1, 3, 4):
+        assert padded.run(inputs(rows), (feature,))[feature].shape == (rows, 3)
+    with pytest.raises(IdsTooMany, match=r": 5 rows, this signature takes at most 4\.$"):
+        padded.run(inputs(5), (feature,))
+
+
+def test_policies_of_a_feature_without_rows_of_ids() -> None:
+    dropping = plan(user=LookupFeature("user", output="user", on_bad_id="drop"))
+    assert dropping.run({"user": ids(9, 1)}, ("user",))["user"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    reading = plan(user=LookupFeature("user", output="user", on_bad_id="default_row", default_row=2))
+    assert reading.run({"user": ids(-1, 1)}, ("user",))["user"].tolist() == [[2, 4, 1], [1, 1, 1]]

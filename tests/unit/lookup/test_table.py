@@ -1,0 +1,150 @@
+"""Mapped tables: shared and read-only, and refused wherever manifest, index and files disagree."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.core.errors import ArtifactError, IdOutOfRange
+from service.core.manifest import Manifest
+from service.lookup.table import MappedTable, open_tables
+from tests.toy_model import INDEX, SHARD, _field, toy_tables, variable_name, write_bundle, write_toy_model
+from tests.unit.lookup.test_bundle import table_of
+
+
+def open_toy(artifact: Path) -> dict[str, MappedTable]:
+    """Opens the tables that an artifact's manifest names."""
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    return open_tables(artifact, manifest)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 4, 64])
+def test_maps_what_was_written_wherever_it_lies(tmp_path: Path, padding: int) -> None:
+    tables = open_toy(write_toy_model(tmp_path / "1", padding=padding))
+    for name, expected in toy_tables().items():
+        assert np.array_equal(tables[name].weights, expected)
+        assert tables[name].weights.flags.aligned == (padding % 4 == 0)
+
+
+def test_a_table_is_a_view_of_the_file_and_can_not_be_written(toy_model: Path) -> None:
+    weights = open_toy(toy_model / "1")["tag"].weights
+    root: Any = weights
+    while isinstance(root, np.ndarray):
+        root = root.base
+    assert isinstance(root.obj if isinstance(root, memoryview) else root, mmap.mmap)
+    with pytest.raises(ValueError, match="read-only"):
+        weights[0, 0] = 1
+
+
+def test_tables_of_one_file_share_one_map(toy_model: Path) -> None:
+    tables = open_toy(toy_model / "1")
+    starts = {name: table.weights.__array_interface__["data"][0] for name, table in tables.items()}
+    assert starts["user"] - starts["tag"] == toy_tables()["tag"].nbytes
+
+
+def test_tells_what_it_is(toy_model: Path) -> None:
+    info = open_toy(toy_model / "1")["tag"].info
+    assert (info.vocabulary_size, info.embedding_dim, info.dtype, info.nbytes) == (4, 3, "float32", 48)
+    assert info.features == ("tags", "tags_sqrtn", "tags_sum")
+
+
+def test_rows_come_as_stored(toy_model: Path) -> None:
+    table = open_toy(toy_model / "1")["tag"]
+    assert table.rows(np.array([3, 0, 3])).tolist() == [[3, 9, 1], [0, 0, 1], [3, 9, 1]]
+    assert table.rows(np.array([3, 9, 1])[::2] % 3).tolist() == [[0, 0, 1], [1, 1, 1]], "strided ids"
+    assert table.rows(np.empty(0, np.int64)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**40, -(2**63), 2**63 - 1])
+def test_a_row_outside_the_table_is_refused(toy_model: Path, bad: int) -> None:
+    with pytest.raises(IdOutOfRange, match=rf'^input "ids": id {bad} at position 1 is out of range, .* ids 0 to 3\.$'):
+        open_toy(toy_model / "1")["tag"].rows(np.array([0, bad]))
+
+
+def test_the_map_outlives_the_folder(tmp_path: Path) -> None:
+    artifact = write_toy_model(tmp_path / "1")
+    table = open_toy(artifact)["tag"]
+    (artifact / SHARD).unlink()
+    assert table.rows(np.array([2])).tolist() == [[2, 4, 1]]
+
+
+def tag_entry(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    """Returns an edit of the manifest's entry of table `tag`."""
+    return lambda data: data["tables"]["tag"].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (tag_entry(variable="x"), "table 'tag': variable 'x' is not in variables/variables.index"),
+        (tag_entry(vocabulary_size=3), r"table 'tag': shape is \(4, 3\) in the index and \(3, 3\) in the manifest"),
+        (tag_entry(embedding_dim=4), r"table 'tag': shape is \(4, 3\) in the index and \(4, 4\) in the manifest"),
+        (tag_entry(dtype="float16"), "table 'tag': dtype is float32 in the index and float16 in the manifest"),
+        (tag_entry(file="variables/other"), "table 'tag': file is .* in the manifest"),
+        (tag_entry(offset=4), "table 'tag': offset is 3 in the index and 4 in the manifest"),
+        (tag_entry(nbytes=44), "table 'tag': nbytes is 48 in the index and 44 in the manifest"),
+        (tag_entry(crc32c=7), r"table 'tag': crc32c is \d+ in the index and 7 in the manifest"),
+        (lambda data: data["files"].update({"assets/more": 1}), "file 'assets/more' of .* can not be read: .*No such"),
+        (lambda data: data["files"].update({"nul\0": 1}), "can not be read: .*embedded null"),
+        (lambda data: data["files"].update({"\ud800": 1}), "can not be read"),
+        (lambda data: data["files"].update({"saved_model.pb": 1}), r"saved_model.pb of .* has \d+ bytes, .* says 1$"),
+    ],
+)
+def test_each_disagreement_is_named(tmp_path: Path, edit: Callable[[dict[str, Any]], None], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        open_toy(write_toy_model(tmp_path / "1", edit_manifest=edit))
+
+
+@pytest.mark.parametrize("kept", [0, 3, 10, 90])
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_half_copied_file_is_refused(tmp_path: Path, kept: int, is_listed: bool) -> None:
+    artifact = write_toy_model(tmp_path / "1", edit_manifest=None if is_listed else lambda data: data.pop("files"))
+    shard = artifact / SHARD
+    assert shard.stat().st_size == 91
+    shard.write_bytes(shard.read_bytes()[:kept])
+    message = rf"has {kept} bytes" if is_listed else r"ends at byte \d+, its file has|cannot map"
+    with pytest.raises(ArtifactError, match=message):
+        open_toy(artifact)
+
+
+@pytest.mark.parametrize("name", [INDEX, SHARD])
+def test_a_missing_file_is_refused(tmp_path: Path, name: Path) -> None:
+    artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
+    (artifact / name).unlink()
+    with pytest.raises(ArtifactError, match=r"No such file"):
+        open_toy(artifact)
+
+
+def test_only_float32_is_mapped(tmp_path: Path) -> None:
+    artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
+    entries = write_bundle(artifact / "variables" / "variables", {variable_name("tag"): np.ones((4, 3))})
+
+    def edit(data: dict[str, Any]) -> None:
+        del data["files"], data["tables"]["user"], data["features"]["user"]
+        for signature in data["signatures"].values():
+            del signature["features"]["user"]
+        data["tables"]["tag"].update(dtype="float64", **entries[variable_name("tag")])
+
+    write_toy_model(tmp_path / "2", edit_manifest=edit)
+    (tmp_path / "2" / INDEX).write_bytes((artifact / INDEX).read_bytes())
+    with pytest.raises(ArtifactError, match="table 'tag' is float64; only float32 tables can be mapped"):
+        open_toy(tmp_path / "2")
+
+
+def test_a_sliced_table_is_refused(tmp_path: Path) -> None:
+    artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
+    names = sorted(variable_name(name).encode() for name in toy_tables())
+    index = table_of((b"", _field(1, 1)), *((name, _field(1, 1) + _field(7, b"")) for name in names))
+    (artifact / INDEX).write_bytes(index)
+    with pytest.raises(ArtifactError, match="is saved in slices; export it as one variable"):
+        open_toy(artifact)
+
+
+def test_an_artifact_without_tables_opens_nothing(tmp_path: Path) -> None:
+    assert open_tables(tmp_path, Manifest({}, {}, {})) == {}

@@ -1,0 +1,90 @@
+"""The command line: what stops it before anything is started, and what it hands on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import service.cli
+from service.settings import Settings
+
+
+class StartError(Exception):
+    """Stands in for service.app.StartError."""
+
+
+class FakeApp:
+    """Notes its settings and does what the test says."""
+
+    seen: list[Settings] = []
+    problem: str = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.seen.append(settings)
+
+    async def run(self) -> None:
+        """Ends at once, or can not start."""
+        if self.problem:
+            raise StartError(self.problem)
+
+
+@pytest.fixture
+def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
+    """Replaces the app and everything of the process that main changes."""
+    module = types.ModuleType("service.app")
+    app = type("App", (FakeApp,), {"seen": []})
+    vars(module).update(App=app, StartError=StartError)
+    monkeypatch.setitem(sys.modules, "service.app", module)
+    monkeypatch.setattr(service.cli.kernel_cache, "use", lambda folder: folder)
+    monkeypatch.setattr(service.cli, "quiet_tensorflow", lambda: None)
+    for name in ("EMB_MODEL_BASE_PATH", "EMB_KERNEL_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield app
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_bad_settings_exit_with_2_and_all_faults(fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]) -> None:
+    assert service.cli.main(["--port=x", "--log_level=loud"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "embedding-server can not start:"
+    assert len(lines) == 4
+    assert fake_app.seen == []
+
+
+def test_a_drained_server_exits_with_0_and_logs_its_settings(
+    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert service.cli.main(["--model_base_path=m", "--port=7", "--log_format=text"]) == 0
+    assert [s.port for s in fake_app.seen] == [7]
+    err = capsys.readouterr().err
+    assert "settings model_base_path=m" in err
+    assert " port=7" in err
+
+
+def test_what_stops_the_start_exits_with_2_and_says_so(
+    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_app.problem = "cannot listen on port 80"
+    assert service.cli.main(["--model_base_path=m", "--log_format=text"]) == 2
+    assert "cannot start reason=cannot listen on port 80" in capsys.readouterr().err
+
+
+def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["embedding-server", "--model_base_path=from argv"])
+    assert service.cli.main() == 0
+    assert fake_app.seen[0].model_base_path == "from argv"
+
+
+def test_kernels_are_kept_where_the_settings_say(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Path] = []
+    monkeypatch.setattr(service.cli.kernel_cache, "use", used.append)
+    service.cli.main(["--model_base_path=m", "--kernel_cache_dir=/k"])
+    assert used == [Path("/k")]

@@ -1,0 +1,30 @@
+"""Every worked example in a docstring of the service gives what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Importing these is running them.
+PROGRAMS = {"service.__main__"}
+
+
+def modules() -> list[str]:
+    """Returns the dotted names of the service's modules, and of the tests' own."""
+    files = [*(ROOT / "service").rglob("*.py"), *(ROOT / "tests").glob("*.py")]
+    names = (".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files)
+    return sorted(name for name in names if name not in PROGRAMS and not name.startswith("tests.test_"))
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_hold(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("name", ["service.core.types", "service.core.manifest"])
+def test_the_central_types_show_an_example(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).attempted > 0

@@ -1,0 +1,141 @@
+"""A version folder becomes a servable, with TensorFlow only where it is wanted, or is refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import service.loading
+from service.core.errors import ArtifactError, GraphUnavailable
+from service.core.servable import Servable
+from service.core.types import Array, SignatureSpec, Tensors
+from service.loading import ServableLoader
+from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, write_toy_model
+
+SERVE = frozenset({"serve"})
+
+
+class FakeGraph:
+    """Stands in for a graph in TensorFlow."""
+
+    closed = 0
+
+    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """Gives ones."""
+        return {name: np.ones(1, np.float32) for name in outputs}
+
+    def close(self) -> None:
+        """Counts."""
+        self.closed += 1
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], int]]:
+    """Makes TensorFlow seem to be there; lists the graphs that were opened."""
+    calls: list[tuple[Path, frozenset[str], int]] = []
+
+    def open_graph(path: Path, specs: Mapping[str, SignatureSpec], tags: frozenset[str], *, threads: int) -> FakeGraph:
+        calls.append((path, tags, threads))
+        return FakeGraph()
+
+    monkeypatch.setattr(service.loading, "open_savedmodel", open_graph)
+    monkeypatch.setattr(service.loading.importlib.util, "find_spec", lambda name: object())
+    return calls
+
+
+def load(path: Path, graph_signatures: str = "off", tags: frozenset[str] = SERVE) -> Servable:
+    """Loads a folder as version 1."""
+    return ServableLoader(tags, graph_signatures, 3)("toy", 1, path)
+
+
+def test_without_tensorflow_lookups_run_and_the_rest_is_listed_only(toy_model: Path) -> None:
+    servable = load(toy_model / "1")
+    assert sorted(servable.backends) == ["lookup", "lookup_tpu_tensor_core"]
+    assert sorted(servable.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
+    assert sorted(servable.tables) == ["tag", "user"]
+    with pytest.raises(GraphUnavailable):
+        servable.backend(servable.signature("serving_default"))
+
+
+def test_a_missing_tensorflow_is_the_same_as_off(
+    toy_model: Path, opened: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.loading.importlib.util, "find_spec", lambda name: None)
+    assert "serving_default" not in load(toy_model / "1", "auto").backends
+    assert opened == []
+
+
+def test_auto_opens_the_graph_with_the_version(toy_model: Path, opened: list[object]) -> None:
+    servable = load(toy_model / "1", "auto")
+    assert opened == [(toy_model / "1", SERVE, 3)]
+    assert isinstance(servable.backends["serving_default"], FakeGraph)
+    assert not isinstance(servable.backends["lookup"], FakeGraph)
+
+
+def test_lazy_opens_it_at_the_first_run(toy_model: Path, opened: list[object]) -> None:
+    backend = load(toy_model / "1", "lazy").backends["serving_default"]
+    assert opened == []
+    for _ in range(2):
+        assert backend.run("serving_default", {}, ("score",))["score"].tolist() == [1]
+    assert opened == [(toy_model / "1", SERVE, 3)]
+
+
+@pytest.mark.parametrize("graph_signatures", ["off", "auto"])
+def test_a_savedmodel_without_manifest_runs_in_tensorflow_or_not_at_all(
+    tmp_path: Path, opened: list[object], graph_signatures: str
+) -> None:
+    artifact = write_toy_model(tmp_path / "1")
+    (artifact / MANIFEST).unlink()
+    if graph_signatures == "off":
+        with pytest.raises(ArtifactError, match=r"has no lookup manifest, so all of it needs TensorFlow"):
+            load(artifact, "off")
+        return
+    servable = load(artifact, graph_signatures)
+    assert len({id(backend) for backend in servable.backends.values()}) == 1
+    assert sorted(servable.backends) == sorted(servable.signatures)
+    assert servable.tables == {}
+    assert {spec.kind for spec in servable.signatures.values()} == {"predict"}
+
+
+def test_a_model_of_lookups_only_never_opens_a_graph(tmp_path: Path, opened: list[object]) -> None:
+    from tests.toy_model import saved_model, toy_signatures
+
+    artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data["signatures"].pop("serving_default"))
+    signatures = toy_signatures()
+    del signatures["serving_default"]
+    data = saved_model(signatures)
+    (artifact / "saved_model.pb").write_bytes(data)
+    rewrite_manifest(artifact, lambda manifest: manifest["files"].update({"saved_model.pb": len(data)}))
+    load(artifact, "auto")
+    assert opened == []
+
+
+def test_the_meta_graph_is_chosen_by_its_tags(toy_model: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"no meta graph tagged \{serve, tpu\}. Tags it has: \{serve\}"):
+        load(toy_model / "1", tags=frozenset({"serve", "tpu"}))
+
+
+@pytest.mark.parametrize("name", ["saved_model.pb", INDEX, SHARD, "assets/tag.txt"])
+def test_every_missing_file_is_named(tmp_path: Path, name: str | Path) -> None:
+    artifact = write_toy_model(tmp_path / "1")
+    (artifact / name).unlink()
+    with pytest.raises(ArtifactError, match=str(name)):
+        load(artifact)
+
+
+@pytest.mark.parametrize("name", ["saved_model.pb", INDEX, SHARD, MANIFEST, "assets/tag.txt"])
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path, name: str | Path) -> None:
+    artifact = write_toy_model(tmp_path / "1")
+    data = (artifact / name).read_bytes()
+    for length in range(0, len(data), max(1, len(data) // 50)):
+        (artifact / name).write_bytes(data[:length])
+        with pytest.raises(ArtifactError):
+            load(artifact)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"cannot read .*saved_model\.pb"):
+        load(tmp_path)

@@ -1,0 +1,184 @@
+"""Settings: flags beat the environment, the environment beats defaults, and all faults are told at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.settings import ENV_PREFIX, Settings, SettingsError, kernel_cache_dir, quiet_tensorflow, read_settings
+
+BASE = ["--model_base_path=models/m"]
+ROOT = Path(__file__).parents[2]
+
+
+def faults_of(arguments: list[str], environ: dict[str, str] | None = None) -> list[str]:
+    """Returns the lines of the refusal."""
+    with pytest.raises(SettingsError) as caught:
+        read_settings(arguments, environ or {})
+    return str(caught.value).splitlines()
+
+
+def test_the_model_folder_is_all_that_must_be_given() -> None:
+    assert read_settings(BASE, {}) == Settings(model_base_path="models/m")
+    assert faults_of([]) == ["--model_base_path is required, for example --model_base_path=models/movielens"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "port"),
+    [([], {}, 8500), ([], {"EMB_PORT": "1"}, 1), (["--port=2"], {}, 2), (["--port=2"], {"EMB_PORT": "1"}, 2)],
+)
+def test_flags_beat_the_environment_and_that_beats_defaults(
+    flags: list[str], environ: dict[str, str], port: int
+) -> None:
+    assert read_settings([*BASE, *flags], environ).port == port
+
+
+OTHER_VALUES: dict[str, tuple[str, Any]] = {
+    "model_base_path": ("/a b", "/a b"),
+    "model_name": ("films", "films"),
+    "host": ("::1", "::1"),
+    "port": ("0", 0),
+    "rest_api_port": ("65535", 65535),
+    "file_system_poll_wait_seconds": ("0.5", 0.5),
+    "max_num_load_retries": ("0", 0),
+    "load_retry_interval_micros": ("1", 1),
+    "saved_model_tags": ("serve,tpu", "serve,tpu"),
+    "graph_signatures": ("off", "off"),
+    "graph_threads": ("3", 3),
+    "grpc_max_threads": ("3", 3),
+    "max_request_bytes": ("2048", 2048),
+    "rest_api_timeout_in_ms": ("5", 5),
+    "shutdown_delay_s": ("1.5", 1.5),
+    "drain_timeout_s": ("0", 0.0),
+    "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
+    "kernel_cache_dir": ("/cache", "/cache"),
+}
+
+
+@pytest.mark.parametrize("setting", dataclasses.fields(Settings), ids=lambda f: f.name)
+def test_every_setting_is_a_flag_and_a_variable(setting: dataclasses.Field[Any]) -> None:
+    text, value = OTHER_VALUES[setting.name]
+    assert value != setting.default
+    by_flag = read_settings([*BASE, f"--{setting.name}={text}"], {})
+    by_variable = read_settings([], {"EMB_MODEL_BASE_PATH": "models/m", ENV_PREFIX + setting.name.upper(): text})
+    assert getattr(by_flag, setting.name) == getattr(by_variable, setting.name) == value
+    assert type(getattr(by_flag, setting.name)) is type(setting.default)
+
+
+@pytest.mark.parametrize("setting", dataclasses.fields(Settings), ids=lambda f: f.name)
+def test_every_setting_says_what_it_means_and_has_a_default_in_its_range(setting: dataclasses.Field[Any]) -> None:
+    assert setting.metadata["about"].endswith(".")
+    low, high = setting.metadata["low"], setting.metadata["high"]
+    if not isinstance(setting.default, str):
+        assert low <= setting.default <= high
+
+
+def test_an_unknown_variable_of_ours_stops_the_start_and_others_do_not() -> None:
+    environ = {"EMB_PROT": "1", "EMB_": "", "PORT": "x", "emb_port": "x"}
+    assert faults_of(BASE, environ) == [
+        "EMB_ is not a setting of this server (see --help)",
+        "EMB_PROT is not a setting of this server (see --help)",
+    ]
+
+
+def test_all_faults_are_told_at_once() -> None:
+    arguments = ["--port=x", "--rest_api_port=70000", "--log_level=loud", "--model_name=a/b", "--saved_model_tags=,"]
+    assert faults_of(arguments, {"EMB_COLOR": "red", "EMB_DRAIN_TIMEOUT_S": "soon"}) == [
+        "EMB_COLOR is not a setting of this server (see --help)",
+        "--drain_timeout_s is 'soon': expected a number",
+        "--log_level is 'loud': expected one of debug, info, warning, error",
+        "--port is 'x': expected a whole number",
+        "--model_base_path is required, for example --model_base_path=models/movielens",
+        "--model_name is 'a/b': it must not be empty or hold a '/'",
+        "--saved_model_tags names no tag",
+        "--rest_api_port is 70000: expected 0 to 65535",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--port=8501", "--port and --rest_api_port are both 8501: gRPC and HTTP need one each"),
+        ("--port=-1", "--port is -1: expected 0 to 65535"),
+        ("--shutdown_delay_s=nan", "--shutdown_delay_s is nan: expected 0 to 3600"),
+        ("--drain_timeout_s=inf", "--drain_timeout_s is inf: expected 0 to 3600"),
+        ("--graph_threads=0", "--graph_threads is 0: expected 1 to 1024"),
+        ("--graph_threads=1.5", "--graph_threads is '1.5': expected a whole number"),
+        ("--model_name=", "--model_name is '': it must not be empty or hold a '/'"),
+        ("--graph_signatures=on", "--graph_signatures is 'on': expected one of auto, lazy, off"),
+    ],
+)
+def test_each_bad_value_is_named_with_what_was_wanted(argument: str, message: str) -> None:
+    assert faults_of([*BASE, argument]) == [message]
+
+
+def test_two_free_ports_may_be_asked_for() -> None:
+    settings = read_settings([*BASE, "--port=0", "--rest_api_port=0"], {})
+    assert (settings.port, settings.rest_api_port) == (0, 0)
+
+
+def test_derived_values_are_in_seconds_and_sets() -> None:
+    settings = Settings(
+        load_retry_interval_micros=1_500_000, rest_api_timeout_in_ms=250, saved_model_tags=" serve, tpu,"
+    )
+    assert (settings.load_retry_interval_s, settings.rest_api_timeout_s) == (1.5, 0.25)
+    assert settings.tags == {"serve", "tpu"}
+
+
+def test_settings_can_not_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("argument", ["--prot=1", "--por=1", "extra"])
+def test_a_flag_that_does_not_exist_is_refused_and_not_guessed(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_settings([*BASE, argument], {})
+    assert caught.value.code == 2
+    assert f"unrecognized arguments: {argument}" in capsys.readouterr().err
+
+
+def test_help_lists_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_settings(["--help"], {})
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for setting in dataclasses.fields(Settings):
+        assert f"--{setting.name} " in text
+        if setting.default != "":
+            assert f"Default: {setting.default}." in text
+
+
+def test_the_kernel_cache_is_the_one_configured_or_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EMB_KERNEL_CACHE_DIR", raising=False)
+    assert kernel_cache_dir("/k") == Path("/k")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert kernel_cache_dir("") == kernel_cache_dir() == Path("/c/embedding-server/kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/h")
+    assert kernel_cache_dir() == Path("/h/.cache/embedding-server/kernels")
+    monkeypatch.setenv("EMB_KERNEL_CACHE_DIR", "/e")
+    assert kernel_cache_dir() == Path("/e")
+    assert kernel_cache_dir("") == Path("/h/.cache/embedding-server/kernels"), "already read by read_settings"
+
+
+def test_tensorflows_own_log_level_is_left_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    quiet_tensorflow()
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0"
+
+
+def test_the_table_in_the_docs_is_up_to_date() -> None:
+    check = subprocess.run(
+        [sys.executable, ".ci/make_settings_table.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
