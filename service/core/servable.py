@@ -28,10 +28,8 @@ class Servable:
         """Returns a signature, "" meaning serving_default; raises SignatureNotFound."""
         spec = self.signatures.get(name or DEFAULT_SIGNATURE)
         if spec is None:
-            known = ", ".join(sorted(self.signatures)) or "none"
-            raise SignatureNotFound(
-                f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found. Signatures of this model: {known}.'
-            )
+            # TensorFlow Serving's text, to the letter; metadata lists what there is.
+            raise SignatureNotFound(f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found.')
         return spec
 
     def backend(self, spec: SignatureSpec) -> Backend:
