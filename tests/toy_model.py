@@ -180,17 +180,17 @@ def saved_model(
 
 def write_bundle(prefix: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
     """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor."""
-    data, entries, records = bytearray(), {}, {b"": _field(1, 1) + _field(3, _field(1, 1))}
+    data, entries, records = bytearray(), {}, {b"": proto_field(1, 1) + proto_field(3, proto_field(1, 1))}
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
         raw = tensor.tobytes()
         entries[name] = {"offset": len(data), "nbytes": len(raw), "crc32c": masked_crc32c(raw)}
-        shape = b"".join(_field(2, _field(1, size)) for size in tensor.shape)
+        shape = b"".join(proto_field(2, proto_field(1, size)) for size in tensor.shape)
         records[name.encode()] = (
-            _field(1, _DTYPE_NUMBERS[tensor.dtype.name])
-            + _field(2, shape)
-            + (_field(4, len(data)) if data else b"")
-            + _field(5, len(raw))
+            proto_field(1, _DTYPE_NUMBERS[tensor.dtype.name])
+            + proto_field(2, shape)
+            + (proto_field(4, len(data)) if data else b"")
+            + proto_field(5, len(raw))
             + b"\x35"
             + struct.pack("<I", entries[name]["crc32c"])
         )
@@ -209,13 +209,14 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
         return handle
 
     keys = sorted(records)
-    data_handle = append(_block([(key, records[key]) for key in keys]))
-    meta_handle = append(_block([]))
-    index_handle = append(_block([(keys[-1], data_handle)]))
+    data_handle = append(table_block([(key, records[key]) for key in keys]))
+    meta_handle = append(table_block([]))
+    index_handle = append(table_block([(keys[-1], data_handle)]))
     return bytes(out + (meta_handle + index_handle).ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57))
 
 
-def _block(records: list[tuple[bytes, bytes]]) -> bytes:
+def table_block(records: list[tuple[bytes, bytes]]) -> bytes:
+    """Returns a block of a sorted table, without its checksum."""
     # Keys share a prefix with the key before them, except at every 16th, where reading may start.
     out, restarts, last = bytearray(), [0], b""
     for i, (key, value) in enumerate(records):
@@ -230,7 +231,8 @@ def _block(records: list[tuple[bytes, bytes]]) -> bytes:
     return bytes(out + b"".join(struct.pack("<I", restart) for restart in [*restarts, len(restarts)]))
 
 
-def _field(number: int, value: int | bytes) -> bytes:
+def proto_field(number: int, value: int | bytes) -> bytes:
+    """Returns one field of a protobuf message: a varint, or bytes with their length."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value

@@ -70,6 +70,18 @@ class Request:
         return arrays
 
 
+WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc")
+
+
+def takes(wire_name: str, request: Request) -> bool:
+    """Says whether a request has a form on a wire: raw tensors only as columns, rows only of equal, positive number."""
+    if wire_name in ("engine", "grpc"):
+        return True
+    if request.inputs is not None:
+        return wire_name == "http columns"
+    return wire_name != "http rows" or len({len(rows) for rows in request.features.values()}) == 1
+
+
 class Failure(Exception):
     """An error as a client meets it."""
 
@@ -80,9 +92,6 @@ class Failure(Exception):
 
 class Wire(Protocol):
     """One way in."""
-
-    def takes(self, request: Request) -> bool:
-        """Says whether the request can be put this way at all."""
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
         """Returns the outputs; raises Failure."""
@@ -111,10 +120,6 @@ class EngineWire:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def takes(self, request: Request) -> bool:
-        """Takes everything."""
-        return True
-
     def code(self, canonical: str) -> str:
         """Is the canonical code."""
         return canonical
@@ -134,10 +139,6 @@ class GrpcWire:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._predict = channel.unary_unary(PREDICT)
-
-    def takes(self, request: Request) -> bool:
-        """Takes everything."""
-        return True
 
     def code(self, canonical: str) -> str:
         """Is the canonical code."""
@@ -187,12 +188,6 @@ class HttpWire:
 
     def __init__(self, client: HttpClient, layout: str) -> None:
         self._client, self._layout = client, layout
-
-    def takes(self, request: Request) -> bool:
-        """Raw tensors only as columns; rows only where every feature has as many, and at least one."""
-        if request.inputs is not None:
-            return self._layout == "columns"
-        return self._layout != "rows" or len({len(rows) or -1 for rows in request.features.values()} - {-1}) == 1
 
     def code(self, canonical: str) -> int:
         """Is the status."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.core.errors import ArtifactError
 from service.lookup.bundle import BundleEntry, read_bundle
-from tests.toy_model import INDEX, SHARD, _block, _field, toy_tables, variable_name, varint, write_bundle
+from tests.toy_model import INDEX, SHARD, proto_field, table_block, toy_tables, variable_name, varint, write_bundle
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 
@@ -37,13 +37,18 @@ def read_index(prefix: Path, data: bytes) -> dict[str, BundleEntry]:
 
 def table_of(*records: tuple[bytes, bytes]) -> bytes:
     """Returns an index of these records, checksums left out: they are not read."""
-    block = _block(list(records))
-    index = _block([(records[-1][0] if records else b"", varint(0) + varint(len(block)))])
+    return index_around(table_block(list(records)))
+
+
+def index_around(block: bytes) -> bytes:
+    """Returns an index of one data block."""
+    index = table_block([(b"", varint(0) + varint(len(block)))])
     end = varint(0) + varint(0) + varint(len(block) + 5) + varint(len(index))
     return block + bytes(5) + index + bytes(5) + end.ljust(40, b"\0") + MAGIC
 
 
-HEADER = (b"", _field(1, 1))
+HEADER = (b"", proto_field(1, 1))
+RESTARTS = struct.pack("<II", 0, 1)
 
 
 def test_reads_where_every_tensor_lies(toy_model: Path) -> None:
@@ -108,12 +113,16 @@ def test_any_records_give_entries_or_an_artifact_error(scratch: Path, records: l
         (b"", "wrong magic number"),
         (bytes(100), "wrong magic number"),
         (table_of((b"x", b"")), "truncated or corrupt"),
-        (table_of((b"", _field(1, 1) + _field(2, 1))), "big-endian checkpoints are not supported"),
+        (table_of((b"", proto_field(1, 1) + proto_field(2, 1))), "big-endian checkpoints are not supported"),
         (table_of(HEADER, (b"\xff\xfe", b"")), "truncated or corrupt"),
-        (table_of(HEADER, (b"x", _field(1, b"text"))), "a number was expected where the file has bytes"),
+        (table_of(HEADER, (b"x", proto_field(1, b"text"))), "a number was expected where the file has bytes"),
         (table_of(HEADER, (b"x", b"\x0b")), "unknown wire type 3"),
         (table_of(HEADER, (b"x", b"\xff" * 12)), "varint longer than 64 bits"),
         (table_of(HEADER, (b"x", b"\x12\x7f")), "field beyond its message"),
+        # (shared, unshared, length) of a record that shares more than there is, or is longer than its block.
+        (index_around(b"\0\0\2\x08\1" + b"\3\1\0x" + RESTARTS), "record beyond its block"),
+        (index_around(b"\0\0\2\x08\1" + b"\0\1\x40x" + RESTARTS), "record beyond its block"),
+        (index_around(b"\0\0\2\x08\1" + b"\0\x40\0x" + RESTARTS), "record beyond its block"),
     ],
 )
 def test_says_what_is_wrong_and_with_which_file(scratch: Path, data: bytes, message: str) -> None:
@@ -124,7 +133,7 @@ def test_says_what_is_wrong_and_with_which_file(scratch: Path, data: bytes, mess
 
 def test_a_compressed_block_is_refused(scratch: Path) -> None:
     data = bytearray(table_of(HEADER))
-    data[len(_block([HEADER]))] = 1
+    data[len(table_block([HEADER]))] = 1
     with pytest.raises(ArtifactError, match=r"index block is compressed \(type 1\)"):
         read_index(scratch, bytes(data))
 
@@ -138,11 +147,11 @@ def test_slices_shards_and_other_dtypes_are_told_apart(scratch: Path) -> None:
     entries = read_index(
         scratch,
         table_of(
-            (b"", _field(1, 3)),
+            (b"", proto_field(1, 3)),
             (b"\0slice key", b""),
-            (b"scalar", _field(1, 1) + _field(2, b"")),
-            (b"sliced", _field(1, 1) + _field(7, _field(1, b""))),
-            (b"strings", _field(1, 7) + _field(3, 2)),
+            (b"scalar", proto_field(1, 1) + proto_field(2, b"")),
+            (b"sliced", proto_field(1, 1) + proto_field(7, proto_field(1, b""))),
+            (b"strings", proto_field(1, 7) + proto_field(3, 2)),
         ),
     )
     assert list(entries) == ["scalar", "sliced", "strings"]

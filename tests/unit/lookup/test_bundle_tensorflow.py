@@ -102,9 +102,7 @@ def test_many_tensors_of_ours_are_read_by_tensorflow(tf: Any, tmp_path: Path) ->
         assert np.array_equal(reader.get_tensor(name), tensor)
 
 
-@pytest.mark.parametrize(
-    "data", [b"a\nb\nc\n", b"a\nb\nc", b"a\r\nb\r\nc\r\n", b"a b\nc\n", b"a\xff\nb\x0b\nc\r\r\n"]
-)
+@pytest.mark.parametrize("data", [b"a\nb\nc\n", b"a\nb\nc", b"a\r\nb\r\nc\r\n", b"a b\nc\n", b"a\xff\nb\x0b\nc\r\r\n"])
 def test_a_vocabulary_file_means_what_it_means_to_tensorflow(tf: Any, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "v.txt").write_bytes(data)
     whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER

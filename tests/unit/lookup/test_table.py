@@ -13,7 +13,7 @@ import pytest
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import Manifest
 from service.lookup.table import MappedTable, open_tables
-from tests.toy_model import INDEX, SHARD, _field, toy_tables, variable_name, write_bundle, write_toy_model
+from tests.toy_model import INDEX, SHARD, proto_field, toy_tables, variable_name, write_bundle, write_toy_model
 from tests.unit.lookup.test_bundle import table_of
 
 
@@ -140,7 +140,7 @@ def test_only_float32_is_mapped(tmp_path: Path) -> None:
 def test_a_sliced_table_is_refused(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
     names = sorted(variable_name(name).encode() for name in toy_tables())
-    index = table_of((b"", _field(1, 1)), *((name, _field(1, 1) + _field(7, b"")) for name in names))
+    index = table_of((b"", proto_field(1, 1)), *((name, proto_field(1, 1) + proto_field(7, b"")) for name in names))
     (artifact / INDEX).write_bytes(index)
     with pytest.raises(ArtifactError, match="is saved in slices; export it as one variable"):
         open_toy(artifact)

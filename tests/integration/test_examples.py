@@ -1,0 +1,83 @@
+"""What users copy works: the demo's requests, the load test and the benchmark, on a model that the exporter wrote."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.process import ROOT, ServerProcess, environment
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder as `make demo` has it, but small."""
+    base = tmp_path_factory.mktemp("examples") / "models"
+    run("-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1", "--batch_sizes=1,8", f"--out={base}")
+    return base
+
+
+def run(*arguments: str) -> str:
+    """Runs Python in the repository's root; returns what it printed, and fails where it failed."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def free_ports() -> tuple[int, int]:
+    """Returns two ports that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def test_every_request_of_the_demo_is_answered(base: Path) -> None:
+    port, rest_api_port = free_ports()
+    ports = (f"--port={port}", f"--rest_api_port={rest_api_port}")
+    shown = run("examples/demo.py", "--check", f"--model_base_path={base}", *ports)
+    assert '{"embeddings":{"genres":[[' in shown
+    assert re.search(r'\{"rows":\[\[-?\d', shown)
+    (over_http,) = re.findall(r'\{"predictions":\[([\d.]+),([\d.]+)\]\}', shown)
+    (over_grpc,) = re.findall(r"model version 1, ratings \[([\d.]+), ([\d.]+)\]", shown)
+    assert [float(x) for x in over_http] == pytest.approx([float(x) for x in over_grpc], rel=1e-6)
+
+
+def test_the_load_test_counts_no_failure_on_either_wire(base: Path, kernel_cache: Path) -> None:
+    settings = {"model_base_path": base, "model_name": "movielens", "graph_signatures": "auto"}
+    with ServerProcess(kernel_cache_dir=kernel_cache, **settings) as server:
+        server.ready()
+        summary = run(
+            "-m",
+            "locust",
+            "--locustfile=loadtest/locustfile.py",
+            "--headless",
+            "--only-summary",
+            "--exit-code-on-error=1",
+            "--users=4",
+            "--spawn-rate=4",
+            "--run-time=4s",
+            f"--host=http://127.0.0.1:{server.http_port}",
+            f"--grpc_host=127.0.0.1:{server.grpc_port}",
+        )
+    for name in (":lookup", ":predict", "Predict lookup", "Predict serving_default"):
+        (requests,) = re.findall(rf"{name} +(\d+) +0\(0\.00%\)", summary)
+        assert int(requests) > 0
+
+
+def test_the_benchmark_compares_answers_and_prints_a_ratio(base: Path) -> None:
+    shown = run(
+        "-m",
+        "loadtest.bench.lookup_vs_graph",
+        f"--model_base_path={base}",
+        "--rows=3",
+        "--rounds=2",
+        "--requests=3",
+    )
+    assert re.search(r"^ +3 +[\d.]+ +[\d.]+ +[\d.]+ ", shown, re.MULTILINE)
