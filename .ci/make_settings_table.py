@@ -15,9 +15,10 @@ TARGET = Path(__file__).parents[1] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Each setting is a flag (`--port=8500`) and an environment variable (`EMB_PORT=8500`); a flag wins over the variable, the
-variable over the default. A variable that starts with `EMB_` and is none of these stops the start, and so does any value
-out of its range: the message lists every fault at once. Names that TensorFlow Serving has mean what they mean there.
+Each setting is a flag (`--port=8500`) and an environment variable (`EMB_PORT=8500`); a flag wins over the variable,
+the variable over the default. A variable that starts with `EMB_` and is none of these stops the start, and so does any
+value out of its range: the message lists every fault at once. Names that TensorFlow Serving has mean what they mean
+there.
 
 This file is generated from `service/settings.py` (`make generated`).
 
