@@ -57,7 +57,7 @@ class App:
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
         )
-        self._engine = Engine(self._registry, self._metrics)
+        self._engine = Engine(self._registry, self._metrics, max_response_bytes=settings.max_response_bytes)
         self._grpc = GrpcServer(
             self._engine,
             address=f"{_bracketed(settings.host)}:{settings.port}",

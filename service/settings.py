@@ -54,6 +54,9 @@ class Settings:
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
     )
+    max_response_bytes: int = _setting(
+        256 << 20, "Largest answer, in bytes as arrays (JSON is several times as long).", 1024, 2**31 - 1
+    )
     rest_api_timeout_in_ms: int = _setting(30_000, "Milliseconds after which an HTTP request gives up.", 1, 3_600_000)
     shutdown_delay_s: float = _setting(
         0.0, "Seconds between failing /readyz and no longer accepting, for load balancers to notice.", 0, 3600

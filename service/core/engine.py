@@ -12,6 +12,7 @@ from service.core.errors import (
     BackendFailure,
     DeadlineExceeded,
     NotFound,
+    PayloadTooLarge,
     ServiceError,
     TableNotFound,
     UnknownOutput,
@@ -55,7 +56,7 @@ class Bound:
     Concurrency: one caller at a time.
     """
 
-    __slots__ = ("spec", "_servable", "_lease", "_observer", "_api", "_clock", "_started_s", "_rows")
+    __slots__ = ("spec", "_servable", "_lease", "_observer", "_api", "_clock", "_started_s", "_max_bytes", "_rows")
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Bound:
         api: str,
         clock: Callable[[], float],
         started_s: float,
+        max_response_bytes: int,
     ) -> None:
         self.spec = spec
         self._servable = servable
@@ -75,6 +77,7 @@ class Bound:
         self._api = api
         self._clock = clock
         self._started_s = started_s
+        self._max_bytes = max_response_bytes
         self._rows = 0
 
     @property
@@ -103,6 +106,12 @@ class Bound:
         backend = self._servable.backend(self.spec)
         arrays, self._rows = checked(self.spec, inputs)
         outputs = self._choose_outputs(output_filter)
+        if self._rows * self.spec.row_bytes > self._max_bytes:
+            # A row costs a client two bytes and the server kilobytes, so a limit on requests bounds nothing here.
+            raise PayloadTooLarge(
+                f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
+                f"{self._max_bytes} bytes; send fewer rows per request."
+            )
         if deadline_s is not None and self._clock() >= deadline_s:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
@@ -147,11 +156,24 @@ class Bound:
 
 
 class Engine:
-    """Answers for all models of a registry. Concurrency: any thread."""
+    """Answers for all models of a registry. Concurrency: any thread.
 
-    def __init__(self, registry: Registry, observer: Observer, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+      clock: seconds, monotonic.
+      max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        observer: Observer,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_response_bytes: int = 2**31 - 1,
+    ) -> None:
         self._registry = registry
         self._observer = observer
+        self._max_response_bytes = max_response_bytes
         self._clock = clock
 
     @property
@@ -180,7 +202,16 @@ class Engine:
                 lease.__exit__(type(error), error, None)
             self.reject(error, api=api, model="" if isinstance(error, NotFound) else ref.name, started_s=started_s)
             raise
-        return Bound(spec, servable, lease, observer=self._observer, api=api, clock=self._clock, started_s=started_s)
+        return Bound(
+            spec,
+            servable,
+            lease,
+            observer=self._observer,
+            api=api,
+            clock=self._clock,
+            started_s=started_s,
+            max_response_bytes=self._max_response_bytes,
+        )
 
     def reject(self, error: ServiceError, *, api: str, model: str = "", started_s: float | None = None) -> None:
         """Counts a request that failed before it was bound, such as one that could not be parsed."""

@@ -69,7 +69,7 @@ class UnknownOutput(InvalidRequest):
 
 
 class PayloadTooLarge(ServiceError):
-    """The body is over the server's limit."""
+    """The body, or the answer that it asks for, is over the server's limit."""
 
     code = "RESOURCE_EXHAUSTED"
 

@@ -6,6 +6,7 @@ and D embedding_dim of a table, K max ids per row of a padded lookup.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -121,6 +122,7 @@ class SignatureSpec:
     required: derived; inputs that each request must hold.
     ragged_names: derived; the input names of the ragged features.
     row_inputs: derived; the other inputs, whose first dimension counts rows.
+    row_bytes: derived; bytes of one row of all outputs together, as far as their shapes are known.
     """
 
     name: str
@@ -132,6 +134,7 @@ class SignatureSpec:
     required: frozenset[str] = field(init=False, repr=False, compare=False)
     ragged_names: tuple[RaggedNames, ...] = field(init=False, repr=False, compare=False)
     row_inputs: frozenset[str] = field(init=False, repr=False, compare=False)
+    row_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Derived once here because each of them is needed by every request.
@@ -143,6 +146,13 @@ class SignatureSpec:
         object.__setattr__(self, "required", required)
         object.__setattr__(self, "ragged_names", ragged_names)
         object.__setattr__(self, "row_inputs", frozenset(self.inputs) - parts)
+        object.__setattr__(self, "row_bytes", sum(map(_row_bytes, self.outputs.values())))
+
+
+def _row_bytes(tensor: TensorSpec) -> int:
+    sizes = (tensor.shape or ())[1:]
+    itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
+    return itemsize * math.prod(size or 0 for size in sizes)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any] | None:

@@ -53,6 +53,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "graph_threads": ("3", 3),
     "grpc_max_threads": ("3", 3),
     "max_request_bytes": ("2048", 2048),
+    "max_response_bytes": ("4096", 4096),
     "rest_api_timeout_in_ms": ("5", 5),
     "shutdown_delay_s": ("1.5", 1.5),
     "drain_timeout_s": ("0", 0.0),

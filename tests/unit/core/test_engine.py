@@ -17,13 +17,15 @@ from service.core.errors import (
     MalformedPayload,
     ModelNotFound,
     NotReady,
+    PayloadTooLarge,
     SignatureNotFound,
     TableNotFound,
     UnknownOutput,
     VersionNotFound,
 )
 from service.core.registry import Registry
-from service.core.types import Array, ModelRef, TableInfo, Tensors
+from service.core.servable import Servable
+from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, TensorSpec
 from tests.conftest import Clock, RecordingObserver
 from tests.unit.core.fakes import FakeBackend, X, servable
 
@@ -264,3 +266,27 @@ def test_tells_what_is_served_and_what_is_wrong(world: World) -> None:
 
 def test_deadlines_are_measured_on_the_engines_clock(world: World) -> None:
     assert world.engine.clock is world.clock
+
+
+def test_an_answer_over_the_limit_is_refused_before_it_is_made() -> None:
+    spec = SignatureSpec(
+        "lookup",
+        "lookup",
+        "",
+        {"user": TensorSpec("user", "int64", (None,), is_optional=True)},
+        {"user": TensorSpec("user", "float32", (None, 8)), "more": TensorSpec("more", "float32", (None, 2))},
+    )
+    assert spec.row_bytes == (8 + 2) * 4
+    backend = FakeBackend(lambda inputs: {"user": X, "more": X})
+    registry = Registry(lambda model, status: None)
+    registry.add_model("m")
+    registry.start("m", 1)
+    registry.publish(Servable("m", 1, {"lookup": spec}, {"lookup": backend}))
+    engine = Engine(registry, RecordingObserver(), max_response_bytes=400)
+    with engine.bind(M, "lookup", api="test") as bound:
+        with pytest.raises(PayloadTooLarge, match="11 rows of 40 bytes, this server's limit is 400 bytes"):
+            bound.run({"user": np.zeros(11, np.int64)})
+    assert backend.runs == []
+    with engine.bind(M, "lookup", api="test") as bound:
+        bound.run({"user": np.zeros(10, np.int64)})
+    assert len(backend.runs) == 1

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.core.errors import ArtifactError
+from service.core.errors import ArtifactError, BackendFailure
 from service.graph.lazy import LazyBackend
 from tests.unit.core.fakes import FakeBackend, X
 
@@ -59,8 +59,10 @@ def test_what_could_not_be_opened_is_tried_again() -> None:
         return FakeBackend()
 
     lazy = LazyBackend(open_backend)
-    with pytest.raises(ArtifactError, match="not yet"):
+    with pytest.raises(BackendFailure, match="can not be loaded") as caught:
         lazy.run("s", {"x": X}, ("y",))
+    assert "not yet" not in caught.value.message
+    assert isinstance(caught.value.__cause__, ArtifactError)
     assert lazy.run("s", {"x": X}, ("z",))["z"].tolist() == [3, 6]
 
 
