@@ -86,10 +86,10 @@ def lookup(path: str) -> Json:
     examples = {
         "two users and their genres": {"features": {"user_id": [1, 42], "genres": _GENRES}},
         "weighted history": {
-            "features": {"recent_films": [[1193, 661, 914]]},
+            "features": {"recent_films": [[50, 1, 2]]},
             "weights": {"recent_films": [[1.0, 0.5, 0.25]]},
         },
-        "as on a TPU": {"features": {"film_id": [1193]}, "signature_name": "lookup_tpu_tensor_core"},
+        "as on a TPU": {"features": {"film_id": [50]}, "signature_name": "lookup_tpu_tensor_core"},
     }
     answer = _answer(
         "One vector per row, for the features that were sent",
@@ -102,11 +102,11 @@ def lookup(path: str) -> Json:
 def tables(path: str) -> Json:
     """GET /tables"""
     table = {
-        "name": "film_id",
-        "vocabulary_size": 3953,
+        "name": "film",
+        "vocabulary_size": 1683,
         "embedding_dim": 32,
         "dtype": "float32",
-        "nbytes": 505984,
+        "nbytes": 215424,
         "features": ["film_id", "recent_films"],
     }
     answer = _answer("The tables, by name", {"type": "object"}, {"one table, two features": {"tables": [table]}})
@@ -124,7 +124,7 @@ def rows(path: str) -> Json:
     answer = _answer(
         "The rows, in the order of the ids", {"type": "object"}, {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
     )
-    body = _body(body_schema, {"two rows": {"ids": [1193, 661]}})
+    body = _body(body_schema, {"two rows": {"ids": [50, 1]}})
     return _route("Embeddings", "Read rows of a table", path + "/tables/{table}", answer, body=body)
 
 
@@ -143,9 +143,9 @@ def predict(path: str) -> Json:
         },
         "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
     }
-    row = {"user_id": 1, "film_id": 1193, "occupation": 10, "genres": ["Drama"], "recent_films": [661, 914]}
-    columns: Json = {"user_id": [1, 42], "film_id": [1193, 661], "occupation": [10, 4]}
-    columns |= {"genres": _GENRES, "recent_films": [[661, 914], []]}
+    row = {"user_id": 1, "film_id": 50, "occupation": 3, "genres": ["Drama"], "recent_films": [1, 2]}
+    columns: Json = {"user_id": [1, 42], "film_id": [50, 1], "occupation": [3, 4]}
+    columns |= {"genres": _GENRES, "recent_films": [[1, 2], []]}
     examples = {
         "rows": {"instances": [row]},
         "columns": {"inputs": columns},
@@ -244,7 +244,7 @@ def _route(
 
 
 def _parameter(name: str) -> Json:
-    examples = {"model": "movielens", "version": 1, "table": "film_id", "label": "stable"}
+    examples = {"model": "movielens", "version": 1, "table": "film", "label": "stable"}
     kind = "integer" if name == "version" else "string"
     return {"name": name, "in": "path", "required": True, "schema": {"type": kind}, "example": examples[name]}
 
