@@ -108,10 +108,10 @@ def _save(model: RatingModel, run: Run, artifact: Path, batch_sizes: Sequence[in
     # The vocabularies are copied into assets/ under the names they have here.
     with tempfile.TemporaryDirectory() as folder:
         files = {}
-        for table in run.spec.tables:
-            if table.vocabulary is not None:
-                files[table.name] = Path(folder) / f"{table.name}.txt"
-                files[table.name].write_text("".join(word + "\n" for word in table.vocabulary), encoding="utf-8")
+        for feature in run.spec.features:
+            if feature.vocabulary is not None:
+                files[feature.name] = Path(folder) / f"{feature.name}.txt"
+                files[feature.name].write_text("".join(f"{key}\n" for key in feature.vocabulary.keys), encoding="utf-8")
         module = ServingModule(run.spec, model.tables, model.tower, vocabulary_files=files, batch_sizes=batch_sizes)
         tf.saved_model.save(module, str(artifact), signatures=module.build_signatures())
 

@@ -29,7 +29,7 @@ def build_manifest(
     bundle = read_bundle(artifact / VARIABLES_PREFIX)
     return Manifest(
         tables={table.name: _table(artifact, bundle, spec, table.name) for table in spec.tables},
-        features={f.name: FeatureEntry(f.table, _vocabulary_of(spec, f)) for f in spec.features},
+        features={f.name: FeatureEntry(f.table, f.name if f.vocabulary else None) for f in spec.features},
         signatures={
             LOOKUP: SignatureEntry("lookup", {f.name: _cpu(spec, f) for f in spec.features}, "cpu"),
             LOOKUP_TENSOR_CORE: SignatureEntry(
@@ -39,22 +39,26 @@ def build_manifest(
             PREDICT_EXAMPLES: SignatureEntry("predict", {}),
         },
         vocabularies={
-            table.name: VocabularyEntry(vocabulary_file(table.name), len(table.vocabulary), first_id=1, oov_id=0)
-            for table in spec.tables
-            if table.vocabulary is not None
+            f.name: VocabularyEntry(
+                file=vocabulary_file(f.name),
+                size=len(f.vocabulary.keys),
+                first_id=f.vocabulary.first_id,
+                oov_id=f.vocabulary.oov_id,
+                num_oov_buckets=f.vocabulary.num_oov_buckets,
+                on_oov=f.vocabulary.on_oov,
+                key_dtype=f.vocabulary.key_dtype,
+            )
+            for f in spec.features
+            if f.vocabulary is not None
         },
         files=file_sizes(artifact),
         provenance=provenance,
     )
 
 
-def vocabulary_file(table: str) -> str:
-    """Where a table's vocabulary lies, relative to the artifact."""
-    return f"assets/{table}.txt"
-
-
-def _vocabulary_of(spec: ModelSpec, feature: FeatureSpec) -> str | None:
-    return feature.table if spec.table(feature.table).vocabulary is not None else None
+def vocabulary_file(feature: str) -> str:
+    """Where a feature's vocabulary lies, relative to the artifact."""
+    return f"assets/{feature}.txt"
 
 
 def _table(artifact: Path, bundle: Mapping[str, BundleEntry], spec: ModelSpec, name: str) -> TableEntry:

@@ -30,7 +30,7 @@ class ServingModule(tf.Module):  # type: ignore[misc]
     Args:
       tables: table name -> [V, D] variable.
       tower: has clipped(feature -> [B, D] vectors) -> [B].
-      vocabulary_files: table -> file with one string per line; becomes an asset.
+      vocabulary_files: feature -> file with one string per line; becomes an asset.
       batch_sizes: ascending static sizes of the tensor-core lookup.
     """
 
@@ -82,8 +82,8 @@ class ServingModule(tf.Module):  # type: ignore[misc]
     def _predict_examples(self, examples: Any) -> dict[str, Any]:
         parsed = tf.io.parse_example(examples, {f.name: _example_field(self._spec, f) for f in self._spec.features})
         for feature in self._spec.features:
-            if feature.table in self.vocabularies:
-                parsed[feature.name] = _map_values(parsed[feature.name], self.vocabularies[feature.table])
+            if feature.name in self.vocabularies:
+                parsed[feature.name] = _map_values(parsed[feature.name], self.vocabularies[feature.name])
         return {RATING_OUTPUT: self.tower.clipped(self._vectors(parsed))}
 
 
@@ -112,7 +112,7 @@ def _map_values(strings: Any, rows: Any) -> Any:
 
 def _example_field(spec: ModelSpec, feature: FeatureSpec) -> Any:
     # A field that an Example leaves out is an unknown id (row 0), an unknown string, or an empty row.
-    dtype = tf.int64 if spec.table(feature.table).vocabulary is None else tf.string
+    dtype = tf.int64 if feature.vocabulary is None else tf.string
     if feature.is_ragged:
         return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
     return tf.io.FixedLenFeature([], dtype, default_value="" if dtype == tf.string else 0)

@@ -21,17 +21,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from service.core.manifest import Combiner
+from service.core.manifest import (
+    BadIdPolicy,
+    Combiner,
+    KeyDtype,
+    OovPolicy,
+    TooManyPolicy,
+    WeightPolicy,
+)
 from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
+class VocabularySpec:
+    """What clients call things: key i is row first_id + i of the table.
+
+    keys: all str, or all int; none twice.
+    oov_id, num_oov_buckets, on_oov: what any other key does, as in service.core.manifest.VocabularyEntry.
+    """
+
+    keys: tuple[str, ...] | tuple[int, ...]
+    first_id: int = 0
+    oov_id: int | None = None
+    num_oov_buckets: int = 0
+    on_oov: OovPolicy = "error"
+
+    def __post_init__(self) -> None:
+        kinds = {type(key) for key in self.keys}
+        if kinds not in ({str}, {int}):
+            raise ValueError("a vocabulary has keys that are all strings or all integers, at least one")
+        if len(set(self.keys)) != len(self.keys):
+            raise ValueError("a vocabulary names a key twice")
+        if any(isinstance(key, str) and (not key or key.splitlines() != [key]) for key in self.keys):
+            raise ValueError("a vocabulary entry is empty or spans lines")
+        if self.num_oov_buckets and self.oov_id is not None:
+            raise ValueError("a vocabulary has either oov_id or num_oov_buckets")
+
+    @property
+    def key_dtype(self) -> KeyDtype:
+        """What clients send."""
+        return "string" if isinstance(self.keys[0], str) else "int64"
+
+    @property
+    def last_id(self) -> int:
+        """The largest row that a key can become."""
+        return max(self.first_id + len(self.keys) + self.num_oov_buckets - 1, self.oov_id or 0)
+
+
+@dataclass(frozen=True, slots=True)
 class TableSpec:
     """One embedding table.
 
-    vocabulary: strings in row order, the first being row 1; any other string is row 0. None: ids are rows.
+    combiner: of the features that do not name their own.
     initial_stddev: standard deviation of the truncated normal that rows start from.
     """
 
@@ -39,39 +82,64 @@ class TableSpec:
     vocabulary_size: int
     embedding_dim: int
     combiner: Combiner = "mean"
-    vocabulary: tuple[str, ...] | None = None
     initial_stddev: float = 0.05
 
     def __post_init__(self) -> None:
         _check_name("table", self.name)
         if self.vocabulary_size < 1 or self.embedding_dim < 1:
             raise ValueError(f"table {self.name!r}: {self.vocabulary_size} x {self.embedding_dim} holds no numbers")
-        if self.combiner not in get_args(Combiner):
-            allowed = get_args(Combiner)
-            raise ValueError(f"table {self.name!r}: combiner is {self.combiner!r}, expected one of {allowed}")
-        if self.vocabulary is not None:
-            _check_vocabulary(self.name, self.vocabulary, self.vocabulary_size)
+        _check_choice(f"table {self.name!r}", "combiner", self.combiner, Combiner)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
     """One id input.
 
-    is_ragged: any number of ids per row, combined; otherwise one id per row, not combined.
+    is_ragged: any number of ids per row; otherwise one id per row, not combined.
     max_ids_per_row: K of the padded tensor-core lookup; 1 unless ragged.
+    combiner: how a ragged row is combined; None: as its table says.
+    max_sequence_length: L > 0 makes it a sequence: [B, L, D], not combined, cut and padded with zeros; K is then L.
+    vocabulary: maps the keys that clients send to rows; None: ids are rows.
+    sends_rows: signatures take rows (int64) although there is a vocabulary of strings; our server takes both.
+    default_id: row that an id outside [0, V) reads where on_bad_id is "default_row".
+    on_bad_id, on_nonpositive_weight: policies of both lookups, on_too_many_ids of the padded one, as in
+      service.core.manifest.LookupFeature.
     """
 
     name: str
     table: str
     is_ragged: bool = False
     max_ids_per_row: int = 1
+    combiner: Combiner | None = None
+    max_sequence_length: int = 0
+    vocabulary: VocabularySpec | None = None
+    sends_rows: bool = False
+    on_bad_id: BadIdPolicy = "error"
+    default_id: int = 0
+    on_nonpositive_weight: WeightPolicy = "keep"
+    on_too_many_ids: TooManyPolicy = "error"
 
     def __post_init__(self) -> None:
         _check_name("feature", self.name)
         if "__" in self.name:
             raise ValueError(f"feature name {self.name!r}: __ separates a feature from its parts")
+        what = f"feature {self.name!r}"
         if self.max_ids_per_row < 1 or (self.max_ids_per_row > 1 and not self.is_ragged):
-            raise ValueError(f"feature {self.name!r}: max_ids_per_row is {self.max_ids_per_row}")
+            raise ValueError(f"{what}: max_ids_per_row is {self.max_ids_per_row}")
+        if self.max_sequence_length < 0 or (self.max_sequence_length and not self.is_ragged):
+            raise ValueError(f"{what}: max_sequence_length is {self.max_sequence_length}")
+        if self.combiner is not None:
+            _check_choice(what, "combiner", self.combiner, Combiner)
+        _check_choice(what, "on_bad_id", self.on_bad_id, BadIdPolicy)
+        _check_choice(what, "on_nonpositive_weight", self.on_nonpositive_weight, WeightPolicy)
+        _check_choice(what, "on_too_many_ids", self.on_too_many_ids, TooManyPolicy)
+        if self.sends_rows and (self.vocabulary is None or self.vocabulary.key_dtype != "string"):
+            raise ValueError(f"{what}: sends_rows needs a vocabulary of strings")
+        drops = self.on_bad_id in ("drop", "drop_negative")
+        if self.vocabulary is not None and self.vocabulary.on_oov == "drop" and not drops:
+            raise ValueError(
+                f"{what}: its vocabulary drops unknown keys, on_bad_id must too, not {self.on_bad_id!r}"
+            )
 
     @property
     def ids_input(self) -> str:
@@ -85,8 +153,13 @@ class FeatureSpec:
 
     @property
     def weights_input(self) -> str | None:
-        """Input of one factor per id; None for one id per row."""
-        return self.name + WEIGHTS_SUFFIX if self.is_ragged else None
+        """Input of one factor per id; None where nothing is combined."""
+        return self.name + WEIGHTS_SUFFIX if self.is_ragged and not self.max_sequence_length else None
+
+    @property
+    def id_dtype(self) -> KeyDtype:
+        """What the ids travel as: "string" for keys of a vocabulary of strings."""
+        return "int64" if self.vocabulary is None or self.sends_rows else self.vocabulary.key_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +177,14 @@ class ModelSpec:
         for feature in self.features:
             if feature.table not in tables:
                 raise ValueError(f"feature {feature.name!r} uses table {feature.table!r}, which is not declared")
+            rows = tables[feature.table].vocabulary_size
+            if feature.vocabulary is not None and feature.vocabulary.last_id >= rows:
+                raise ValueError(
+                    f"feature {feature.name!r}: its vocabulary reaches row {feature.vocabulary.last_id}, table "
+                    f"{feature.table!r} has {rows} rows"
+                )
+            if feature.default_id >= rows:
+                raise ValueError(f"feature {feature.name!r}: default_id {feature.default_id} is not in its table")
         unused = sorted(set(tables) - {feature.table for feature in self.features})
         if unused:
             raise ValueError(f"no feature uses tables {unused}")
@@ -116,6 +197,12 @@ class ModelSpec:
         """Returns a feature by name."""
         return next(feature for feature in self.features if feature.name == name)
 
+    def combiner_of(self, feature: FeatureSpec) -> Combiner | None:
+        """Returns how the rows of a feature are combined; None for one id per row and for sequences."""
+        if not feature.is_ragged or feature.max_sequence_length:
+            return None
+        return feature.combiner or self.table(feature.table).combiner
+
     def table_of(self, feature: str) -> TableSpec:
         """Returns the table that a feature reads."""
         return self.table(self.feature(feature).table)
@@ -127,20 +214,17 @@ class ModelSpec:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ModelSpec:
         """Builds from to_json's object, with all checks."""
-        tables = []
-        for entry in data["tables"]:
+        features = []
+        for entry in data["features"]:
             words = entry["vocabulary"]
-            tables.append(TableSpec(**{**entry, "vocabulary": None if words is None else tuple(words)}))
-        return ModelSpec(tuple(tables), tuple(FeatureSpec(**entry) for entry in data["features"]))
+            vocabulary = None if words is None else VocabularySpec(**{**words, "keys": tuple(words["keys"])})
+            features.append(FeatureSpec(**{**entry, "vocabulary": vocabulary}))
+        return ModelSpec(tuple(TableSpec(**entry) for entry in data["tables"]), tuple(features))
 
 
-def _check_vocabulary(table: str, words: tuple[str, ...], rows: int) -> None:
-    if len(set(words)) != len(words):
-        raise ValueError(f"table {table!r}: the vocabulary names a string twice")
-    if any(not word or word.splitlines() != [word] for word in words):
-        raise ValueError(f"table {table!r}: a vocabulary entry is empty or spans lines")
-    if len(words) + 1 > rows:
-        raise ValueError(f"table {table!r}: {len(words)} strings and the unknown row do not fit in {rows} rows")
+def _check_choice(what: str, field: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{what}: {field} is {value!r}, expected one of {get_args(choices)}")
 
 
 def _check_name(what: str, name: str) -> None:

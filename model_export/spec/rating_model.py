@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_export.datasets.ratings import RatingData
-from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 
 RECENT_FILMS_LIMIT = 10
 _ID_DIM = 32
@@ -20,19 +20,27 @@ def rating_model_spec(data: RatingData) -> ModelSpec:
         tables=(
             TableSpec("user", data.num_users + 1, _ID_DIM),
             TableSpec("film", data.num_films + 1, _ID_DIM),
-            _string_table("genre", data.genre_vocabulary),
-            _string_table("occupation", data.occupation_vocabulary),
+            TableSpec("genre", len(data.genre_vocabulary) + 1, _SIDE_DIM),
+            TableSpec("occupation", len(data.occupation_vocabulary) + 1, _SIDE_DIM),
         ),
         features=(
             FeatureSpec("user_id", "user"),
             FeatureSpec("film_id", "film"),
-            FeatureSpec("occupation", "occupation"),
+            FeatureSpec("occupation", "occupation", vocabulary=_words(data.occupation_vocabulary), sends_rows=True),
             # Room to spare, so that a film with one more genre is not refused by the padded lookup.
-            FeatureSpec("genres", "genre", is_ragged=True, max_ids_per_row=max(8, most_genres)),
+            FeatureSpec(
+                "genres",
+                "genre",
+                is_ragged=True,
+                max_ids_per_row=max(8, most_genres),
+                vocabulary=_words(data.genre_vocabulary),
+                sends_rows=True,
+            ),
             FeatureSpec("recent_films", "film", is_ragged=True, max_ids_per_row=RECENT_FILMS_LIMIT),
         ),
     )
 
 
-def _string_table(name: str, vocabulary: tuple[str, ...]) -> TableSpec:
-    return TableSpec(name, len(vocabulary) + 1, _SIDE_DIM, vocabulary=vocabulary)
+def _words(vocabulary: tuple[str, ...]) -> VocabularySpec:
+    # Row 0 is the unknown.
+    return VocabularySpec(vocabulary, first_id=1, oov_id=0)

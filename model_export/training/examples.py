@@ -133,4 +133,6 @@ def _last_share(user_id: Array, share: int) -> Array:
 
 
 def _vocabulary_ids(spec: ModelSpec, feature: str) -> dict[str, int]:
-    return {word: row for row, word in enumerate(spec.table_of(feature).vocabulary or (), start=1)}
+    vocabulary = spec.feature(feature).vocabulary
+    assert vocabulary is not None
+    return {str(word): row for row, word in enumerate(vocabulary.keys, start=vocabulary.first_id)}

@@ -21,23 +21,26 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from service.core.errors import ArtifactError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
 
 T = TypeVar("T")
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 LookupDevice = Literal["cpu", "tpu_tensor_core"]
-BadIdPolicy = Literal["error", "drop", "default_row"]
+BadIdPolicy = Literal["error", "drop", "drop_negative", "default_row", "clamp"]
 MeanDivisor = Literal["sum_weights", "at_least_one"]
 TooManyPolicy = Literal["error", "truncate"]
+WeightPolicy = Literal["keep", "drop"]
+KeyDtype = Literal["string", "int64"]
+OovPolicy = Literal["error", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
     """One [V, D] table and where its bytes lie.
 
-    variable: key in variables/variables.index.
+    variable: key in the index beside file, which is variables/variables.index unless the table was written apart.
     file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
     crc32c: masked checksum of those bytes, as the index holds it.
     """
@@ -54,15 +57,22 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyEntry:
-    """Strings of a feature: line i of file (UTF-8, relative to the artifact) is row first_id + i.
+    """Keys of a feature: line i of file (UTF-8, relative to the artifact) is row first_id + i.
 
-    oov_id: row of every other string; None: a stranger is an error.
+    key_dtype: "string", or "int64" where each line is a decimal number.
+    num_oov_buckets: n > 0 sends any other key to row first_id + size + fingerprint(key) % n, the fingerprint being
+      FarmHash's Fingerprint64 of the key's bytes (of its decimal digits for int64).
+    oov_id: row of any other key, where there are no buckets.
+    on_oov: what any other key does where there is neither: "error", or "drop" as if it were not sent.
     """
 
     file: str
     size: int
     first_id: int = 0
     oov_id: int | None = None
+    num_oov_buckets: int = 0
+    on_oov: OovPolicy = "error"
+    key_dtype: KeyDtype = "string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +88,12 @@ class LookupFeature:
     """How one feature travels through one signature, and how its rows are combined.
 
     ids, row_splits, weights: input names. Without row_splits there is one id per row and no combining.
-    on_bad_id: what an id outside [0, V) does: "error", "drop" (as if it were not sent) or "default_row" (reads
-      default_row instead).
+    max_sequence_length: L of a sequence: nothing is combined, the output is [B, L, D], a shorter row ends in zeros, a
+      longer one is cut. It stands in place of a combiner.
+    on_bad_id: what an id outside [0, V) does: "error"; "drop" (as if it were not sent; zeros in its place in a
+      sequence or a row of one id); "drop_negative" (drops an id below 0, any other is an error); "default_row" (reads
+      default_row instead); "clamp" (reads the nearest row).
+    on_nonpositive_weight: "drop" leaves an id out whose weight is 0 or less.
     mean_divisor: "sum_weights" divides a mean by sum(w), 0 giving zeros (CPU); "at_least_one" by max(sum(w), 1)
       (tensor core).
     max_ids_per_row: K of a padded lookup; on_too_many_ids says whether a longer row is refused or cut at K.
@@ -95,6 +109,8 @@ class LookupFeature:
     mean_divisor: MeanDivisor = "sum_weights"
     max_ids_per_row: int | None = None
     on_too_many_ids: TooManyPolicy = "error"
+    on_nonpositive_weight: WeightPolicy = "keep"
+    max_sequence_length: int | None = None
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> LookupFeature:
@@ -103,12 +119,16 @@ class LookupFeature:
         for name, allowed in _CHOICES.items():
             if getattr(entry, name) not in allowed:
                 raise ArtifactError(f"manifest: {name} is {getattr(entry, name)!r}, expected one of {allowed}")
-        if (entry.row_splits is None) != (entry.combiner is None):
-            raise ArtifactError(f"manifest: input {entry.ids!r} needs both row_splits and combiner, or neither")
+        reductions = (entry.combiner is not None) + (entry.max_sequence_length is not None)
+        if reductions != (entry.row_splits is not None):
+            raise ArtifactError(
+                f"manifest: input {entry.ids!r} needs row_splits with either combiner or max_sequence_length, or none"
+            )
         if entry.weights is not None and entry.row_splits is None:
             raise ArtifactError(f"manifest: input {entry.ids!r} has weights but no row_splits")
-        if entry.max_ids_per_row == 0:
-            raise ArtifactError(f"manifest: input {entry.ids!r} has max_ids_per_row 0, expected 1 or more, or null")
+        for name in ("max_ids_per_row", "max_sequence_length"):
+            if getattr(entry, name) == 0:
+                raise ArtifactError(f"manifest: input {entry.ids!r} has {name} 0, expected 1 or more, or null")
         return entry
 
 
@@ -170,8 +190,7 @@ class Manifest:
             features={k: _build(FeatureEntry, v, f"features.{k}") for k, v in _object(data, "features").items()},
             signatures={k: _signature(v, f"signatures.{k}") for k, v in _object(data, "signatures").items()},
             vocabularies={
-                k: _build(VocabularyEntry, v, f"vocabularies.{k}")
-                for k, v in _object(data, "vocabularies", required=False).items()
+                k: _vocabulary(v, f"vocabularies.{k}") for k, v in _object(data, "vocabularies", required=False).items()
             },
             files=_object(data, "files", required=False),
             provenance=_object(data, "provenance", required=False),
@@ -197,6 +216,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "on_bad_id": get_args(BadIdPolicy),
     "mean_divisor": get_args(MeanDivisor),
     "on_too_many_ids": get_args(TooManyPolicy),
+    "on_nonpositive_weight": get_args(WeightPolicy),
 }
 
 
@@ -244,6 +264,16 @@ def _signature(data: Any, where: str) -> SignatureEntry:
     return SignatureEntry(data["kind"], features, data.get("device"), tuple(sizes))
 
 
+def _vocabulary(data: Any, where: str) -> VocabularyEntry:
+    entry = _build(VocabularyEntry, data, where)
+    for name, allowed in (("on_oov", get_args(OovPolicy)), ("key_dtype", get_args(KeyDtype))):
+        if getattr(entry, name) not in allowed:
+            raise ArtifactError(f"manifest: {where}.{name} is {getattr(entry, name)!r}, expected one of {allowed}")
+    if entry.num_oov_buckets and entry.oov_id is not None:
+        raise ArtifactError(f"manifest: {where} has both oov_id and num_oov_buckets")
+    return entry
+
+
 def _cross_check(manifest: Manifest) -> None:
     for name, feature in manifest.features.items():
         if feature.table not in manifest.tables:
@@ -260,6 +290,13 @@ def _cross_check(manifest: Manifest) -> None:
             if signature.kind == "lookup" and lookup.output is None:
                 raise ArtifactError(f"manifest: signature {name!r} gives feature {key!r} no output")
             rows = manifest.tables[manifest.features[key].table].vocabulary_size
+            vocabulary = manifest.vocabularies.get(manifest.features[key].vocabulary or "")
+            drops_oov = vocabulary is not None and vocabulary.on_oov == "drop"
+            if signature.kind == "lookup" and drops_oov and lookup.on_bad_id not in ("drop", "drop_negative"):
+                raise ArtifactError(
+                    f"manifest: signature {name!r}, feature {key!r}: its vocabulary drops unknown keys, so on_bad_id "
+                    f"must drop them too, not {lookup.on_bad_id!r}"
+                )
             if lookup.on_bad_id == "default_row" and lookup.default_row >= rows:
                 raise ArtifactError(f"manifest: signature {name!r}, feature {key!r}: default_row is not in the table")
     paths = [

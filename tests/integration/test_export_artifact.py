@@ -150,7 +150,7 @@ def test_variables_have_readable_names_and_no_optimizer_slots(artifact: Path) ->
 
 def test_files_of_the_artifact(artifact: Path, manifest: Manifest) -> None:
     assert sorted(manifest.files) == [
-        "assets/genre.txt",
+        "assets/genres.txt",
         "assets/occupation.txt",
         "fingerprint.pb",
         "saved_model.pb",

@@ -125,8 +125,8 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "policy a list": (at(*LOOKUP_TAGS, "on_bad_id", value=["drop"]), "on_bad_id is"),
     "divisor unknown": (at(*LOOKUP_TAGS, "mean_divisor", value="n"), "mean_divisor is 'n'"),
     "too many unknown": (at(*LOOKUP_TAGS, "on_too_many_ids", value="x"), "on_too_many_ids is 'x'"),
-    "row splits without combiner": (without(*LOOKUP_TAGS, "combiner"), "needs both row_splits and combiner"),
-    "combiner without row splits": (without(*LOOKUP_TAGS, "row_splits"), "needs both row_splits and combiner"),
+    "row splits without combiner": (without(*LOOKUP_TAGS, "combiner"), "needs row_splits with either combiner or max_sequence_length"),
+    "combiner without row splits": (without(*LOOKUP_TAGS, "row_splits"), "needs row_splits with either combiner or max_sequence_length"),
     "weights without row splits": (
         at("signatures", "lookup", "features", "user", "weights", value="w"),
         "input 'user' has weights but no row_splits",

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from model_export.datasets.ratings import RatingData
-from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from model_export.spec.rating_model import rating_model_spec
 
 TABLE = TableSpec("film", 4, 2)
+
+
+def with_vocabulary(keys: tuple[str, ...], **options: Any) -> ModelSpec:
+    """Returns a model whose one feature has a vocabulary."""
+    return ModelSpec((TABLE,), (FeatureSpec("a", "film", vocabulary=VocabularySpec(keys, **options)),))
 
 
 @pytest.mark.parametrize(
@@ -21,11 +27,20 @@ TABLE = TableSpec("film", 4, 2)
         (lambda: TableSpec("film", 0, 2), "holds no numbers"),
         (lambda: TableSpec("film", 4, 0), "holds no numbers"),
         (lambda: TableSpec("film", 4, 2, combiner="max"), "combiner is 'max'"),  # type: ignore[arg-type]
-        (lambda: TableSpec("film", 4, 2, vocabulary=("a", "a")), "twice"),
-        (lambda: TableSpec("film", 4, 2, vocabulary=("a\nb",)), "spans lines"),
-        (lambda: TableSpec("film", 4, 2, vocabulary=("a\x85b",)), "spans lines"),
-        (lambda: TableSpec("film", 4, 2, vocabulary=("",)), "empty"),
-        (lambda: TableSpec("film", 4, 2, vocabulary=("a", "b", "c", "d")), "do not fit"),
+        (lambda: VocabularySpec(("a", "a")), "twice"),
+        (lambda: VocabularySpec(("a\nb",)), "spans lines"),
+        (lambda: VocabularySpec(("a\x85b",)), "spans lines"),
+        (lambda: VocabularySpec(("",)), "empty"),
+        (lambda: VocabularySpec(()), "at least one"),
+        (lambda: VocabularySpec(("a", 1)), "all strings or all integers"),
+        (lambda: VocabularySpec(("a",), oov_id=0, num_oov_buckets=1), "either oov_id or num_oov_buckets"),
+        (lambda: with_vocabulary(("a", "b", "c", "d", "e")), "reaches row 4, table 'film' has 4 rows"),
+        (lambda: with_vocabulary(("a", "b"), num_oov_buckets=3), "reaches row 4"),
+        (lambda: with_vocabulary(("a",), on_oov="drop"), "on_bad_id must too, not 'error'"),
+        (lambda: FeatureSpec("a", "film", vocabulary=VocabularySpec((1, 2)), sends_rows=True), "vocabulary of strings"),
+        (lambda: FeatureSpec("a", "film", max_sequence_length=2), "max_sequence_length is 2"),
+        (lambda: FeatureSpec("a", "film", on_bad_id="ignore"), "on_bad_id is 'ignore', expected one of"),
+        (lambda: ModelSpec((TABLE,), (FeatureSpec("a", "film", default_id=4),)), "default_id 4 is not in its table"),
         (lambda: FeatureSpec("1st", "film"), "letters, digits and _"),
         (lambda: FeatureSpec("a__values", "film"), "__ separates"),
         (lambda: FeatureSpec("a", "film", max_ids_per_row=2), "max_ids_per_row is 2"),

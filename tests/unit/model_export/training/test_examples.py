@@ -90,8 +90,8 @@ def test_vocabularies_are_applied_and_the_unknown_genre_is_row_0(ratings: Rating
     spec = rating_model_spec(ratings)
     examples = build_examples(ratings, spec)
     genres = examples.ragged["genres"]
-    words = ("", *(spec.table("genre").vocabulary or ()))
-    jobs = ("", *(spec.table("occupation").vocabulary or ()))
+    words = ("", *spec.feature("genres").vocabulary.keys)
+    jobs = ("", *spec.feature("occupation").vocabulary.keys)
     for row in range(len(examples)):
         film = ratings.films[int(ratings.film_id[row])]
         ids = genres.values[genres.row_splits[row] : genres.row_splits[row + 1]]
