@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from service.codecs.signature_def import read_signatures
+from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError
 from service.core.manifest import Manifest
 from service.core.servable import Servable
@@ -41,6 +41,10 @@ class ServableLoader:
                 )
             graph = self._open_graph(path, signatures)
             return Servable(name, version, signatures, dict.fromkeys(signatures, graph))
+        if self.tags != SERVE_TAGS:
+            # The manifest speaks of the {serve} MetaGraph; another one may have fewer signatures over the same tables.
+            described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
+            manifest = replace(manifest, signatures=described)
         lookups = open_lookups(path, manifest, signatures)
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]

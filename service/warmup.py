@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from service.core.types import Array, Backend, SignatureSpec
+from service.core.types import Array, Backend, SignatureSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
 
 
 def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
-    """Runs each signature once on one row of id 0, zeros and empty strings.
+    """Runs each signature once on one row of id 0, a key of a vocabulary, zeros and empty strings.
 
     One that refuses such a row is left cold: that says nothing against the version.
     """
@@ -32,10 +32,16 @@ def _one_row(spec: SignatureSpec) -> dict[str, Array]:
     row: dict[str, Array] = {}
     for name in sorted(spec.row_inputs & spec.required):
         tensor = spec.inputs[name]
-        shape = tuple(size or 1 for size in tensor.shape or ())
-        is_text = tensor.dtype == "string"
-        row[name] = np.full(shape, b"", object) if is_text else np.zeros(shape, tensor.numpy_dtype)
+        row[name] = _filled(tensor, tuple(size or 1 for size in tensor.shape or ()))
     for names in spec.ragged_names:
-        row[names.values] = np.zeros(1, spec.inputs[names.values].numpy_dtype)
+        row[names.values] = _filled(spec.inputs[names.values], (1,))
         row[names.row_splits] = np.array([0, 1], spec.inputs[names.row_splits].numpy_dtype)
     return row
+
+
+def _filled(tensor: TensorSpec, shape: tuple[int, ...]) -> Array:
+    if tensor.vocabulary is not None and tensor.takes_keys:
+        value: bytes | int = tensor.vocabulary.example_key
+    else:
+        value = b"" if tensor.dtype == "string" else 0
+    return np.full(shape, value, tensor.numpy_dtype)

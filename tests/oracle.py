@@ -25,13 +25,15 @@ def combine(
     truncate: bool = False,
     on_bad_id: str = "error",
     default_row: int = 0,
+    positive_only: bool = False,
 ) -> np.ndarray:
     """Returns [B, D] float64 of the ids of each row.
 
     Args:
       at_least_one: a mean divides by max(sum(w), 1), as the tensor core does, and not by sum(w).
       max_ids: K; a longer row is cut where truncate, else refused.
-      on_bad_id: "error", "drop" or "default_row".
+      on_bad_id: as in service.core.manifest.LookupFeature.
+      positive_only: an id whose weight is not above 0 is left out.
     """
     out = np.zeros((len(rows), table.shape[1]))
     for r, ids in enumerate(rows):
@@ -42,13 +44,10 @@ def combine(
             pairs = pairs[:max_ids]
         vectors, factors = [], []
         for row_id, weight in pairs:
-            if not 0 <= row_id < len(table):
-                if on_bad_id == "error":
-                    raise Refused(f"id {row_id}")
-                if on_bad_id == "drop":
-                    continue
-                row_id = default_row
-            vectors.append(table[row_id].astype(np.float64) * weight)
+            row = _row_of(row_id, len(table), on_bad_id, default_row)
+            if row is None or (positive_only and not weight > 0):
+                continue
+            vectors.append(table[row].astype(np.float64) * weight)
             factors.append(float(weight))
         total = np.sum(vectors, axis=0) if vectors else np.zeros(table.shape[1])
         if combiner == "sum":
@@ -58,6 +57,31 @@ def combine(
         else:
             divisor = max(sum(factors), 1.0) if at_least_one else sum(factors)
         out[r] = total / divisor if divisor else 0.0
+    return out
+
+
+def _row_of(row_id: int, vocabulary_size: int, on_bad_id: str, default_row: int) -> int | None:
+    if 0 <= row_id < vocabulary_size:
+        return row_id
+    if on_bad_id == "default_row":
+        return default_row
+    if on_bad_id == "clamp":
+        return min(max(row_id, 0), vocabulary_size - 1)
+    if on_bad_id == "drop" or (on_bad_id == "drop_negative" and row_id < 0):
+        return None
+    raise Refused(f"id {row_id}")
+
+
+def sequence(
+    table: np.ndarray, rows: Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
+) -> np.ndarray:
+    """Returns [B, length, D]: the rows of the first ids, zeros where one is dropped and behind the last."""
+    out = np.zeros((len(rows), length, table.shape[1]))
+    for r, ids in enumerate(rows):
+        for k, row_id in enumerate(ids[:length]):
+            row = _row_of(row_id, len(table), on_bad_id, default_row)
+            if row is not None:
+                out[r, k] = table[row]
     return out
 
 

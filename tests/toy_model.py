@@ -178,8 +178,10 @@ def saved_model(
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def write_bundle(prefix: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-    """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor."""
+def write_bundle(
+    prefix: Path, tensors: Mapping[str, np.ndarray], *, is_compressed: bool = False
+) -> dict[str, dict[str, int]]:
+    """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor. is_compressed: its index."""
     data, entries, records = bytearray(), {}, {b"": proto_field(1, 1) + proto_field(3, proto_field(1, 1))}
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
@@ -196,16 +198,17 @@ def write_bundle(prefix: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, d
         )
         data += raw
     prefix.with_name(f"{prefix.name}.data-00000-of-00001").write_bytes(data)
-    prefix.with_name(f"{prefix.name}.index").write_bytes(_sorted_table(records))
+    prefix.with_name(f"{prefix.name}.index").write_bytes(_sorted_table(records, is_compressed))
     return entries
 
 
-def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
+def _sorted_table(records: Mapping[bytes, bytes], is_compressed: bool) -> bytes:
     out = bytearray()
 
     def append(block: bytes) -> bytes:
+        block, kind = (snappy(block), b"\1") if is_compressed else (block, b"\0")
         handle = varint(len(out)) + varint(len(block))
-        out.extend(block + b"\0" + struct.pack("<I", masked_crc32c(block + b"\0")))
+        out.extend(block + kind + struct.pack("<I", masked_crc32c(block + kind)))
         return handle
 
     keys = sorted(records)
@@ -213,6 +216,38 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
     meta_handle = append(table_block([]))
     index_handle = append(table_block([(keys[-1], data_handle)]))
     return bytes(out + (meta_handle + index_handle).ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57))
+
+
+def snappy(data: bytes) -> bytes:
+    """Returns data in raw snappy: what came before as copies of 4 to 64 bytes, the rest as literals.
+
+    >>> snappy(b"ab" * 4 + b"c")
+    b'\\t\\x04ab\\x16\\x02\\x00\\x00c'
+    """
+    out, seen, literal, at = bytearray(varint(len(data))), dict[bytes, int](), bytearray(), 0
+
+    def flush() -> None:
+        while literal:
+            out.append(len(literal[:60]) - 1 << 2)
+            out.extend(literal[:60])
+            del literal[:60]
+
+    while at < len(data):
+        word = data[at : at + 4]
+        before = seen.get(word, -1) if len(word) == 4 else -1
+        seen[word] = at
+        length = 4
+        if not 0 <= before < at or at - before > 0xFFFF:
+            literal.append(data[at])
+            at += 1
+            continue
+        while length < 64 and at + length < len(data) and data[before + length] == data[at + length]:
+            length += 1
+        flush()
+        out += bytes([length - 1 << 2 | 2]) + struct.pack("<H", at - before)
+        at += length
+    flush()
+    return bytes(out)
 
 
 def table_block(records: list[tuple[bytes, bytes]]) -> bytes:

@@ -48,7 +48,7 @@ def is_base64(value: Any) -> bool:
 def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
     """Returns the array of a nested list, or of a bare value as a scalar.
 
-    Strings are also taken where the tensor has a vocabulary; they stay strings here.
+    Strings are also taken where the tensor has a vocabulary of them; they stay strings here.
 
     Raises:
       MalformedPayload: rows differ in length, or a value is not of the tensor's dtype.
@@ -107,7 +107,7 @@ def _flat_rows(what: str, rows: Any, of_what: str) -> tuple[list[Any], list[int]
 
 def _leaves(name: str, flat: list[Any], types: set[type], tensor: TensorSpec) -> Array:
     dtype = tensor.dtype
-    if types and types <= _STRING and (dtype == "string" or tensor.vocabulary is not None):
+    if types and types <= _STRING and tensor.takes_strings:
         return _strings(name, flat, types)
     allowed = _ALLOWED.get(dtype)
     if allowed is None:
@@ -172,10 +172,14 @@ def _from_base64(name: str, value: Any) -> bytes:
 
 
 def _refuse_leaf(name: str, flat: list[Any], types: set[type], tensor: TensorSpec, allowed: frozenset[type]) -> None:
-    if tensor.vocabulary is not None and str in types and int in types:
+    if tensor.takes_strings and tensor.dtype != "string" and str in types and int in types:
         raise MalformedPayload(f'input "{name}": strings and ids are mixed; send one or the other.')
     wrong = next(item for item in flat if type(item) not in allowed)
-    hint = " (it has no vocabulary, send ids)" if type(wrong) is str and tensor.vocabulary_size is not None else ""
+    hint = ""
+    if type(wrong) is str and tensor.vocabulary_size is not None:
+        hint = " (its vocabulary has integers)" if tensor.takes_keys else " (it has no vocabulary, send ids)"
+    elif type(wrong) is int and tensor.takes_keys:
+        hint = " (send the strings of its vocabulary)"
     raise MalformedPayload(
         f'input "{name}": JSON Value: {describe(wrong)} is not of expected type: {tensor.dtype}{hint}'
     )

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from service.codecs import dtypes
 from service.codecs.protos import message_class
 from service.core.errors import ArtifactError
-from service.core.types import SignatureSpec, TensorSpec, ragged_features
+from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, SignatureSpec, TensorSpec, ragged_features
 
 SERVE_TAGS = frozenset({"serve"})
 # TensorFlow 2 keeps the graph's initialiser in the same map; it is no signature.
@@ -90,10 +90,12 @@ def metadata_json(name: str, version: int, signatures: Mapping[str, SignatureSpe
 
 
 def _read_signature(name: str, signature: Any) -> SignatureSpec:
-    inputs = {
-        key: _read_tensor(key, info, is_optional=key in signature.defaults)
-        for key, info in sorted(signature.inputs.items())
-    }
+    inputs: dict[str, TensorSpec] = {}
+    for key, info in sorted(signature.inputs.items()):
+        if _is_sparse_matrix(info):
+            inputs |= _read_sparse_matrix(key, info)
+        else:
+            inputs[key] = _read_tensor(key, info, is_optional=key in signature.defaults)
     return SignatureSpec(
         name=name,
         kind="predict",
@@ -104,13 +106,30 @@ def _read_signature(name: str, signature: Any) -> SignatureSpec:
     )
 
 
+def _is_sparse_matrix(info: Any) -> bool:
+    shape = info.tensor_shape
+    return info.WhichOneof("encoding") == "coo_sparse" and (shape.unknown_rank or len(shape.dim) == 2)
+
+
+def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
+    # A request can hold no sparse tensor, so it travels as the ragged ids it stands for; graph/ feeds the components.
+    values = TensorSpec(
+        name=name + VALUES_SUFFIX,
+        dtype=dtypes.dtype_name(info.dtype),
+        shape=(None,),
+        tensor_name=info.coo_sparse.values_tensor_name,
+    )
+    row_splits = TensorSpec(name=name + ROW_SPLITS_SUFFIX, dtype="int64", shape=(None,))
+    return {values.name: values, row_splits.name: row_splits}
+
+
 def _read_tensor(name: str, info: Any, *, is_optional: bool = False) -> TensorSpec:
     shape = info.tensor_shape
     return TensorSpec(
         name=name,
         dtype=dtypes.dtype_name(info.dtype),
         shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
-        # A sparse or composite tensor has several names and can not be fed by one; it stays empty.
+        # Any other sparse or composite tensor has several names and can not be fed by one; it stays empty.
         tensor_name=info.name,
         is_optional=is_optional,
     )

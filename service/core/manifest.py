@@ -89,7 +89,7 @@ class LookupFeature:
 
     ids, row_splits, weights: input names. Without row_splits there is one id per row and no combining.
     max_sequence_length: L of a sequence: nothing is combined, the output is [B, L, D], a shorter row ends in zeros, a
-      longer one is cut. It stands in place of a combiner.
+      longer one is cut. It stands in place of a combiner, weights and max_ids_per_row.
     on_bad_id: what an id outside [0, V) does: "error"; "drop" (as if it were not sent; zeros in its place in a
       sequence or a row of one id); "drop_negative" (drops an id below 0, any other is an error); "default_row" (reads
       default_row instead); "clamp" (reads the nearest row).
@@ -126,6 +126,10 @@ class LookupFeature:
             )
         if entry.weights is not None and entry.row_splits is None:
             raise ArtifactError(f"manifest: input {entry.ids!r} has weights but no row_splits")
+        if entry.max_sequence_length is not None and (entry.weights or entry.max_ids_per_row):
+            raise ArtifactError(
+                f"manifest: input {entry.ids!r} is a sequence, which has neither weights nor max_ids_per_row"
+            )
         for name in ("max_ids_per_row", "max_sequence_length"):
             if getattr(entry, name) == 0:
                 raise ArtifactError(f"manifest: input {entry.ids!r} has {name} 0, expected 1 or more, or null")

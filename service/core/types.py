@@ -96,9 +96,12 @@ class TensorSpec:
     shape: None where the rank is unknown; None within it where a size is.
     tensor_name: the graph's tensor, e.g. "serving_default_x:0".
     is_optional: a request may leave it out.
-    vocabulary_size: for id inputs of a known table, ids must lie in [0, V); None: not checked here.
-    vocabulary: maps strings sent in place of ids; None: strings are refused.
+    vocabulary_size: V of the table that an id input reads; None: it reads none that is known.
+    bounds: what of [0, V) a predict holds ids against; what its graph has a policy for is let through.
+    vocabulary: maps keys to rows; where the dtype is not the keys' own, strings may be sent in place of rows.
     numpy_dtype: derived from dtype; None for a dtype that numpy does not have.
+    takes_keys: derived; keys are sent, and never rows.
+    takes_strings: derived; strings may be sent.
     """
 
     name: str
@@ -107,11 +110,18 @@ class TensorSpec:
     tensor_name: str = ""
     is_optional: bool = False
     vocabulary_size: int | None = None
-    vocabulary: StringIds | None = None
+    bounds: Literal["both", "upper", "none"] = "both"
+    vocabulary: Vocabulary | None = None
     numpy_dtype: np.dtype[Any] | None = field(init=False, repr=False, compare=False)
+    takes_keys: bool = field(init=False, repr=False, compare=False)
+    takes_strings: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        is_string = self.dtype == "string"
+        maps_strings = self.vocabulary is not None and self.vocabulary.key_dtype == "string"
         object.__setattr__(self, "numpy_dtype", _numpy_dtype(self.dtype))
+        object.__setattr__(self, "takes_keys", self.vocabulary is not None and maps_strings == is_string)
+        object.__setattr__(self, "takes_strings", is_string or maps_strings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +199,21 @@ class TableInfo:
     features: tuple[str, ...]
 
 
-class StringIds(Protocol):
-    """Maps strings to row ids of a table. Concurrency: any thread."""
+class Vocabulary(Protocol):
+    """Maps keys to row ids of a table. Concurrency: any thread."""
 
-    def ids_of(self, strings: Array, input_name: str) -> Array:
-        """Returns [N] int64 ids of [N] object (bytes); raises IdOutOfRange for a stranger without an OOV row."""
+    @property
+    def key_dtype(self) -> Literal["string", "int64"]: ...
+
+    @property
+    def example_key(self) -> bytes | int: ...
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
+        """Returns [N] int64 ids of [N] keys, strings as object (bytes); -1 for a key that is to be dropped.
+
+        Raises:
+          IdOutOfRange: a key is unknown and the vocabulary has neither a row nor a policy for it.
+        """
         ...
 
 

@@ -24,14 +24,15 @@ def dtype_name(array: Array) -> str:
 
 
 def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int]:
-    """Returns the inputs as the backend wants them, strings turned into ids, and the number of rows B.
+    """Returns the inputs as the backend wants them, and the number of rows B.
 
-    A lookup may send any of its features, each with its own B (the largest is returned); a predict sends all required
-    inputs, and where its ids are described by a manifest they must agree on B.
+    A lookup may send any of its features, each with its own B (the largest is returned), and keys become ids. A predict
+    sends all required inputs, and where its ids are described by a manifest they must agree on B; keys that its graph
+    takes stay keys, strings in place of its ids become ids.
 
     Raises:
       InputMismatch: names, dtypes, ranks, row splits or row counts do not fit.
-      IdOutOfRange: an id of a predict signature has no row (a lookup checks while it reads), or a string has none.
+      IdOutOfRange: an id of a predict signature has no row (a lookup checks while it reads), or a key has none.
     """
     _check_names(spec, inputs)
     result = {name: _check_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
@@ -87,14 +88,18 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
         raise InputMismatch(
             f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)} (rank {array.ndim}).'
         )
-    if spec.kind == "predict" and tensor.vocabulary_size is not None and array.size:
+    if tensor.takes_keys:
+        if spec.kind == "lookup" and tensor.vocabulary is not None:
+            return tensor.vocabulary.ids_of(array, tensor.name)
+        return array
+    if spec.kind == "predict" and tensor.vocabulary_size is not None and tensor.bounds != "none" and array.size:
         _check_ids(tensor, array)
     return array
 
 
 def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
     sent = dtype_name(array)
-    if tensor.vocabulary is not None and sent == "string":
+    if sent == "string" and tensor.dtype != "string" and tensor.takes_strings and tensor.vocabulary is not None:
         array = tensor.vocabulary.ids_of(array, tensor.name)
         sent = "int64"
     is_id_part = tensor.vocabulary_size is not None or tensor.name not in spec.row_inputs
@@ -110,7 +115,10 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
 
 def _check_ids(tensor: TensorSpec, array: Array) -> None:
     assert tensor.vocabulary_size is not None
-    bad = np.flatnonzero((array < 0) | (array >= tensor.vocabulary_size))
+    is_bad = array >= tensor.vocabulary_size
+    if tensor.bounds == "both":
+        is_bad |= array < 0
+    bad = np.flatnonzero(is_bad)
     if bad.size:
         position = int(bad[0])
         raise id_out_of_range(tensor.name, int(array.reshape(-1)[position]), position, tensor.vocabulary_size)

@@ -6,6 +6,7 @@ TensorFlow (seconds, half a gigabyte) is imported when the first graph is opened
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,9 +16,13 @@ import numpy as np
 
 from service.core.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError
 from service.core.types import Array, SignatureSpec, Tensors
+from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
+from service.graph.tpu_lowering import TPU_TAG, lower
 
 # What a graph may raise because of what a client sent.
 _CLIENT_ERRORS = ("InvalidArgumentError", "OutOfRangeError", "FailedPreconditionError", "UnimplementedError")
+
+_NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
 
 
 class SavedModelBackend:
@@ -35,9 +40,11 @@ class SavedModelBackend:
         *,
         new_options: Callable[..., Any],
         error_type: type[Exception],
+        sparse: Mapping[str, Mapping[str, SparseNames]] | None = None,
     ) -> None:
         self._session = session
         self._signatures = signatures
+        self._sparse = sparse or {}
         self._new_options = new_options
         self._error_type = error_type
         self._callables: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Callable[..., list[Any]]] = {}
@@ -47,7 +54,7 @@ class SavedModelBackend:
         """Returns the named outputs; strings come as object arrays of bytes.
 
         Raises:
-          InvalidRequest: the graph refused the input, in the graph's own words.
+          InvalidRequest: the graph refused the input, in the graph's own words; or a tensor that no wire can carry.
           BackendFailure: any other failure of the graph.
         """
         fed, fetched = tuple(sorted(inputs)), tuple(sorted(outputs))
@@ -63,14 +70,21 @@ class SavedModelBackend:
 
     def _make(self, signature_name: str, fed: tuple[str, ...], fetched: tuple[str, ...]) -> Callable[..., list[Any]]:
         spec = self._signatures[signature_name]
-        options = self._new_options(
-            feed=[spec.inputs[name].tensor_name for name in fed],
-            fetch=[spec.outputs[name].tensor_name for name in fetched],
-        )
+        sparse = self._sparse.get(signature_name, {})
+        dense = {name: spec.inputs[name].tensor_name for name in fed}
+        feed, convert = feed_with_sparse(fed, sparse, dense)
+        fetch = [spec.outputs[name].tensor_name for name in fetched]
+        for kind, names in (("input", feed), ("output", fetch)):
+            if "" in names:
+                raise InvalidRequest(
+                    f'signature "{signature_name}" has a sparse or composite {kind} that no request or answer can carry'
+                )
+        options = self._new_options(feed=feed, fetch=fetch)
         with self._compile:
             made: Callable[..., list[Any]] = self._session._make_callable_from_options(options)
-            self._callables[signature_name, fed, fetched] = made
-        return made
+            call = (lambda *arrays: made(*convert(arrays))) if sparse else made
+            self._callables[signature_name, fed, fetched] = call
+        return call
 
     def close(self) -> None:
         """Frees the graph's variables."""
@@ -84,14 +98,15 @@ def open_savedmodel(
 
     Args:
       signatures: as read from its saved_model.pb.
-      tags: which MetaGraph.
+      tags: which MetaGraph; one tagged "tpu" is lowered to this machine's CPU first, in memory.
       threads: for the kernels of one run, and for runs side by side.
 
     Raises:
-      ArtifactError: TensorFlow can not load it, in TensorFlow's words.
+      ArtifactError: TensorFlow can not load it, in TensorFlow's words; or it needs a TPU.
     """
     import tensorflow as tf
     from tensorflow.core.protobuf.config_pb2 import CallableOptions
+    from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
     # It calls the only loader that feeds and fetches by name deprecated, at every load.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -99,11 +114,34 @@ def open_savedmodel(
     config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
     session = v1.Session(graph=tf.Graph(), config=config)
     try:
-        v1.saved_model.loader.load(session, sorted(tags), str(artifact))
+        loader = SavedModelLoader(str(artifact))
+        if TPU_TAG in tags:
+            tags = _lower_only(loader.saved_model, loader.get_meta_graph_def_from_tags(tags))
+        meta_graph = loader.load(session, sorted(tags))
+    except ArtifactError as error:
+        session.close()
+        raise ArtifactError(f"{artifact}: {error.message}") from error
     except Exception as error:
         session.close()
         raise ArtifactError(f"TensorFlow can not load {artifact}: {_text(error)}") from error
-    return SavedModelBackend(session, signatures, new_options=CallableOptions, error_type=tf.errors.OpError)
+    return SavedModelBackend(
+        session,
+        signatures,
+        new_options=CallableOptions,
+        error_type=tf.errors.OpError,
+        sparse=read_sparse_names(meta_graph),
+    )
+
+
+def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
+    """Makes the lowered graph a SavedModel's only one and returns its tags, which another one may have had as well."""
+    lowered = type(meta_graph)()
+    lowered.CopyFrom(meta_graph)
+    lower(lowered)
+    # The loader goes on from its own copy of saved_model.pb: the artifact is neither written nor copied.
+    del saved_model.meta_graphs[:]
+    saved_model.meta_graphs.add().CopyFrom(lowered)
+    return frozenset(lowered.meta_info_def.tags)
 
 
 def _translate(error: Exception) -> ServiceError:
@@ -118,4 +156,5 @@ def _text(error: Exception) -> str:
 
 def _first_line(text: str) -> str:
     # Behind the first line TensorFlow lists graph nodes and Python frames of the exporter, of no use to a client.
-    return text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0].strip()
+    # Before it stand the functions that the node lies in, one after the other.
+    return _NODE_MARKS.sub("", text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]).strip()

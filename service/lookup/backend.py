@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from service.core.errors import ArtifactError
-from service.core.manifest import LookupFeature, Manifest, SignatureEntry
+from service.core.manifest import BadIdPolicy, LookupFeature, Manifest, SignatureEntry
 from service.core.types import (
     ROW_SPLITS_SUFFIX,
     VALUES_SUFFIX,
@@ -15,12 +16,15 @@ from service.core.types import (
     Array,
     SignatureSpec,
     Tensors,
+    TensorSpec,
+    Vocabulary,
 )
 from service.lookup.plan import SignaturePlan, compile_signature
 from service.lookup.table import MappedTable, open_tables
-from service.lookup.vocabulary import Vocabulary, open_vocabularies
+from service.lookup.vocabulary import open_vocabularies
 
 _ID_DTYPES = ("int64", "int32")
+_BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
 
 
 class LookupBackend:
@@ -30,7 +34,7 @@ class LookupBackend:
         self._plans = plans
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Returns [B, D] float32 of each output whose feature was sent."""
+        """Returns [B, D] float32, of a sequence [B, L, D], of each output whose feature was sent."""
         return self._plans[signature_name].run(inputs, outputs)
 
     def close(self) -> None:
@@ -41,7 +45,7 @@ class LookupBackend:
 class OpenedLookups:
     """What a manifest adds to a SavedModel.
 
-    signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges and vocabularies.
+    signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
     lookup_names: those that backend answers.
     """
 
@@ -65,7 +69,8 @@ def open_lookups(artifact: Path, manifest: Manifest, signatures: Mapping[str, Si
     for name, vocabulary in manifest.vocabularies.items():
         for feature_name, feature in manifest.features.items():
             rows = manifest.tables[feature.table].vocabulary_size
-            last = max(vocabulary.first_id + vocabulary.size - 1, vocabulary.oov_id or 0)
+            behind = vocabulary.first_id + vocabulary.size + vocabulary.num_oov_buckets
+            last = max(behind - 1, vocabulary.oov_id or 0)
             if feature.vocabulary == name and last >= rows:
                 raise ArtifactError(f"feature {feature_name!r}: vocabulary {name!r} reaches id {last} of {rows} rows")
     described = dict(signatures)
@@ -84,31 +89,57 @@ def open_lookups(artifact: Path, manifest: Manifest, signatures: Mapping[str, Si
 def _describe(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, vocabularies: Mapping[str, Vocabulary]
 ) -> SignatureSpec:
-    inputs = dict(spec.inputs)
+    inputs, outputs = dict(spec.inputs), dict(spec.outputs)
     for feature_name, lookup in entry.features.items():
-        _check_inputs(spec, lookup, is_lookup=entry.kind == "lookup")
         feature = manifest.features[feature_name]
+        table = manifest.tables[feature.table]
+        vocabulary = vocabularies[feature.vocabulary] if feature.vocabulary else None
+        _check_inputs(spec, lookup, vocabulary, is_lookup=entry.kind == "lookup")
         inputs[lookup.ids] = replace(
             inputs[lookup.ids],
-            vocabulary_size=manifest.tables[feature.table].vocabulary_size,
-            vocabulary=vocabularies[feature.vocabulary] if feature.vocabulary else None,
+            vocabulary_size=table.vocabulary_size,
+            bounds=_BOUNDS.get(lookup.on_bad_id, "none"),
+            vocabulary=vocabulary,
         )
-        if entry.kind == "lookup" and lookup.output not in spec.outputs:
-            raise ArtifactError(f"signature {spec.name!r} has no output {lookup.output!r}, which its manifest names")
+        if entry.kind == "lookup":
+            name = lookup.output or feature_name
+            outputs[name] = _output(spec, name, lookup.max_sequence_length, table.embedding_dim)
     if entry.kind == "lookup":
         described = {name for f in entry.features.values() for name in (f.ids, f.row_splits, f.weights) if name}
         if set(inputs) != described or set(spec.outputs) != {f.output for f in entry.features.values()}:
             raise ArtifactError(f"signature {spec.name!r}: its inputs or outputs are not all described by the manifest")
         # A lookup answers whichever features it is sent.
         inputs = {name: replace(tensor, is_optional=True) for name, tensor in inputs.items()}
-    return replace(spec, kind=entry.kind, inputs=inputs)
+    return replace(spec, kind=entry.kind, inputs=inputs, outputs=outputs)
 
 
-def _check_inputs(spec: SignatureSpec, lookup: LookupFeature, *, is_lookup: bool) -> None:
+def _output(spec: SignatureSpec, name: str, length: int | None, dim: int) -> TensorSpec:
+    # The manifest's shape is what is answered, and what the limit on answers counts with: a size that the graph leaves
+    # open is filled in, and one that it fixes otherwise is refused.
+    found = spec.outputs.get(name)
+    if found is None:
+        raise ArtifactError(f"signature {spec.name!r} has no output {name!r}, which its manifest names")
+    shape = (None, dim) if length is None else (None, length, dim)
+    saved = shape if found.shape is None else found.shape
+    fits = len(saved) == len(shape) and all(
+        size in (None, wanted) for size, wanted in zip(saved[1:], shape[1:], strict=True)
+    )
+    if not fits or found.dtype != "float32":
+        raise ArtifactError(
+            f"signature {spec.name!r}: output {name!r} is {found.dtype} {_shape(found.shape)}, its manifest says "
+            f"float32 {_shape(shape)}"
+        )
+    return replace(found, shape=(saved[0], *shape[1:]))
+
+
+def _check_inputs(
+    spec: SignatureSpec, lookup: LookupFeature, vocabulary: Vocabulary | None, *, is_lookup: bool
+) -> None:
     # The kernels trust row splits, and core.validation knows them by their names: no other name may reach a kernel.
     feature = lookup.ids if lookup.row_splits is None else lookup.ids.removesuffix(VALUES_SUFFIX)
+    has_strings = vocabulary is not None and vocabulary.key_dtype == "string"
     for name, suffix, dtypes in (
-        (lookup.ids, VALUES_SUFFIX, _ID_DTYPES),
+        (lookup.ids, VALUES_SUFFIX, (*_ID_DTYPES, "string") if has_strings else _ID_DTYPES),
         (lookup.row_splits, ROW_SPLITS_SUFFIX, _ID_DTYPES),
         (lookup.weights, WEIGHTS_SUFFIX, ("float32",)),
     ):
@@ -125,3 +156,7 @@ def _check_inputs(spec: SignatureSpec, lookup: LookupFeature, *, is_lookup: bool
             )
         if is_lookup and (found.shape is None or len(found.shape) != 1):
             raise ArtifactError(f"signature {spec.name!r}: input {name!r} is not of rank 1")
+
+
+def _shape(shape: tuple[int | None, ...] | None) -> str:
+    return "of unknown rank" if shape is None else str(["?" if size is None else size for size in shape])

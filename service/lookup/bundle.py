@@ -1,23 +1,29 @@
 """Reads a TensorFlow checkpoint ("tensor bundle") without TensorFlow: where each tensor's bytes lie.
 
-PREFIX.index is an immutable sorted string table in leveldb's format whose values are BundleEntryProto; a numeric tensor
-lies uncompressed and contiguous, row-major and little-endian, in PREFIX.data-?????-of-?????.
+PREFIX.index is a sorted string table (sorted_table.py) whose values are BundleEntryProto; a numeric tensor lies
+uncompressed and contiguous, row-major and little-endian, in PREFIX.data-?????-of-?????. A partitioned variable has an
+entry of its own without bytes, and one entry for each of its slices.
 
 Source: tensorflow/core/util/tensor_bundle/tensor_bundle.h, tensorflow/core/protobuf/tensor_bundle.proto,
-tensorflow/core/lib/io/format.h and block.cc (TensorFlow 2.21).
+tensorflow/core/framework/tensor_slice.proto (TensorFlow 2.21).
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from service.core.errors import ArtifactError
+from service.lookup.ordered_code import slice_key
+from service.lookup.sorted_table import read_records, read_varint
 
-_FOOTER_BYTES = 48
-_MAGIC = 0xDB4775248B80FB57
+# (start, length) by dimension; length -1 is all of it.
+_Extents = tuple[tuple[int, int], ...]
+_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
 # DataType enum of tensorflow/core/framework/types.proto -> numpy's name; bfloat16 has no numpy dtype of its own.
 _DTYPES: Mapping[int, str] = {
     1: "float32",
@@ -38,12 +44,12 @@ _DTYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """Where one tensor lies.
+    """Where one tensor lies, or one slice of it.
 
     dtype: numpy's name, "bfloat16", or "other" (strings, resources) for what can not be mapped.
     file: the data shard; the tensor is nbytes at offset. No alignment is promised.
     crc32c: masked checksum of the bytes.
-    is_sliced: saved in parts under keys of their own; nbytes is 0 then.
+    slices: its parts in order of their start, where it was saved in parts; nbytes is 0 then.
     """
 
     dtype: str
@@ -52,7 +58,34 @@ class BundleEntry:
     offset: int
     nbytes: int
     crc32c: int
-    is_sliced: bool
+    slices: tuple[BundleSlice, ...] = ()
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether it was saved in parts."""
+        return bool(self.slices)
+
+
+class BundleSlice(NamedTuple):
+    """A part of a tensor. start: index of its first element, by dimension; entry.shape: its extent."""
+
+    start: tuple[int, ...]
+    entry: BundleEntry
+
+
+def prefix_of(shard: Path) -> Path:
+    """Returns the checkpoint prefix that a data shard belongs to.
+
+    Raises:
+      ArtifactError: no shard is named so.
+
+    >>> prefix_of(Path("variables/variables.data-00000-of-00001")).as_posix()
+    'variables/variables'
+    """
+    found = _SHARD.fullmatch(shard.name)
+    if found is None:
+        raise ArtifactError(f"{shard} is not named as a data file of a checkpoint")
+    return shard.with_name(found.group(1))
 
 
 def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
@@ -62,7 +95,7 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
       prefix: the path without ".index", e.g. saved_model/variables/variables.
 
     Raises:
-      ArtifactError: the index is missing, truncated, compressed, big-endian, or not an index at all.
+      ArtifactError: the index is missing, truncated, corrupt, big-endian, or not an index at all.
     """
     path = prefix.with_name(prefix.name + ".index")
     try:
@@ -78,36 +111,46 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
 
 
 def _parse_index(data: bytes, prefix: Path) -> dict[str, BundleEntry]:
-    if len(data) < _FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != _MAGIC:
-        raise ValueError("not a checkpoint index (wrong magic number)")
-    # The footer is two block handles (metaindex, index), each two varints, padded to 40 bytes, then the magic number.
-    _, position = _block_handle(data, len(data) - _FOOTER_BYTES)
-    index_handle, _ = _block_handle(data, position)
-    records: dict[bytes, bytes] = {}
-    for _, value in _block_records(data, *index_handle):
-        handle, _ = _block_handle(value, 0)
-        records.update(_block_records(data, *handle))
+    records = read_records(data)
     header = dict(_proto_fields(records.pop(b"")))
     if header.get(2, 0):
         raise ValueError("big-endian checkpoints are not supported")
     num_shards = _integer(header.get(1, 1))
+    found = {key: _entry(value, prefix, num_shards) for key, value in records.items()}
+    # Keys of slices start with a zero byte and are no names.
     return {
-        key.decode(): _entry(value, prefix, num_shards)
-        for key, value in records.items()
-        if not key.startswith(b"\0")  # parts of sliced tensors; their keys are not names
+        (name := key.decode()): _with_slices(name, entry, extents, found) if extents else entry
+        for key, (entry, extents) in found.items()
+        if not key.startswith(b"\0")
     }
 
 
-def _entry(value: bytes, prefix: Path, num_shards: int) -> BundleEntry:
+def _with_slices(
+    name: str, entry: BundleEntry, extents: list[_Extents], found: Mapping[bytes, tuple[BundleEntry, list[_Extents]]]
+) -> BundleEntry:
+    slices = []
+    for extent in extents:
+        part, _ = found.get(slice_key(name, extent), (None, None))
+        if part is None or len(extent) != len(entry.shape):
+            raise ValueError(f"{name!r} has a slice {list(extent)} that is not there or is none of {entry.shape}")
+        shape = tuple(
+            size - start if length < 0 else length for (start, length), size in zip(extent, entry.shape, strict=True)
+        )
+        if part.shape != shape or part.dtype != entry.dtype:
+            raise ValueError(f"{name!r} has a slice of {part.dtype} {part.shape}, expected {entry.dtype} {shape}")
+        slices.append(BundleSlice(tuple(start for start, _ in extent), part))
+    return replace(entry, slices=tuple(sorted(slices, key=lambda part: part.start)))
+
+
+def _entry(value: bytes, prefix: Path, num_shards: int) -> tuple[BundleEntry, list[_Extents]]:
     dtype = shard = offset = nbytes = crc32c = 0
     shape: tuple[int, ...] = ()
-    is_sliced = False
+    extents: list[_Extents] = []
     for field, content in _proto_fields(value):
         if field == 1:
             dtype = _integer(content)
-        elif field == 2 and isinstance(content, bytes):
-            dims = [dict(_proto_fields(dim)) for n, dim in _proto_fields(content) if n == 2 and isinstance(dim, bytes)]
-            shape = tuple(_integer(dim.get(1, 0)) for dim in dims)
+        elif field == 2:
+            shape = tuple(_signed(dim.get(1, 0)) for dim in _messages(content, 2))
         elif field == 3:
             shard = _integer(content)
         elif field == 4:
@@ -117,54 +160,39 @@ def _entry(value: bytes, prefix: Path, num_shards: int) -> BundleEntry:
         elif field == 6:
             crc32c = _integer(content)
         elif field == 7:
-            is_sliced = True
-    return BundleEntry(
+            extents.append(
+                tuple((_signed(extent.get(1, 0)), _signed(extent.get(2, -1))) for extent in _messages(content, 1))
+            )
+    entry = BundleEntry(
         dtype=_DTYPES.get(dtype, "other"),
         shape=shape,
         file=prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{num_shards:05d}"),
         offset=offset,
         nbytes=nbytes,
         crc32c=crc32c,
-        is_sliced=is_sliced,
     )
+    return entry, extents
 
 
-def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
-    offset, position = _varint(data, position)
-    size, position = _varint(data, position)
-    return (offset, size), position
-
-
-def _block_records(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    # A block is followed by one byte of compression type and four of checksum; within it, keys share prefixes with the
-    # key before, and an array of restart offsets with its count stands at the end.
-    if data[offset + size]:
-        raise ValueError(f"index block is compressed (type {data[offset + size]})")
-    (num_restarts,) = struct.unpack_from("<I", data, offset + size - 4)
-    end = offset + size - 4 * (num_restarts + 1)
-    position, key = offset, b""
-    while position < end:
-        shared, position = _varint(data, position)
-        unshared, position = _varint(data, position)
-        length, position = _varint(data, position)
-        if shared > len(key) or position + unshared + length > end:
-            raise IndexError("record beyond its block")
-        key = key[:shared] + data[position : position + unshared]
-        position += unshared
-        yield key, data[position : position + length]
-        position += length
+def _messages(data: int | bytes, field: int) -> Iterator[dict[int, int | bytes]]:
+    """Yields the sub-messages of one field of a message."""
+    if not isinstance(data, bytes):
+        raise ValueError("a message was expected where the file has a number")
+    for number, content in _proto_fields(data):
+        if number == field and isinstance(content, bytes):
+            yield dict(_proto_fields(content))
 
 
 def _proto_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     position = 0
     while position < len(data):
-        tag, position = _varint(data, position)
+        tag, position = read_varint(data, position)
         match tag & 7:
             case 0:
-                value, position = _varint(data, position)
+                value, position = read_varint(data, position)
                 yield tag >> 3, value
             case 2:
-                length, position = _varint(data, position)
+                length, position = read_varint(data, position)
                 if position + length > len(data):
                     raise IndexError("field beyond its message")
                 yield tag >> 3, data[position : position + length]
@@ -179,20 +207,12 @@ def _proto_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
                 raise ValueError(f"unknown wire type {wire_type}")
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    result = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        result |= (byte & 127) << shift
-        if byte < 128:
-            return result, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("varint longer than 64 bits")
-
-
 def _integer(value: int | bytes) -> int:
     if isinstance(value, bytes):
         raise ValueError("a number was expected where the file has bytes")
     return value
+
+
+def _signed(value: int | bytes) -> int:
+    number = _integer(value)
+    return number - (1 << 64) if number >> 63 == 1 else number

@@ -42,7 +42,8 @@ def main() -> None:
     from service.settings import kernel_cache_dir
 
     use(kernel_cache_dir())
-    import service.lookup.kernels  # noqa: F401  (importing compiles)
+    import service.lookup.kernels
+    import service.lookup.key_index  # noqa: F401  (importing compiles)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,13 @@ from service.lookup import kernels
 from service.lookup.table import MappedTable
 
 _COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
-_POLICIES = {"error": kernels.ERROR, "drop": kernels.DROP, "default_row": kernels.DEFAULT_ROW}
+_POLICIES = {
+    "error": kernels.ERROR,
+    "drop": kernels.DROP,
+    "drop_negative": kernels.DROP_NEGATIVE,
+    "default_row": kernels.DEFAULT_ROW,
+    "clamp": kernels.CLAMP,
+}
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 
@@ -28,10 +34,10 @@ class FeaturePlan:
     max_rows: int | None
 
     def run(self, inputs: Tensors) -> Array:
-        """Returns [B, D] float32 for the feature's inputs.
+        """Returns [B, D] float32 for the feature's inputs, or [B, L, D] of a sequence.
 
         Raises:
-          IdOutOfRange: an id has no row and the policy is "error".
+          IdOutOfRange: an id has no row and the policy refuses it.
           IdsTooMany: a row has more than max_ids_per_row ids and is not to be truncated, or there are too many rows.
         """
         feature, weights = self.feature, self.table.weights
@@ -39,16 +45,27 @@ class FeaturePlan:
         rows = ids.shape[0] if feature.row_splits is None else inputs[feature.row_splits].shape[0] - 1
         if self.max_rows is not None and rows > self.max_rows:
             raise IdsTooMany(f'input "{feature.ids}": {rows} rows, this signature takes at most {self.max_rows}.')
-        out = np.empty((rows, weights.shape[1]), np.float32)
+        length, dim = feature.max_sequence_length, weights.shape[1]
+        out = np.empty((rows, dim) if length is None else (rows, length, dim), np.float32)
         policy = _POLICIES[feature.on_bad_id]
         if feature.row_splits is None:
             stopped = kernels.gather(weights, ids, policy, feature.default_row, out)
+        elif length is not None:
+            stopped = kernels.sequence(
+                weights,
+                ids,
+                _int64(inputs[feature.row_splits]),
+                policy,
+                feature.default_row,
+                out,
+            )
         else:
             stopped = kernels.combine(
                 weights,
                 ids,
                 _int64(inputs[feature.row_splits]),
                 np.ascontiguousarray(inputs.get(feature.weights or "", _NO_WEIGHTS)),
+                feature.on_nonpositive_weight == "drop",
                 _COMBINERS[feature.combiner or "sum"],
                 feature.mean_divisor == "at_least_one",
                 feature.max_ids_per_row or 0,

@@ -12,7 +12,7 @@ from service.core.manifest import Manifest, TableEntry
 from service.core.types import Array, TableInfo
 from service.core.validation import id_out_of_range
 from service.lookup import kernels
-from service.lookup.bundle import BundleEntry, read_bundle
+from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
 
 
 class MappedTable:
@@ -43,15 +43,16 @@ def open_tables(artifact: Path, manifest: Manifest) -> dict[str, MappedTable]:
       ArtifactError: they do not agree, or a table can not be mapped; the message names the table and the difference.
     """
     check_files(artifact, manifest)
-    if not manifest.tables:
-        return {}
-    index = read_bundle(artifact / "variables" / "variables")
+    indexes: dict[Path, dict[str, BundleEntry]] = {}
     maps: dict[Path, mmap.mmap] = {}
     tables = {}
     for name, entry in manifest.tables.items():
-        found = index.get(entry.variable)
+        prefix = prefix_of(Path(entry.file))
+        if prefix not in indexes:
+            indexes[prefix] = read_bundle(artifact / prefix)
+        found = indexes[prefix].get(entry.variable)
         if found is None:
-            raise ArtifactError(f"table {name!r}: variable {entry.variable!r} is not in variables/variables.index")
+            raise ArtifactError(f"table {name!r}: variable {entry.variable!r} is not in {prefix.as_posix()}.index")
         _check_entry(name, entry, found, artifact)
         if found.file not in maps:
             maps[found.file] = _map(found.file)
@@ -73,7 +74,7 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
 
 def _check_entry(name: str, entry: TableEntry, found: BundleEntry, artifact: Path) -> None:
     if found.is_sliced:
-        raise ArtifactError(f"table {name!r} is saved in slices; export it as one variable")
+        raise ArtifactError(f"table {name!r} is saved in {len(found.slices)} slices; only a whole one can be mapped")
     differences = {
         "shape": (found.shape, (entry.vocabulary_size, entry.embedding_dim)),
         "dtype": (found.dtype, entry.dtype),

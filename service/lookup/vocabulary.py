@@ -1,58 +1,145 @@
-"""String vocabularies: what a client calls a thing, to the row of its table."""
+"""Vocabularies: what a client calls a thing, to the row of its table."""
 
 from __future__ import annotations
 
+import mmap
+from itertools import accumulate
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from service.core.errors import ArtifactError, IdOutOfRange
-from service.core.manifest import Manifest, VocabularyEntry
-from service.core.types import Array
+from service.core.manifest import KeyDtype, Manifest, VocabularyEntry
+from service.core.types import Array, Vocabulary
+from service.lookup import key_index
+
+# What the index writes for a key that has no row; a lookup drops it as it does any id below 0.
+_NO_ROW = -1
 
 
-class Vocabulary:
-    """Maps strings to row ids. Concurrency: any thread."""
+class StringVocabulary:
+    """Maps strings to row ids. Concurrency: any thread.
 
-    __slots__ = ("_ids", "_oov_id")
+    data: the file's bytes, mapped. starts: [N+1] where its lines start. slots: the index over them.
+    """
 
-    def __init__(self, ids: dict[bytes, int], oov_id: int | None) -> None:
-        self._ids = ids
-        self._oov_id = oov_id
+    __slots__ = ("_data", "_starts", "_slots", "_oov", "_refuses")
+    key_dtype: ClassVar[KeyDtype] = "string"
 
-    def ids_of(self, strings: Array, input_name: str) -> Array:
+    def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Array) -> None:
+        self._data, self._starts, self._slots = data, starts, slots
+        self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
         """Returns int64 ids, of the same shape, of object strings (bytes or str).
 
+        A key that the vocabulary lacks gets the row of its OOV bucket, the OOV row, or -1 where it is to be dropped.
+
         Raises:
-          IdOutOfRange: a string is not in the vocabulary and it has no OOV row.
+          IdOutOfRange: there is none of these.
         """
-        out = np.empty(strings.size, np.int64)
-        for i, string in enumerate(strings.reshape(-1).tolist()):
-            key = string.encode() if isinstance(string, str) else bytes(string)
-            found = self._ids.get(key, self._oov_id)
-            if found is None:
-                raise IdOutOfRange(
-                    f'input "{input_name}": {key.decode(errors="replace")!r} at position {i} is not in its vocabulary '
-                    f"of {len(self._ids)} strings."
-                )
-            out[i] = found
-        return out.reshape(strings.shape)
+        flat = keys.reshape(-1).tolist()
+        try:
+            joined = b"".join(flat)
+        except TypeError:
+            flat = [key.encode() if isinstance(key, str) else bytes(key) for key in flat]
+            joined = b"".join(flat)
+        splits = np.fromiter(accumulate(map(len, flat), initial=0), np.int64, len(flat) + 1)
+        ids = np.empty(len(flat), np.int64)
+        sent = np.frombuffer(joined, np.uint8)
+        at = key_index.find_strings(self._data, self._starts, self._slots, sent, splits, *self._oov, ids)
+        if at != key_index.OK and self._refuses:
+            raise _stranger(input_name, repr(flat[at].decode(errors="replace")), at, f"{self._starts.size - 1} strings")
+        return ids.reshape(keys.shape)
+
+    @property
+    def example_key(self) -> bytes:
+        """One of its keys."""
+        length = key_index.line_length(self._data, self._starts, 0)
+        return self._data[self._starts[0] :][:length].tobytes()
+
+
+class IntegerVocabulary:
+    """Maps int64 keys to row ids. Concurrency: any thread.
+
+    keys: [N] int64, in the order of the file. slots: the index over them.
+    """
+
+    __slots__ = ("_keys", "_slots", "_oov", "_refuses")
+    key_dtype: ClassVar[KeyDtype] = "int64"
+
+    def __init__(self, entry: VocabularyEntry, keys: Array, slots: Array) -> None:
+        self._keys, self._slots = keys, slots
+        self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
+        """Returns int64 ids, of the same shape, of int64 or int32 keys; strangers as in StringVocabulary."""
+        sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
+        ids = np.empty(sent.shape, np.int64)
+        at = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
+        if at != key_index.OK and self._refuses:
+            raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
+        return ids.reshape(keys.shape)
+
+    @property
+    def example_key(self) -> int:
+        """One of its keys."""
+        return int(self._keys[0])
 
 
 def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, Vocabulary]:
-    """Reads the vocabulary files of an artifact; raises ArtifactError naming the file."""
-    return {name: _read(artifact / entry.file, entry) for name, entry in manifest.vocabularies.items()}
+    """Maps and indexes the vocabulary files of an artifact; raises ArtifactError naming the file."""
+    return {name: _open(artifact / entry.file, entry) for name, entry in manifest.vocabularies.items()}
 
 
-def _read(path: Path, entry: VocabularyEntry) -> Vocabulary:
+def _open(path: Path, entry: VocabularyEntry) -> Vocabulary:
+    data = _map(path)
+    size = key_index.count_lines(data)
+    if size == 0 or size != entry.size:
+        raise ArtifactError(f"vocabulary {path} has {size} lines, its manifest says {entry.size}")
+    starts = np.empty(size + 1, np.int64)
+    key_index.find_lines(data, starts)
+    # Between a third and two thirds of the slots stay empty, so that a search ends after one or two.
+    slots = np.full(1 << (size * 3 // 2).bit_length(), key_index.EMPTY, np.int32)
+    if entry.key_dtype == "string":
+        vocabulary: Vocabulary = StringVocabulary(entry, data, starts, slots)
+        twice = key_index.index_strings(data, starts, slots)
+    else:
+        keys = np.empty(size, np.int64)
+        bad = key_index.parse_integers(data, starts, keys)
+        if bad != key_index.OK:
+            raise ArtifactError(f"vocabulary {path}: line {bad + 1} is {_line(data, starts, bad)}, expected an int64")
+        vocabulary = IntegerVocabulary(entry, keys, slots)
+        twice = key_index.index_integers(keys, slots)
+    if twice != key_index.OK:
+        raise ArtifactError(f"vocabulary {path} holds {_line(data, starts, twice)} twice")
+    return vocabulary
+
+
+def _map(path: Path) -> Array:
+    # Mapped and not read: the workers of a machine share its pages.
     try:
-        # Only the newline, or CR LF, ends a line, as in TensorFlow's TextFileInitializer; strings may hold the rest.
-        lines = [line.removesuffix(b"\r") for line in path.read_bytes().removesuffix(b"\n").split(b"\n")]
+        with path.open("rb") as handle:
+            if handle.seek(0, 2) == 0:
+                return np.empty(0, np.uint8)
+            return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:  # ValueError: no file can have that name
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
-    if len(lines) != entry.size:
-        raise ArtifactError(f"vocabulary {path} has {len(lines)} lines, its manifest says {entry.size}")
-    ids = {line: entry.first_id + i for i, line in enumerate(lines)}
-    if len(ids) != len(lines):
-        raise ArtifactError(f"vocabulary {path} holds a string twice")
-    return Vocabulary(ids, entry.oov_id)
+
+
+def _line(data: Array, starts: Array, line: int) -> str:
+    length = key_index.line_length(data, starts, line)
+    return repr(data[starts[line] :][: min(length, 100)].tobytes().decode(errors="replace"))
+
+
+def _oov(entry: VocabularyEntry) -> tuple[int, int, int]:
+    return entry.first_id, _NO_ROW if entry.oov_id is None else entry.oov_id, entry.num_oov_buckets
+
+
+def _refuses_strangers(entry: VocabularyEntry) -> bool:
+    return entry.on_oov == "error" and entry.oov_id is None and not entry.num_oov_buckets
+
+
+def _stranger(input_name: str, key: str, position: int, keys: str) -> IdOutOfRange:
+    return IdOutOfRange(f'input "{input_name}": {key} at position {position} is not in its vocabulary of {keys}.')

@@ -1,4 +1,4 @@
-"""One engine over the toy model, behind every wire."""
+"""One engine over both toy models, behind every wire."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from pathlib import Path
 import pytest
 
 from service.core.engine import Engine
+from service.loading import ServableLoader
 from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver, serving
+from tests.toy_policies import write_policy_model
 
 
 @pytest.fixture(scope="session")
-def shared_engine(toy_model: Path) -> Engine:
-    """Version 1 of model "toy", lookups only."""
+def policy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A version folder of model "policies"; not to be changed."""
+    return write_policy_model(tmp_path_factory.mktemp("policies") / "1")
+
+
+@pytest.fixture(scope="session")
+def shared_engine(toy_model: Path, policy_model: Path) -> Engine:
+    """Version 1 of models "toy" and "policies", lookups only."""
     registry = serving(toy_model)
+    registry.add_model("policies")
+    registry.start("policies", 1)
+    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1)("policies", 1, policy_model))
     registry.add_model("loading")
     return Engine(registry, RecordingObserver())
 

@@ -38,6 +38,7 @@ class Request:
 
     features, weights: what :lookup takes: ids per row, or a list of ids per row.
     inputs: raw tensors in their place, as flat lists; for what :lookup can not say.
+    id_dtype: of the tensors of ids; None: as the signature of the toy model has them, or string where strings are sent.
     """
 
     signature: str
@@ -46,6 +47,7 @@ class Request:
     inputs: Mapping[str, Any] | None = None
     model: str = "toy"
     version: int | None = None
+    id_dtype: str | None = None
 
     @property
     def path(self) -> str:
@@ -54,7 +56,7 @@ class Request:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the request's tensors by input name."""
-        id_dtype = "int32" if "tensor_core" in self.signature else "int64"
+        id_dtype = self.id_dtype or ("int32" if "tensor_core" in self.signature else "int64")
         if self.inputs is not None:
             return {name: _array(name, value, id_dtype) for name, value in self.inputs.items()}
         arrays = {}
@@ -107,7 +109,8 @@ def is_ragged(rows: Any) -> bool:
 
 def _array(name: str, value: Any, id_dtype: str) -> np.ndarray:
     flat = np.array(value, dtype=object).reshape(-1).tolist()
-    if any(isinstance(item, str) for item in flat):
+    is_text = id_dtype == "string" and not name.endswith(("__weights", "__row_splits"))
+    if is_text or any(isinstance(item, str) for item in flat):
         return np.array([item.encode() for item in flat], object)
     if name.endswith("__weights") or any(isinstance(item, float) for item in flat):
         return np.array(value, np.float32)

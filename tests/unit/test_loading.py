@@ -16,6 +16,7 @@ from service.loading import ServableLoader
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, write_toy_model
 
 SERVE = frozenset({"serve"})
+TPU = frozenset({"serve", "tpu"})
 
 
 class FakeGraph:
@@ -115,7 +116,27 @@ def test_a_model_of_lookups_only_never_opens_a_graph(tmp_path: Path, opened: lis
 
 def test_the_meta_graph_is_chosen_by_its_tags(toy_model: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no meta graph tagged \{serve, tpu\}. Tags it has: \{serve\}"):
-        load(toy_model / "1", tags=frozenset({"serve", "tpu"}))
+        load(toy_model / "1", tags=TPU)
+
+
+def test_lookups_of_another_meta_graph_run_on_the_mapped_tables_too(tmp_path: Path, opened: list[object]) -> None:
+    from tests.toy_model import saved_model, toy_signatures
+
+    artifact = write_toy_model(tmp_path / "1")
+    # It has one of the manifest's lookups, and a predict of its own.
+    signatures = {"lookup": toy_signatures()["lookup"], "on_tpu": ({"x": (1, (-1,))}, {"y": (1, (-1,))})}
+    # Messages concatenate: the repeated MetaGraphs of both are in the file.
+    data = (artifact / "saved_model.pb").read_bytes() + saved_model(signatures, ("serve", "tpu"))
+    (artifact / "saved_model.pb").write_bytes(data)
+    rewrite_manifest(artifact, lambda manifest: manifest["files"].update({"saved_model.pb": len(data)}))
+    servable = load(artifact, "auto", TPU)
+    assert sorted(servable.backends) == sorted(servable.signatures) == ["lookup", "on_tpu"]
+    outputs = servable.backends["lookup"].run("lookup", {"user": np.array([3])}, ("user",))
+    assert outputs["user"].tolist() == [[3, 30]]
+    assert isinstance(servable.backends["on_tpu"], FakeGraph)
+    assert opened == [(artifact, TPU, 3)]
+    # Where both are there, {serve} is what a server takes unless told otherwise.
+    assert sorted(load(artifact).signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
 
 
 @pytest.mark.parametrize("name", ["saved_model.pb", INDEX, SHARD, "assets/tag.txt"])

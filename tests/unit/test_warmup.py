@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from service.codecs.signature_def import read_signatures
 from service.core.errors import InvalidRequest
+from service.core.manifest import Manifest
 from service.core.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
 from service.core.validation import checked
+from service.lookup.backend import open_lookups
 from service.warmup import warm_up
+from tests.toy_policies import write_policy_model
 
 
 class Recorder:
@@ -50,6 +56,25 @@ def test_each_signature_runs_once_on_a_valid_row() -> None:
     assert set(backend.runs["rank"]) == {"user", "age", "tags__values", "tags__row_splits"}
     assert backend.runs["rank"]["age"].shape == (1, 2)
     np.testing.assert_array_equal(backend.runs["parse"]["examples"], np.array([b""], object))
+
+
+def test_keys_are_of_the_vocabulary(tmp_path: Path) -> None:
+    artifact = write_policy_model(tmp_path / "1")
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    signature = open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb")).signatures[
+        "serving_default"
+    ]
+    backend = Recorder()
+    warm_up(backend, {"rank": signature})
+    _, rows = checked(signature, backend.runs["rank"])
+    assert rows == 1
+    assert {name: array.tolist() for name, array in backend.runs["rank"].items() if "row_splits" not in name} == {
+        "drop_negative__values": [0],
+        "words__values": [b"red"],
+        "codes__values": [100],
+        "code": [100],
+    }
 
 
 def test_a_signature_that_refuses_the_row_is_left_cold() -> None:

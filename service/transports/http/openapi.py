@@ -14,7 +14,8 @@ Json = dict[str, Any]
 _DESCRIPTION = """
 Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's REST API for everything else.
 
-* `:lookup` takes ids (or strings, where a feature has a vocabulary) and answers one combined vector per row.
+* `:lookup` takes ids (or the keys of a feature's vocabulary, strings or integers) and answers one combined vector per
+  row, or one vector per id where the feature is a sequence.
 * `:predict` takes and answers what TensorFlow Serving does, for every signature of a model.
 * `/tables` shows the embedding tables and their rows.
 
@@ -71,8 +72,9 @@ def lookup(path: str) -> Json:
         "properties": {
             "features": {
                 "type": "object",
-                "description": "Ids by feature: one per row, or one list per row for features that are combined. "
-                "Strings where the feature has a vocabulary. Features may differ in their number of rows.",
+                "description": "Ids by feature: one per row, or one list per row for features that are combined or "
+                "sequences. Where the feature has a vocabulary, its keys: strings, or integers. Features may differ in "
+                "their number of rows.",
                 "additionalProperties": {"type": "array", "items": {}},
             },
             "weights": {
@@ -92,7 +94,7 @@ def lookup(path: str) -> Json:
         "as on a TPU": {"features": {"film_id": [50]}, "signature_name": "lookup_tpu_tensor_core"},
     }
     answer = _answer(
-        "One vector per row, for the features that were sent",
+        "One vector per row, or a list of them for a sequence, for the features that were sent",
         {"type": "object", "properties": {"embeddings": {"type": "object", "additionalProperties": _NUMBERS}}},
         {"two users and their genres": {"embeddings": _EMBEDDINGS}},
     )

@@ -18,7 +18,7 @@ from service.codecs.json_lookup import (
 )
 from service.core.errors import InputMismatch, MalformedPayload, ServiceError
 from service.core.types import TableInfo
-from tests.unit.codecs.specs import LOOKUP
+from tests.unit.codecs.specs import LOOKUP, Keys, ragged, spec, vector
 
 
 def decoded(document: Any) -> dict[str, Any]:
@@ -35,6 +35,24 @@ def test_features_of_both_kinds_and_weights() -> None:
         "tags__row_splits": [0, 2, 2],
         "tags__weights": [0.5, 1.0],
     }
+
+
+def test_string_keys_and_sequences() -> None:
+    signature = spec(vector("word", "string", vocabulary=Keys()), *ragged("path", "string", has_vocabulary=True)[:2])
+    body = {"features": {"word": ["a", {"b64": "/w=="}], "path": [["é"], [], ["x", "y"]]}}
+    arrays = decode_features(decode_lookup(json.dumps(body).encode()), signature)
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "word": [b"a", b"\xff"],
+        "path__values": ["é".encode(), b"x", b"y"],
+        "path__row_splits": [0, 1, 1, 3],
+    }
+    assert arrays["path__values"].dtype == object
+    with pytest.raises(InputMismatch, match='feature "path" takes no weights in signature "s"'):
+        body_with_weights = body | {"weights": {"path": [[1], [], [1, 1]]}}
+        decode_features(decode_lookup(json.dumps(body_with_weights).encode()), signature)
+    assert encode_lookup({"path": np.array([[[1, 2], [0, 0]]], np.float32)}) == (
+        b'{"embeddings":{"path":[[[1.0,2.0],[0.0,0.0]]]}}'
+    )
 
 
 def test_the_signature_is_lookup_unless_it_is_named() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from service.codecs.json_tensor import decode_inputs, decode_predict, encode_predict
 from service.core.errors import BackendFailure, InputMismatch, MalformedPayload
 from service.core.types import SignatureSpec, TensorSpec
-from tests.unit.codecs.specs import LOOKUP, ragged, spec, vector
+from tests.unit.codecs.specs import LOOKUP, Keys, ragged, spec, vector
 
 
 def decoded(document: Any, signature: SignatureSpec) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def test_a_lone_surrogate_is_refused() -> None:
 
 
 def test_a_vocabulary_takes_strings_or_ids() -> None:
-    signature = one("int64", has_vocabulary=True)
+    signature = one("int64", vocabulary=Keys())
     assert decoded({"inputs": ["red", {"b64": "eA=="}]}, signature) == {"x": [b"red", b"x"]}
     assert decoded({"inputs": [1, 2]}, signature) == {"x": [1, 2]}
     with pytest.raises(MalformedPayload, match="strings and ids are mixed"):
@@ -230,6 +230,30 @@ def test_strings_where_ids_are_wanted_say_why_not() -> None:
     signature = spec(TensorSpec("x", "int64", (None,), vocabulary_size=5))
     with pytest.raises(MalformedPayload, match="it has no vocabulary, send ids"):
         decoded({"inputs": ["red"]}, signature)
+
+
+def test_strings_are_the_only_keys_of_a_string_input() -> None:
+    signature = spec(vector("word", "string", vocabulary=Keys()), *ragged("words", "string", has_vocabulary=True))
+    words = {"words__values": [b"red", b"\xff"], "words__row_splits": [0, 1, 1, 2]}
+    by_column = {"word": ["a", "", "grün"], "words": [["red"], [], [{"b64": "/w=="}]]}
+    by_row = [{name: rows[i] for name, rows in by_column.items()} for i in range(3)]
+    for document in ({"inputs": by_column}, {"instances": by_row}):
+        assert decoded(document, signature) == {"word": [b"a", b"", "grün".encode()], **words}
+    assert decoded({"inputs": {"words": [[], []]}}, signature) == {"words__values": [], "words__row_splits": [0, 0, 0]}
+    for value in ([1], ["red", 1]):
+        with pytest.raises(
+            MalformedPayload, match=r"not of expected type: string \(send the strings of its vocabulary\)"
+        ):
+            decoded({"inputs": {"word": value}}, signature)
+
+
+def test_integer_keys_are_integers() -> None:
+    signature = one("int64", vocabulary=Keys("int64", 7))
+    assert decoded({"inputs": [7, -(2**63)]}, signature) == {"x": [7, -(2**63)]}
+    signature = spec(TensorSpec("x", "int64", (None,), vocabulary_size=5, vocabulary=Keys("int64", 7)))
+    for value in (["red"], ["red", 1]):
+        with pytest.raises(MalformedPayload, match=r"not of expected type: int64 \(its vocabulary has integers\)"):
+            decoded({"inputs": value}, signature)
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "bfloat16", "resource"])
@@ -243,6 +267,16 @@ def test_answers_by_column() -> None:
     assert encode_predict({"y": y}, "columnar") == b'{"outputs":[[1.5,2.0]]}'
     assert encode_predict({"y": y, "z": z}, "columnar") == b'{"outputs":{"y":[[1.5,2.0]],"z":3}}'
     assert encode_predict({"z": np.array(np.nan)}, "columnar") == b'{"outputs":NaN}'
+
+
+def test_sequences_are_lists_of_lists_of_lists() -> None:
+    path = np.array([[[1, 2], [np.nan, 0]], [[3, 4], [0, 0]]], np.float32)
+    y = np.array([1, 2])
+    assert encode_predict({"path": path}, "columnar") == b'{"outputs":[[[1.0,2.0],[NaN,0.0]],[[3.0,4.0],[0.0,0.0]]]}'
+    assert encode_predict({"path": path, "y": y}, "row") == (
+        b'{"predictions":[{"path":[[1.0,2.0],[NaN,0.0]],"y":1},{"path":[[3.0,4.0],[0.0,0.0]],"y":2}]}'
+    )
+    assert encode_predict({"path": path[:0]}, "columnar") == b'{"outputs":[]}'
 
 
 def test_answers_by_row() -> None:

@@ -86,6 +86,17 @@ def without(*path: str) -> Callable[[dict[str, Any]], None]:
 
 LOOKUP_TAGS = ("signatures", "lookup", "features", "tags")
 
+
+def as_sequence(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    """Returns an edit that makes `tags` a sequence."""
+
+    def edit(data: dict[str, Any]) -> None:
+        names = {"ids": "tags__values", "row_splits": "tags__row_splits", "output": "tags"}
+        data["signatures"]["lookup"]["features"]["tags"] = names | {"max_sequence_length": 2} | fields
+
+    return edit
+
+
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no format": (without("format_version"), "format_version is None"),
     "format zero": (at("format_version", value=0), "format_version is 0"),
@@ -125,11 +136,37 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "policy a list": (at(*LOOKUP_TAGS, "on_bad_id", value=["drop"]), "on_bad_id is"),
     "divisor unknown": (at(*LOOKUP_TAGS, "mean_divisor", value="n"), "mean_divisor is 'n'"),
     "too many unknown": (at(*LOOKUP_TAGS, "on_too_many_ids", value="x"), "on_too_many_ids is 'x'"),
-    "row splits without combiner": (without(*LOOKUP_TAGS, "combiner"), "needs row_splits with either combiner or max_sequence_length"),
-    "combiner without row splits": (without(*LOOKUP_TAGS, "row_splits"), "needs row_splits with either combiner or max_sequence_length"),
+    "row splits without combiner": (
+        without(*LOOKUP_TAGS, "combiner"),
+        "needs row_splits with either combiner or max_sequence_length",
+    ),
+    "combiner without row splits": (
+        without(*LOOKUP_TAGS, "row_splits"),
+        "needs row_splits with either combiner or max_sequence_length",
+    ),
     "weights without row splits": (
         at("signatures", "lookup", "features", "user", "weights", value="w"),
         "input 'user' has weights but no row_splits",
+    ),
+    "sequence and combiner": (
+        at(*LOOKUP_TAGS, "max_sequence_length", value=2),
+        "either combiner or max_sequence_length",
+    ),
+    "sequence without row splits": (
+        at("signatures", "lookup", "features", "user", "max_sequence_length", value=2),
+        "needs row_splits with either combiner or max_sequence_length",
+    ),
+    "sequence with weights": (as_sequence(weights="tags__weights"), "is a sequence, which has neither weights nor max"),
+    "sequence with K": (as_sequence(max_ids_per_row=3), "is a sequence, which has neither weights nor max_ids_per_row"),
+    "sequence of nothing": (as_sequence(max_sequence_length=0), "max_sequence_length 0, expected 1 or more"),
+    "weight policy unknown": (at(*LOOKUP_TAGS, "on_nonpositive_weight", value="x"), "on_nonpositive_weight is 'x'"),
+    "keys of another kind": (at("vocabularies", "tag", "key_dtype", value="int32"), "key_dtype is 'int32'"),
+    "unknown keys policy": (at("vocabularies", "tag", "on_oov", value="x"), "vocabularies.tag.on_oov is 'x'"),
+    "buckets and a row": (at("vocabularies", "tag", "num_oov_buckets", value=2), "both oov_id and num_oov_buckets"),
+    "buckets negative": (at("vocabularies", "tag", "num_oov_buckets", value=-2), "num_oov_buckets is negative"),
+    "dropped keys that are an error": (
+        at("vocabularies", "tag", value={"file": "assets/tag.txt", "size": 3, "on_oov": "drop"}),
+        "its vocabulary drops unknown keys, so on_bad_id must drop them too, not 'error'",
     ),
     "room for no ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value=0), "max_ids_per_row 0, expected 1 or more"),
     "room for a text of ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value="3"), "max_ids_per_row is '3'"),
@@ -147,6 +184,21 @@ def test_each_fault_is_refused_by_name(edit: Callable[[dict[str, Any]], None], m
     edit(data)
     with pytest.raises(ArtifactError, match=message):
         parse(data)
+
+
+def test_format_1_is_read_and_means_what_it_meant() -> None:
+    data = manifest_json()
+    assert data["format_version"] == 1
+    manifest = parse(data)
+    tags, words = manifest.signatures["lookup"].features["tags"], manifest.vocabularies["tag"]
+    assert (tags.on_nonpositive_weight, tags.max_sequence_length) == ("keep", None)
+    assert (words.key_dtype, words.num_oov_buckets, words.on_oov) == ("string", 0, "error")
+
+
+def test_a_sequence_is_read() -> None:
+    data = manifest_json()
+    as_sequence()(data)
+    assert parse(data).signatures["lookup"].features["tags"].max_sequence_length == 2
 
 
 @pytest.mark.parametrize("row", [3, 4])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,9 +15,12 @@ from service.core.validation import checked, dtype_name
 class Letters:
     """A vocabulary: b"a" is 0, b"b" is 1 and so on."""
 
-    def ids_of(self, strings: Array, input_name: str) -> Array:
+    key_dtype: Literal["string"] = "string"
+    example_key = b"a"
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
         """Maps single letters."""
-        return np.array([s[0] - 97 for s in strings.reshape(-1)], np.int64).reshape(strings.shape)
+        return np.array([key[0] - 97 for key in keys.reshape(-1)], np.int64).reshape(keys.shape)
 
 
 def spec(kind: str, **inputs: TensorSpec) -> SignatureSpec:
@@ -56,6 +59,28 @@ def predict() -> SignatureSpec:
         user=id_tensor("user"),
         tags__values=id_tensor("tags__values", vocabulary=Letters()),
         tags__row_splits=TensorSpec("tags__row_splits", "int64", (None,)),
+    )
+
+
+class Tens:
+    """A vocabulary of integers: 10 is 1, 20 is 2 and so on, anything else is to be dropped."""
+
+    key_dtype: Literal["int64"] = "int64"
+    example_key = 10
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
+        """Divides by ten."""
+        return np.where(keys % 10 == 0, keys // 10, -1)
+
+
+def keyed(kind: str, id_dtype: str = "int64") -> SignatureSpec:
+    """Returns a signature over keys: integers `code`, strings `word` and ragged strings `words`."""
+    return spec(
+        kind,
+        code=id_tensor("code", id_dtype, vocabulary=Tens(), is_optional=kind == "lookup"),
+        word=id_tensor("word", "string", vocabulary=Letters(), is_optional=kind == "lookup"),
+        words__values=id_tensor("words__values", "string", vocabulary=Letters(), is_optional=kind == "lookup"),
+        words__row_splits=TensorSpec("words__row_splits", "int64", (None,), is_optional=kind == "lookup"),
     )
 
 
@@ -247,6 +272,67 @@ def test_predict_maps_strings_and_then_checks_the_ids() -> None:
     assert arrays["tags__values"].tolist() == [1]
     with pytest.raises(IdOutOfRange, match='"tags__values": id 25 at position 0'):
         checked(predict(), {"user": ints(0), **tags(np.array([b"z"], object), 0, 1)})
+
+
+def strings(*values: bytes) -> Array:
+    """Returns strings."""
+    return np.array(values, object)
+
+
+def test_a_lookup_maps_keys_of_either_kind() -> None:
+    words = {"words__values": strings(b"b", b"z"), "words__row_splits": ints(0, 0, 2)}
+    arrays, rows = checked(keyed("lookup"), {"code": ints(20, 7), "word": strings(b"c"), **words})
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "code": [2, -1],
+        "word": [2],
+        "words__values": [1, 25],
+        "words__row_splits": [0, 0, 2],
+    }
+    assert rows == 2
+    assert {arrays[name].dtype for name in ("code", "word", "words__values")} == {np.dtype("int64")}
+
+
+@pytest.mark.parametrize(("id_dtype", "sent"), [("int64", "int32"), ("int32", "int64"), ("int32", "int32")])
+def test_integer_keys_of_the_other_width_are_mapped_too(id_dtype: str, sent: str) -> None:
+    arrays, _ = checked(keyed("lookup", id_dtype), {"code": ints(20, 40, dtype=sent)})
+    assert arrays["code"].tolist() == [2, 4]
+
+
+def test_a_predict_gets_its_keys_as_they_were_sent() -> None:
+    words = {"words__values": strings(b"b", b"\xff"), "words__row_splits": ints(0, 0, 2)}
+    sent = {"code": ints(2**40, -7), "word": strings(b"", b"zz"), **words}
+    arrays, rows = checked(keyed("predict"), sent)
+    assert rows == 2
+    for name, array in sent.items():
+        assert np.array_equal(arrays[name], array)
+        assert arrays[name].dtype == array.dtype
+
+
+@pytest.mark.parametrize("kind", ["lookup", "predict"])
+@pytest.mark.parametrize(
+    ("name", "sent", "message"),
+    [
+        ("word", ints(1), '^input "word": expected string, got int64.$'),
+        ("code", strings(b"a"), '^input "code": expected int64, got string.$'),
+        ("code", np.ones(1, np.float32), '^input "code": expected int64, got float32.$'),
+        ("word", np.array([[b"a"]], object), r'^input "word": expected shape \[\?\], got \[1, 1\] \(rank 2\)\.$'),
+    ],
+)
+def test_keys_of_another_kind_are_refused(kind: str, name: str, sent: Array, message: str) -> None:
+    inputs = {"code": ints(10), "word": strings(b"a"), "words__values": strings(), "words__row_splits": ints(0, 0)}
+    with pytest.raises(InputMismatch, match=message):
+        checked(keyed(kind), inputs | {name: sent})
+
+
+@pytest.mark.parametrize(("bounds", "refused"), [("both", [-1, 5]), ("upper", [5]), ("none", [])])
+def test_a_predict_refuses_ids_that_its_graph_has_no_policy_for(bounds: str, refused: list[int]) -> None:
+    signature = spec("predict", user=id_tensor("user", bounds=bounds))
+    for sent in (-1, 0, 4, 5):
+        if sent in refused:
+            with pytest.raises(IdOutOfRange, match=f"id {sent} at position 1"):
+                checked(signature, {"user": ints(0, sent)})
+        else:
+            assert checked(signature, {"user": ints(0, sent)})[0]["user"].tolist() == [0, sent]
 
 
 def test_described_predict_ids_must_have_the_signatures_rank() -> None:

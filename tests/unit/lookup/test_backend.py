@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from service.codecs.signature_def import read_signatures
 from service.core.errors import ArtifactError
 from service.core.manifest import Manifest
 from service.lookup.backend import OpenedLookups, open_lookups
-from tests.toy_model import saved_model, toy_signatures, write_toy_model
+from tests.toy_model import rewrite_manifest, saved_model, toy_signatures, write_toy_model
+from tests.toy_policies import write_policy_model
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -102,7 +104,8 @@ def test_each_disagreement_is_named(tmp_path: Path, edit: Edit, message: str) ->
     [
         ("user", (9, (-1, 1)), "input 'user' is not of rank 1"),
         ("tags__values", (9, ()), "input 'tags__values' is not of rank 1"),
-        ("tags__values", (7, (-1,)), "input 'tags__values' is string, expected int64 or int32"),
+        ("user", (7, (-1,)), "input 'user' is string, expected int64 or int32"),
+        ("tags__values", (1, (-1,)), "input 'tags__values' is float32, expected int64 or int32 or string"),
         ("tags__row_splits", (1, (-1,)), "input 'tags__row_splits' is float32, expected int64 or int32"),
         ("tags__weights", (2, (-1,)), "input 'tags__weights' is float64, expected float32"),
     ],
@@ -114,6 +117,101 @@ def test_inputs_that_no_kernel_takes_are_refused(
     signatures = toy_signatures()
     signatures["lookup"][0][name] = info
     (artifact / "saved_model.pb").write_bytes(saved_model(signatures))
+    with pytest.raises(ArtifactError, match=message):
+        open_toy(artifact)
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ((1, (-1, 4)), r"output 'tags' is float32 \['\?', 4\], its manifest says float32 \['\?', 3\]"),
+        ((1, (-1, 2, 3)), r"output 'tags' is float32 \['\?', 2, 3\], its manifest says"),
+        ((1, (-1,)), r"output 'tags' is float32 \['\?'\], its manifest says"),
+        ((2, (-1, 3)), r"output 'tags' is float64 \['\?', 3\], its manifest says"),
+    ],
+)
+def test_outputs_that_no_kernel_gives_are_refused(
+    tmp_path: Path, info: tuple[int, tuple[int, ...]], message: str
+) -> None:
+    artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
+    signatures = toy_signatures()
+    signatures["lookup"][1]["tags"] = info
+    (artifact / "saved_model.pb").write_bytes(saved_model(signatures))
+    with pytest.raises(ArtifactError, match=message):
+        open_toy(artifact)
+
+
+def test_an_output_of_unknown_rank_gets_the_manifests_shape(tmp_path: Path) -> None:
+    artifact = write_toy_model(tmp_path / "1")
+    signatures = read_signatures(artifact / "saved_model.pb")
+    outputs = dict(signatures["lookup"].outputs)
+    outputs["tags"] = replace(outputs["tags"], shape=None)
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    described = open_lookups(
+        artifact, manifest, signatures | {"lookup": replace(signatures["lookup"], outputs=outputs)}
+    )
+    assert described.signatures["lookup"].outputs["tags"].shape == (None, 3)
+
+
+def test_every_kind_of_feature_of_format_2_is_described(tmp_path: Path) -> None:
+    opened = open_toy(write_policy_model(tmp_path / "1"))
+    lookup = opened.signatures["lookup"]
+    takes_keys = {name for name, tensor in lookup.inputs.items() if tensor.takes_keys}
+    assert takes_keys == {
+        *("word", "words__values", "word_path__values", "code", "codes__values", "strict_code"),
+    }
+    takes_strings = {name for name, tensor in lookup.inputs.items() if tensor.takes_strings}
+    assert takes_strings == {"word", "words__values", "words_or_rows__values", "word_path__values"}
+    assert lookup.inputs["words__values"].dtype == "string"
+    assert {name: lookup.outputs[name].shape for name in ("words", "path", "word_path")} == {
+        "words": (None, 2),
+        "path": (None, 2, 3),
+        "word_path": (None, 3, 2),
+    }
+    # float32 of: 4 combined and 2 single features of 3, 4 + 2 of 2, sequences of 2 x 3 twice and of 3 x 2.
+    assert lookup.row_bytes == 4 * (6 * 3 + 6 * 2 + 6 + 6 + 6)
+
+
+def test_predicts_check_what_their_graph_has_no_policy_for(tmp_path: Path) -> None:
+    predict = open_toy(write_policy_model(tmp_path / "1")).signatures["serving_default"]
+    assert predict.inputs["drop_negative__values"].bounds == "upper"
+    assert predict.inputs["drop_negative__values"].vocabulary_size == 4
+    assert {name for name, tensor in predict.inputs.items() if tensor.takes_keys} == {
+        *("words__values", "codes__values", "code"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("policy", "bounds"),
+    [("error", "both"), ("drop_negative", "upper"), ("drop", "none"), ("clamp", "none"), ("default_row", "none")],
+)
+def test_bounds_follow_the_policy(tmp_path: Path, policy: str, bounds: str) -> None:
+    def edit(data: dict[str, Any]) -> None:
+        data["signatures"]["serving_default"]["features"]["user"]["on_bad_id"] = policy
+
+    predict = open_toy(write_toy_model(tmp_path / "1", edit_manifest=edit)).signatures["serving_default"]
+    assert predict.inputs["user"].bounds == bounds
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("words", {"num_oov_buckets": 7}, "feature 'words': vocabulary 'words' reaches id 9 of 9 rows"),
+        ("codes", {"first_id": 5}, "feature 'codes': vocabulary 'codes' reaches id 9 of 9 rows"),
+        (
+            "words",
+            {"key_dtype": "int64", "file": "assets/codes.txt"},
+            "'words__values' is string, expected int64 or int32",
+        ),
+        ("word", {"key_dtype": "int64"}, r"words\.txt: line 1 is 'red', expected an int64"),
+    ],
+)
+def test_vocabularies_that_do_not_fit_are_named(
+    tmp_path: Path, name: str, fields: dict[str, Any], message: str
+) -> None:
+    artifact = write_policy_model(tmp_path / "1")
+    rewrite_manifest(artifact, lambda data: data["vocabularies"][name].update(fields))
     with pytest.raises(ArtifactError, match=message):
         open_toy(artifact)
 

@@ -92,6 +92,49 @@ def test_a_partitioned_variable_is_marked_as_sliced(tf: Any, tmp_path: Path) -> 
     entries = read_bundle(tmp_path / "v")
     assert list(entries) == ["t"]
     assert (entries["t"].is_sliced, entries["t"].shape) == (True, (4, 2))
+    assert [piece.start for piece in entries["t"].slices] == [(0, 0), (2, 0)]
+    assert [values_of(piece.entry).tolist() for piece in entries["t"].slices] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+# Starts at either side of each width of OrderedCode, and a name that has to be escaped.
+@pytest.mark.parametrize("start", [0, 1, 63, 64, 8191, 8192, 2**20 - 1, 2**20, 2**27, 2**34, 2**41, 2**48])
+@pytest.mark.parametrize("name", ["t", "é/\x01"])
+def test_slices_anywhere_in_a_huge_variable_are_found(tf: Any, tmp_path: Path, start: int, name: str) -> None:
+    piece = np.arange(6, dtype=np.float32).reshape(3, 2)
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "v"),
+        tensor_names=[name, name],
+        shape_and_slices=[f"{2**50} 2 {start},3:-", f"{2**50} 2 {2**49},1:0,2"],
+        tensors=[piece, piece[:1]],
+    )
+    entry = read_bundle(tmp_path / "v")[name]
+    assert entry.shape == (2**50, 2)
+    assert [part.start for part in entry.slices] == [(start, 0), (2**49, 0)]
+    assert np.array_equal(values_of(entry.slices[0].entry), piece)
+
+
+def test_the_slices_of_a_partitioned_v1_variable_are_found(tf: Any, tmp_path: Path) -> None:
+    v1, table = tf.compat.v1, np.arange(22, dtype=np.float32).reshape(11, 2)
+
+    def rows(shape: Any, partition_info: Any, **_: Any) -> Any:
+        start = partition_info.var_offset[0]
+        return tf.constant(table[start : start + shape[0]])
+
+    with v1.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("emb/t", [11, 2], initializer=rows, partitioner=v1.fixed_size_partitioner(3))
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver({"emb/t": variable}).save(session, str(tmp_path / "v"))
+    entry = read_bundle(tmp_path / "v")["emb/t"]
+    assert [(piece.start[0], piece.entry.shape[0]) for piece in entry.slices] == [(0, 4), (4, 4), (8, 3)]
+    assert np.array_equal(np.concatenate([values_of(piece.entry) for piece in entry.slices]), table)
+
+
+def test_tensorflow_reads_the_compressed_index_that_tests_write(tf: Any, tmp_path: Path) -> None:
+    tensors = {f"layer/{i:03d}/kernel": np.full((i % 5 + 1, 2), i, np.float32) for i in range(60)}
+    write_bundle(tmp_path / "v", tensors, is_compressed=True)
+    reader = tf.train.load_checkpoint(str(tmp_path / "v"))
+    for name, tensor in tensors.items():
+        assert np.array_equal(reader.get_tensor(name), tensor)
 
 
 def test_many_tensors_of_ours_are_read_by_tensorflow(tf: Any, tmp_path: Path) -> None:
@@ -121,7 +164,7 @@ def test_a_vocabulary_file_means_what_it_means_to_tensorflow(tf: Any, tmp_path: 
 
 def test_a_string_twice_is_an_error_to_both(tf: Any, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_bytes(b"a\nb\na\n")
-    with pytest.raises(ArtifactError, match="holds a string twice"):
+    with pytest.raises(ArtifactError, match="holds 'a' twice"):
         open_vocabularies(tmp_path, Manifest({}, {}, {}, {"v": VocabularyEntry("v.txt", 3)}))
     whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
     with pytest.raises(tf.errors.FailedPreconditionError):

@@ -17,7 +17,13 @@ from tests import oracle
 from tests.toy_model import toy_tables
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
-POLICIES = {"error": kernels.ERROR, "drop": kernels.DROP, "default_row": kernels.DEFAULT_ROW}
+POLICIES = {
+    "error": kernels.ERROR,
+    "drop": kernels.DROP,
+    "drop_negative": kernels.DROP_NEGATIVE,
+    "default_row": kernels.DEFAULT_ROW,
+    "clamp": kernels.CLAMP,
+}
 NO_WEIGHTS = np.empty(0, np.float32)
 TAG = toy_tables()["tag"]
 
@@ -41,6 +47,7 @@ def combine(
     truncate: bool = False,
     on_bad_id: str = "error",
     default_row: int = 0,
+    positive_only: bool = False,
 ) -> np.ndarray | int:
     """Returns what the kernel wrote, or where it stopped."""
     values, splits = oracle.ragged(rows)
@@ -51,6 +58,7 @@ def combine(
         values,
         splits,
         NO_WEIGHTS if weights is None else oracle.ragged(weights, "float32")[0],
+        positive_only,
         COMBINERS[combiner],
         at_least_one,
         max_ids or 0,
@@ -81,6 +89,7 @@ def lookups(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]], dict[str, Any
         "truncate": draw(st.booleans()),
         "on_bad_id": draw(st.sampled_from(sorted(POLICIES))),
         "default_row": draw(good),
+        "positive_only": draw(st.booleans()),
     }
     return unaligned(table, draw(st.integers(0, 4))), rows, options
 
@@ -121,12 +130,69 @@ def test_a_batch_equals_its_rows_run_alone(drawn: tuple[np.ndarray, list[list[in
 def test_gather_gives_what_the_oracle_gives(ids: list[int], policy: str, default_row: int) -> None:
     out = np.full((len(ids), 3), np.nan, np.float32)
     stopped = kernels.gather(unaligned(TAG), np.array(ids, np.int64), POLICIES[policy], default_row, out)
-    bad = [i for i, row_id in enumerate(ids) if not 0 <= row_id < 4]
-    if policy == "error" and bad:
-        assert stopped == bad[0]
-    else:
-        assert stopped == kernels.OK
-        assert np.array_equal(out, oracle.gather(TAG, ids, on_bad_id=policy, default_row=default_row))
+    try:
+        expected = oracle.gather(TAG, ids, on_bad_id=policy, default_row=default_row)
+    except oracle.Refused as refused:
+        assert str(refused) == f"id {ids[stopped]}"
+        return
+    assert stopped == kernels.OK
+    assert np.array_equal(out, expected)
+
+
+def sequence(
+    table: np.ndarray, rows: oracle.Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
+) -> np.ndarray | int:
+    """Returns what the kernel wrote, or where it stopped."""
+    out = np.full((len(rows), length, table.shape[1]), np.nan, np.float32)
+    stopped = kernels.sequence(table, *oracle.ragged(rows), POLICIES[on_bad_id], default_row, out)
+    return out if stopped == kernels.OK else int(stopped)
+
+
+@given(lookups(), st.integers(1, 6))
+def test_sequence_gives_what_the_oracle_gives(
+    drawn: tuple[np.ndarray, list[list[int]], dict[str, Any]], length: int
+) -> None:
+    table, rows, options = drawn
+    policy = {name: options[name] for name in ("on_bad_id", "default_row")}
+    found = sequence(table, rows, length, **policy)
+    try:
+        expected = oracle.sequence(table, rows, length, **policy)
+    except oracle.Refused as refused:
+        assert isinstance(found, int)
+        assert str(refused) == f"id {[i for row in rows for i in row][found]}"
+        return
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found, expected)
+
+
+SEQUENCES_BY_HAND: dict[str, tuple[list[list[int]], str, list[list[list[float]]]]] = {
+    "shorter, as long, longer, empty": (
+        [[3], [1, 2], [2, 1, 3], []],
+        "error",
+        [[[3, 9, 1], [0, 0, 0]], [[1, 1, 1], [2, 4, 1]], [[2, 4, 1], [1, 1, 1]], [[0, 0, 0], [0, 0, 0]]],
+    ),
+    "no rows": ([], "error", []),
+    "a bad id behind the cut": ([[1, 2, 99, -1]], "error", [[[1, 1, 1], [2, 4, 1]]]),
+    "a dropped id leaves its place empty": ([[-1, 2], [9]], "drop", [[[0, 0, 0], [2, 4, 1]], [[0, 0, 0], [0, 0, 0]]]),
+    "only negative ids dropped": ([[-1, 2]], "drop_negative", [[[0, 0, 0], [2, 4, 1]]]),
+    "nearest row": ([[-5, 4]], "clamp", [[[0, 0, 1], [3, 9, 1]]]),
+    "default row": ([[4]], "default_row", [[[2, 4, 1], [0, 0, 0]]]),
+}
+
+
+@pytest.mark.parametrize(("rows", "policy", "expected"), SEQUENCES_BY_HAND.values(), ids=SEQUENCES_BY_HAND.keys())
+def test_sequences_as_worked_out_by_hand(rows: list[list[int]], policy: str, expected: list[list[list[float]]]) -> None:
+    found = sequence(unaligned(TAG), rows, 2, on_bad_id=policy, default_row=2)
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found, np.array(expected, np.float32).reshape(-1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "policy", "stopped"),
+    [([[1], [0, 4]], "error", 2), ([[-1]], "error", 0), ([[-1, 1], [4]], "drop_negative", 2)],
+)
+def test_a_sequence_stops_at_the_first_bad_id(rows: list[list[int]], policy: str, stopped: int) -> None:
+    assert sequence(unaligned(TAG), rows, 2, on_bad_id=policy) == stopped
 
 
 # Row i of the table is [i, i*i, 1].
@@ -166,6 +232,27 @@ BY_HAND: dict[str, tuple[list[list[int]], dict[str, Any], list[list[float]]]] = 
         {"combiner": "sum", "on_bad_id": "default_row", "default_row": 3},
         [[4, 10, 2], [3, 9, 1]],
     ),
+    "negative ids dropped": (
+        [[-1, 2, 3], [-(2**63)]],
+        {"combiner": "mean", "on_bad_id": "drop_negative", "weights": [[7, 3, 1], [2]]},
+        [[2.25, 5.25, 1], [0, 0, 0]],
+    ),
+    "nearest row": (
+        [[-1, 1], [4], [2**63 - 1, -(2**63)]],
+        {"combiner": "sum", "on_bad_id": "clamp"},
+        [[1, 1, 2], [3, 9, 1], [3, 9, 2]],
+    ),
+    "weights of 0 and less left out": (
+        [[1, 2], [1, 3], [2]],
+        {"combiner": "mean", "weights": [[0, 2], [0.5, -1], [-3]], "positive_only": True},
+        [[2, 4, 1], [1, 1, 1], [0, 0, 0]],
+    ),
+    "a weight that is no number left out": (
+        [[1, 2]],
+        {"combiner": "sum", "weights": [[float("nan"), 2]], "positive_only": True},
+        [[4, 8, 2]],
+    ),
+    "no weights, none left out": ([[1, 2]], {"combiner": "sum", "positive_only": True}, [[3, 5, 2]]),
 }
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.lookup import kernels
 from tests import oracle
-from tests.unit.lookup.test_kernels import COMBINERS, combine
+from tests.unit.lookup.test_kernels import COMBINERS, combine, sequence
 
 pytestmark = pytest.mark.tf
 
@@ -78,6 +79,57 @@ def test_dropping_negative_ids_is_what_the_safe_lookup_does(tf: Any, combiner: s
         ).numpy()
         found = combine(table, rows, combiner, on_bad_id="drop")
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+def test_leaving_weights_out_is_what_the_safe_lookup_does_unless_it_sums(tf: Any, combiner: str) -> None:
+    for seed in range(CASES):
+        table, rows, weights = draw(seed, positive=False)
+        rows = [[row_id if row_id else -1 for row_id in row] for row in rows]
+        expected = tf.nn.safe_embedding_lookup_sparse(
+            [tf.constant(table)],
+            ragged_tensor(tf, rows).to_sparse(),
+            sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse(),
+            combiner=combiner,
+        ).numpy()
+        found = combine(table, rows, combiner, weights=weights, on_bad_id="drop_negative", positive_only=True)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+def test_clamping_is_what_a_compiled_gather_does(tf: Any) -> None:
+    table, _, _ = draw(0, positive=True)
+    ids = np.array([-(2**31), -1, 0, V - 1, V, 2**31 - 1], np.int32)
+    expected = tf.function(tf.gather, jit_compile=True)(tf.constant(table), tf.constant(ids)).numpy()
+    out = np.empty((len(ids), D), np.float32)
+    assert kernels.gather(table, ids.astype(np.int64), kernels.CLAMP, 0, out) == kernels.OK
+    assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+@pytest.mark.parametrize("length", [1, 2, K])
+def test_equals_the_serving_lookup_of_sequences(tf: Any, length: int, is_sparse: bool) -> None:
+    for seed in range(CASES):
+        table, rows, _ = draw(seed, positive=True)
+        ids = ragged_tensor(tf, rows)
+        expected = serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)
+        assert np.array_equal(sequence(table, rows, length), expected), f"seed {seed}"
+
+
+def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(tf: Any) -> None:
+    # The lookup of ragged ids reads what it then cuts off, and fails.
+    table, _, _ = draw(0, positive=True)
+    rows = [[1, 2, V], [3]]
+    assert np.array_equal(sequence(table, rows, 2), serving_sequence(tf, table, ragged_tensor(tf, rows).to_sparse(), 2))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        serving_sequence(tf, table, ragged_tensor(tf, rows), 2)
+
+
+def serving_sequence(tf: Any, table: np.ndarray, ids: Any, length: int) -> np.ndarray:
+    """Returns what TensorFlow's serving lookup gives for a sequence feature."""
+    embedding = tf.tpu.experimental.embedding
+    config = embedding.TableConfig(vocabulary_size=V, dim=D, name="t")
+    feature = embedding.FeatureConfig(table=config, max_sequence_length=length)
+    return embedding.serving_embedding_lookup([ids], None, {config: tf.Variable(table)}, [feature])[0].numpy()
 
 
 def tensor_core(tf: Any, table: np.ndarray, rows: oracle.Rows, weights: Any, combiner: str, width: int) -> np.ndarray:

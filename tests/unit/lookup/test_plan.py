@@ -125,3 +125,46 @@ def test_policies_of_a_feature_without_rows_of_ids() -> None:
     assert dropping.run({"user": ids(9, 1)}, ("user",))["user"].tolist() == [[0, 0, 0], [1, 1, 1]]
     reading = plan(user=LookupFeature("user", output="user", on_bad_id="default_row", default_row=2))
     assert reading.run({"user": ids(-1, 1)}, ("user",))["user"].tolist() == [[2, 4, 1], [1, 1, 1]]
+    clamping = plan(user=LookupFeature("user", output="user", on_bad_id="clamp"))
+    assert clamping.run({"user": ids(-1, 9)}, ("user",))["user"].tolist() == [[0, 0, 1], [3, 9, 1]]
+    negative = plan(user=LookupFeature("user", output="user", on_bad_id="drop_negative"))
+    assert negative.run({"user": ids(-1, 1)}, ("user",))["user"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    with pytest.raises(IdOutOfRange, match="id 4 at position 0"):
+        negative.run({"user": ids(4)}, ("user",))
+
+
+def test_weights_of_zero_or_less_leave_their_ids_out_where_the_manifest_says_so() -> None:
+    inputs = ragged(ids(1, 2, 3), 0, 3) | {"tags__weights": np.array([0, 2, -1], np.float32)}
+    assert plan(tags=tags()).run(inputs, ("tags",))["tags"].tolist() == [[1, -1, 1]]
+    dropping = plan(tags=tags(on_nonpositive_weight="drop"))
+    assert dropping.run(inputs, ("tags",))["tags"].tolist() == [[2, 4, 1]]
+    without = ragged(ids(1, 2), 0, 2)
+    assert dropping.run(without, ("tags",))["tags"].tolist() == [[1.5, 2.5, 1]]
+
+
+def path(**options: Any) -> LookupFeature:
+    """Returns a sequence of two."""
+    return LookupFeature("tags__values", "tags__row_splits", output="tags", max_sequence_length=2, **options)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_a_sequence_is_padded_and_cut(dtype: str) -> None:
+    inputs = ragged(ids(3, 1, 2, 3, dtype=dtype), 0, 1, 1, 4, dtype=dtype)
+    found = plan(tags=path()).run(inputs, ("tags",))["tags"]
+    assert found.tolist() == [[[3, 9, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]], [[1, 1, 1], [2, 4, 1]]]
+    assert (found.dtype, found.shape) == (np.float32, (3, 2, 3))
+    assert plan(tags=path()).run(ragged(ids(), 0), ("tags",))["tags"].shape == (0, 2, 3)
+
+
+def test_a_bad_id_of_a_sequence_is_named_unless_it_is_cut_off() -> None:
+    with pytest.raises(IdOutOfRange, match='^input "tags__values": id 4 at position 2 is out of range'):
+        plan(tags=path()).run(ragged(ids(1, 1, 4), 0, 1, 3), ("tags",))
+    kept = plan(tags=path()).run(ragged(ids(1, 2, 4), 0, 3), ("tags",))["tags"]
+    assert kept.tolist() == [[[1, 1, 1], [2, 4, 1]]]
+    dropped = plan(tags=path(on_bad_id="drop")).run(ragged(ids(-1, 2), 0, 2), ("tags",))["tags"]
+    assert dropped.tolist() == [[[0, 0, 0], [2, 4, 1]]]
+
+
+def test_a_sequence_has_as_many_rows_as_its_batch_allows() -> None:
+    with pytest.raises(IdsTooMany, match=r": 5 rows, this signature takes at most 4\.$"):
+        plan((4,), tags=path()).run(ragged(ids(), *[0] * 6), ("tags",))

@@ -12,8 +12,19 @@ import pytest
 
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import Manifest
+from service.lookup.ordered_code import slice_key
 from service.lookup.table import MappedTable, open_tables
-from tests.toy_model import INDEX, SHARD, proto_field, toy_tables, variable_name, write_bundle, write_toy_model
+from tests.toy_model import (
+    INDEX,
+    SHARD,
+    proto_field,
+    rewrite_manifest,
+    toy_tables,
+    variable_name,
+    write_bundle,
+    write_toy_model,
+)
+from tests.toy_policies import policy_tables, write_policy_model
 from tests.unit.lookup.test_bundle import table_of
 
 
@@ -86,7 +97,9 @@ def tag_entry(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (tag_entry(vocabulary_size=3), r"table 'tag': shape is \(4, 3\) in the index and \(3, 3\) in the manifest"),
         (tag_entry(embedding_dim=4), r"table 'tag': shape is \(4, 3\) in the index and \(4, 4\) in the manifest"),
         (tag_entry(dtype="float16"), "table 'tag': dtype is float32 in the index and float16 in the manifest"),
-        (tag_entry(file="variables/other"), "table 'tag': file is .* in the manifest"),
+        (tag_entry(file="variables/other"), "variables/other is not named as a data file of a checkpoint"),
+        (tag_entry(file="variables/variables.data-00001-of-00002"), "table 'tag': file is .* in the manifest"),
+        (tag_entry(file="assets/x.data-00000-of-00001"), r"cannot read .*assets/x\.index: No such file"),
         (tag_entry(offset=4), "table 'tag': offset is 3 in the index and 4 in the manifest"),
         (tag_entry(nbytes=44), "table 'tag': nbytes is 48 in the index and 44 in the manifest"),
         (tag_entry(crc32c=7), r"table 'tag': crc32c is \d+ in the index and 7 in the manifest"),
@@ -140,11 +153,32 @@ def test_only_float32_is_mapped(tmp_path: Path) -> None:
 def test_a_sliced_table_is_refused(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
     names = sorted(variable_name(name).encode() for name in toy_tables())
-    index = table_of((b"", proto_field(1, 1)), *((name, proto_field(1, 1) + proto_field(7, b"")) for name in names))
-    (artifact / INDEX).write_bytes(index)
-    with pytest.raises(ArtifactError, match="is saved in slices; export it as one variable"):
+    # Of no dimension, so that a slice of it is the whole of it.
+    slices = [(slice_key(name.decode(), ()), proto_field(1, 1)) for name in names]
+    whole = [(name, proto_field(1, 1) + proto_field(7, b"")) for name in names]
+    (artifact / INDEX).write_bytes(table_of((b"", proto_field(1, 1)), *slices, *whole))
+    with pytest.raises(ArtifactError, match="is saved in 1 slices; only a whole one can be mapped"):
         open_toy(artifact)
 
 
 def test_an_artifact_without_tables_opens_nothing(tmp_path: Path) -> None:
     assert open_tables(tmp_path, Manifest({}, {}, {})) == {}
+
+
+def test_tables_lie_in_any_data_file_with_an_index_beside_it(tmp_path: Path) -> None:
+    artifact = write_policy_model(tmp_path / "1")
+    tables = open_toy(artifact)
+    for name, expected in policy_tables().items():
+        assert np.array_equal(tables[name].weights, expected)
+    (artifact / "assets.extra" / "tables.index").unlink()
+    with pytest.raises(ArtifactError, match=r"file 'assets\.extra/tables\.index' of .* can not be read"):
+        open_toy(artifact)
+
+
+def test_a_variable_is_looked_for_in_the_index_of_its_own_file(tmp_path: Path) -> None:
+    artifact = write_policy_model(tmp_path / "1")
+    rewrite_manifest(artifact, lambda data: data["tables"]["item"].update(variable=variable_name("tag")))
+    with pytest.raises(
+        ArtifactError, match=r"table 'item': variable 'tables/tag/.*' is not in assets\.extra/tables\.index"
+    ):
+        open_toy(artifact)

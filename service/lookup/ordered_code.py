@@ -1,0 +1,44 @@
+"""Keys of the slices of a variable in a checkpoint's index: byte strings that sort as what they encode.
+
+>>> slice_key("t", ((0, 2), (0, -1)))
+b'\\x00t\\x00\\x01\\x01\\x02\\x80\\x82\\x80\\x7f'
+
+Source: EncodeTensorNameSlice of tensorflow/core/util/saved_tensor_slice_util.cc and
+tensorflow/core/lib/strings/ordered_code.cc (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# By number of bytes: the ones and the zero that tell it, in the first byte.
+_HEADERS = (0x80, 0xC0, 0xE0, 0xF0, 0xF8, 0xFC, 0xFE, 0xFF)
+
+
+def slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
+    """Returns the key of one slice of a variable.
+
+    Args:
+      extents: (start, length) by dimension; length -1 is all of it.
+
+    Raises:
+      ValueError: a number of 2**55 or more, for which no file has room.
+    """
+    # 0xff would be escaped too, but UTF-8 never gives it.
+    escaped = name.encode().replace(b"\0", b"\0\xff")
+    numbers = b"".join(_signed(start) + _signed(length) for start, length in extents)
+    return _unsigned(0) + escaped + b"\0\1" + _unsigned(len(extents)) + numbers
+
+
+def _unsigned(value: int) -> bytes:
+    digits = value.to_bytes((value.bit_length() + 7) // 8, "big")
+    return bytes([len(digits)]) + digits
+
+
+def _signed(value: int) -> bytes:
+    # n bytes hold 7 n - 1 bits and the sign, after a header of n bits.
+    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
+    if size > len(_HEADERS):
+        raise ValueError(f"a slice has the number {value}")
+    digits = (value & ((1 << 8 * size) - 1)).to_bytes(size, "big")
+    return bytes([digits[0] ^ _HEADERS[size - 1]]) + digits[1:]

@@ -1,0 +1,124 @@
+"""Sparse inputs travel as ragged ids and mean the same tensor in the graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.signature_def import metadata_json, read_signatures
+from service.core.errors import InvalidRequest
+from service.graph.savedmodel import SavedModelBackend, open_savedmodel
+from service.graph.sparse import to_coo
+
+pytestmark = pytest.mark.tf
+
+SERVE = frozenset({"serve"})
+ROWS = [[4, 2, 9], [], [7], []]
+
+
+def ragged(rows: list[list[int]], dtype: str = "int64") -> tuple[np.ndarray, np.ndarray]:
+    """Returns values and row splits."""
+    return np.array([x for row in rows for x in row], dtype), np.cumsum([0, *map(len, rows)])
+
+
+@pytest.mark.parametrize("rows", [ROWS, [], [[]], [[], []], [[1]], [[], [5, 6]]], ids=str)
+def test_to_coo_is_tensorflows_own_conversion(tf: Any, rows: list[list[int]]) -> None:
+    values, splits = ragged(rows)
+    expected = tf.RaggedTensor.from_row_splits(values, splits).to_sparse()
+    found = to_coo(values, splits)
+    for array, tensor in zip(found, (expected.values, expected.indices, expected.dense_shape), strict=True):
+        assert (array.tolist(), array.shape) == (tensor.numpy().tolist(), tensor.shape)
+        assert array.dtype == np.int64
+
+
+@pytest.fixture(scope="module")
+def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SavedModel with sparse inputs and outputs."""
+    v1 = tf.compat.v1
+    folder = tmp_path_factory.mktemp("sparse") / "1"
+    signature = v1.saved_model.build_signature_def
+    info = v1.saved_model.build_tensor_info
+    with tf.Graph().as_default(), v1.Session() as session:
+        a, words, cube = (
+            v1.sparse_placeholder(dtype, [None] * rank, name)
+            for name, dtype, rank in (("a", tf.int64, 2), ("words", tf.string, 2), ("cube", tf.int64, 3))
+        )
+        x = v1.placeholder(tf.int64, [None], "x")
+        dense = tf.sparse.to_dense(a) + x[:, None]
+        shape = tf.identity(a.dense_shape)
+        lengths = tf.strings.length(tf.sparse.to_dense(words, default_value=b""))
+        builder = v1.saved_model.Builder(str(folder))
+        builder.add_meta_graph_and_variables(
+            session,
+            ["serve"],
+            signature_def_map={
+                "both": signature(
+                    {"a": info(a), "words": info(words), "x": info(x)},
+                    {"dense": info(dense), "lengths": info(lengths), "shape": info(shape)},
+                    "tensorflow/serving/predict",
+                ),
+                "cube": signature({"cube": info(cube)}, {"y": info(tf.identity(cube.dense_shape))}),
+                "sparse_answer": signature({"a": info(a)}, {"a": info(a), "shape": info(shape)}),
+            },
+        )
+        builder.save()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backend(folder: Path) -> SavedModelBackend:
+    """It, open."""
+    return open_savedmodel(folder, read_signatures(folder / "saved_model.pb"), SERVE, threads=1)
+
+
+def test_a_sparse_matrix_is_described_as_ragged(folder: Path) -> None:
+    spec = read_signatures(folder / "saved_model.pb")["both"]
+    assert spec.ragged == {"a", "words"}
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in spec.inputs.items()} == {
+        "a__values": ("int64", (None,)),
+        "a__row_splits": ("int64", (None,)),
+        "words__values": ("string", (None,)),
+        "words__row_splits": ("int64", (None,)),
+        "x": ("int64", (None,)),
+    }
+    assert spec.required == set(spec.inputs)
+    assert b'"a__values":{"dtype":"DT_INT64","tensor_shape":{"dim":[{"size":"-1"' in metadata_json("m", 1, {"s": spec})
+
+
+def test_ragged_rows_become_the_sparse_tensor(backend: SavedModelBackend) -> None:
+    values, splits = ragged(ROWS)
+    inputs = {
+        "a__values": values,
+        "a__row_splits": splits,
+        "words__values": np.array([b"red", b"a", b""], object),
+        "words__row_splits": np.array([0, 2, 2, 3, 3]),
+        "x": np.array([10, 20, 30, 40]),
+    }
+    outputs = backend.run("both", inputs, ("dense", "lengths", "shape"))
+    assert outputs["dense"].tolist() == [[14, 12, 19], [20, 20, 20], [37, 30, 30], [40, 40, 40]]
+    assert outputs["lengths"].tolist() == [[3, 1], [0, 0], [0, 0], [0, 0]]
+    assert outputs["shape"].tolist() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("signature", "inputs", "outputs", "kind"),
+    [
+        ("cube", {"cube": np.zeros((1, 1, 1), np.int64)}, ("y",), "input"),
+        ("sparse_answer", dict(zip(("a__values", "a__row_splits"), ragged(ROWS), strict=True)), ("a",), "output"),
+    ],
+)
+def test_a_tensor_without_a_form_on_the_wire_is_refused(
+    backend: SavedModelBackend, signature: str, inputs: dict[str, np.ndarray], outputs: tuple[str, ...], kind: str
+) -> None:
+    text = f'signature "{signature}" has a sparse or composite {kind} that no request or answer can carry'
+    with pytest.raises(InvalidRequest, match=text):
+        backend.run(signature, inputs, outputs)
+
+
+def test_the_other_outputs_of_such_a_signature_are_answered(backend: SavedModelBackend) -> None:
+    values, splits = ragged(ROWS)
+    outputs = backend.run("sparse_answer", {"a__values": values, "a__row_splits": splits}, ("shape",))
+    assert outputs["shape"].tolist() == [4, 3]

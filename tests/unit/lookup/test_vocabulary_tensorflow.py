@@ -1,0 +1,65 @@
+"""Vocabularies give the rows that TensorFlow's lookup tables and vocabulary columns give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.core.manifest import Manifest, VocabularyEntry
+from service.core.types import Vocabulary
+from service.lookup.vocabulary import open_vocabularies
+
+pytestmark = pytest.mark.tf
+
+# Strangers of every length that FarmHash treats apart, plain and not.
+TEXTS = [("x" * length).encode() for length in range(301)] + ["é日🎬"[i % 3 :].encode() * i for i in range(60)]
+NUMBERS = [0, 1, -1, 9, 10, -10, 99, 2**31, -(2**31), 10**18, 2**63 - 1, -(2**63), *range(-300, 300, 7)]
+
+
+def open_keys(folder: Path, keys: list[Any], **fields: Any) -> Vocabulary:
+    """Writes and opens a vocabulary of keys."""
+    (folder / "v.txt").write_text("".join(f"{key}\n" for key in keys))
+    entry = VocabularyEntry("v.txt", len(keys), **fields)
+    return open_vocabularies(folder, Manifest({}, {}, {}, {"v": entry}))["v"]
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 7, 1000])
+def test_string_buckets_are_those_of_a_static_vocabulary_table(tf: Any, tmp_path: Path, num_buckets: int) -> None:
+    keys = ["red", "grün", "blue"]
+    ours = open_keys(tmp_path, keys, num_oov_buckets=num_buckets)
+    rows = tf.lookup.KeyValueTensorInitializer(tf.constant(keys), tf.constant([0, 1, 2], tf.int64))
+    theirs = tf.lookup.StaticVocabularyTable(rows, num_buckets)
+    sent = [key.encode() for key in keys] + TEXTS
+    assert ours.ids_of(np.array(sent, object), "x").tolist() == theirs.lookup(tf.constant(sent)).numpy().tolist()
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 7, 1000])
+def test_integer_buckets_are_those_of_a_static_vocabulary_table(tf: Any, tmp_path: Path, num_buckets: int) -> None:
+    keys = [100, -5, 7]
+    ours = open_keys(tmp_path, keys, num_oov_buckets=num_buckets, key_dtype="int64")
+    rows = tf.lookup.KeyValueTensorInitializer(tf.constant(keys, tf.int64), tf.constant([0, 1, 2], tf.int64))
+    theirs = tf.lookup.StaticVocabularyTable(rows, num_buckets, lookup_key_dtype=tf.int64)
+    sent = np.array(keys + NUMBERS)
+    assert ours.ids_of(sent, "x").tolist() == theirs.lookup(tf.constant(sent, tf.int64)).numpy().tolist()
+
+
+@pytest.mark.parametrize("key_dtype", ["string", "int64"])
+@pytest.mark.parametrize("oov", [{"num_oov_buckets": 5}, {"default_value": -1}, {"default_value": 1}])
+def test_rows_are_those_of_a_vocabulary_column(tf: Any, tmp_path: Path, key_dtype: str, oov: dict[str, int]) -> None:
+    is_string = key_dtype == "string"
+    keys: list[Any] = ["red", "grün", "blue"] if is_string else [100, -5, 7]
+    sent = [key.encode() for key in keys] + TEXTS if is_string else keys + NUMBERS
+    column = tf.feature_column.categorical_column_with_vocabulary_list("f", keys, dtype=tf.as_dtype(key_dtype), **oov)
+    places = [[0, i] for i in range(len(sent))]
+    sparse = tf.SparseTensor(places, tf.constant(sent, tf.as_dtype(key_dtype)), [1, len(sent)])
+    theirs = column._transform_input_tensor(sparse).values.numpy()
+    if oov == {"default_value": -1}:
+        ours = open_keys(tmp_path, keys, key_dtype=key_dtype, on_oov="drop")
+    elif "default_value" in oov:
+        ours = open_keys(tmp_path, keys, key_dtype=key_dtype, oov_id=oov["default_value"])
+    else:
+        ours = open_keys(tmp_path, keys, key_dtype=key_dtype, **oov)
+    assert ours.ids_of(np.array(sent, object if is_string else np.int64), "x").tolist() == theirs.tolist()
