@@ -1,0 +1,143 @@
+"""What both kinds of embedding column do with ids and a table, by device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from model_export.columns import sequence, tensor_core, tensorflow_columns
+from model_export.columns.checks import TENSOR_CORE
+from model_export.tensorflow_setup import tf
+
+_asks_cpu: ContextVar[bool] = ContextVar("asks_cpu", default=False)
+
+
+@contextmanager
+def cpu_lookups() -> Iterator[None]:
+    """Makes columns of device tpu_tensor_core look up as TensorFlow's CPU does, in graphs built inside.
+
+    The {serve} graph of a TPUEstimator is built so: no padding, no cut at K, a mean divided by the sum of the weights.
+
+    Concurrency: holds for the thread, or task, that enters it.
+    """
+    token = _asks_cpu.set(True)
+    try:
+        yield
+    finally:
+        _asks_cpu.reset(token)
+
+
+_BY_NAME = {
+    None: None,
+    "cpu": tensorflow_columns.EmbeddingDevice.CPU,
+    "tpu_tensor_core": tensorflow_columns.EmbeddingDevice.TPU_TENSOR_CORE,
+    "tpu_embedding_core": tensorflow_columns.EmbeddingDevice.TPU_EMBEDDING_CORE,
+}
+
+
+class DeviceLookup:
+    """Mixed into a column class of TensorFlow's: its own device and shape, and the lookup that they ask for.
+
+    Outside a TPU: device tpu_tensor_core computes the tensor-core lookup; cpu, tpu_embedding_core and None compute
+    TensorFlow's CPU lookup, in training as in serving.
+    """
+
+    categorical_column: Any
+    combiner: str
+    use_safe_embedding_lookup: bool
+
+    def _set_device(self, device: str | None, shape: tuple[int | None, int] | None) -> None:
+        # TensorFlow's own methods read these two names, and only inside a TPU context.
+        self._embedding_lookup_device = _BY_NAME[device]
+        self._tensor_core_shape = shape
+        self._device_name = device
+
+    @property
+    def embedding_lookup_device(self) -> str | None:
+        """The device asked for: cpu, tpu_tensor_core, tpu_embedding_core or None."""
+        return self._device_name
+
+    @property
+    def tensor_core_shape(self) -> tuple[int | None, int] | None:
+        """[B or None, K] of the padded lookup, where one was given."""
+        return self._tensor_core_shape
+
+    @property
+    def learning_rate_fn(self) -> Callable[..., Any] | None:
+        """Global step -> learning rate of the table, where one was given."""
+        function: Callable[..., Any] | None = self.get_learning_rate_fn()  # type: ignore[attr-defined]
+        return function
+
+    @property
+    def max_sequence_length(self) -> int:
+        """L of a sequence; 0 for another column."""
+        length: int = self.get_max_sequence_length()  # type: ignore[attr-defined]
+        return length
+
+    @property
+    def _is_padded(self) -> bool:
+        return self._device_name == TENSOR_CORE
+
+    def _lookup(self, pair: Any, table: Any) -> Any:
+        # pair: ids and weights as the categorical column gives them, so after vocabulary and default value.
+        ids, weights = pair.id_tensor, pair.weight_tensor
+        if self._is_padded and not _asks_cpu.get():
+            return tensor_core.combined(table, *self._padded(ids, weights), self.combiner)
+        length = self.max_sequence_length
+        if length:
+            ids = sequence.cut(ids, length)
+            weights = None if weights is None else sequence.cut(weights, length)
+        rank = tf.compat.dimension_value(ids.dense_shape.shape[0])
+        if self.use_safe_embedding_lookup or rank is None or rank > 2:
+            return tf.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=self.combiner)
+        return _with_all_rows(tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=self.combiner), ids)
+
+    def _padded(self, ids: Any, weights: Any) -> tuple[Any, Any]:
+        assert self._tensor_core_shape is not None  # checked with the device, at construction
+        return tensor_core.padded(
+            ids, weights, self._tensor_core_shape[1], drops_negative=self.use_safe_embedding_lookup
+        )
+
+    def _tpu_serving_lookup(self, transformation_cache: Any, state_manager: Any, table: Any) -> Any:
+        # As TensorFlow splits it: ids are padded on the host, gathered and combined on the tensor core. TensorFlow pads
+        # the feature itself, here the ids have been through the categorical column.
+        def on_host() -> Any:
+            pair = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
+            values, mask = self._padded(pair.id_tensor, pair.weight_tensor)
+            return tensor_core.for_tpu(values), mask
+
+        values, mask = tensorflow_columns.on_host(on_host)
+        return tensor_core.combined(table, values, mask, self.combiner)
+
+    def _cut_lengths(self, pair: Any) -> Any:
+        return pair._replace(sequence_length=sequence.cut_lengths(pair.sequence_length, self.max_sequence_length))
+
+    def _device_config(self) -> dict[str, Any]:
+        # A function stays itself, for the same function means the same rate; the JSON encoder of Keras writes its name.
+        return {
+            "max_sequence_length": self.max_sequence_length,
+            "learning_rate_fn": self.learning_rate_fn,
+            "embedding_lookup_device": self._device_name,
+            "tensor_core_shape": self._tensor_core_shape,
+            "use_safe_embedding_lookup": self.use_safe_embedding_lookup,
+        }
+
+
+def learning_rate_from_config(config: Any, custom_objects: Any) -> Callable[..., Any] | None:
+    """Returns a configuration's learning_rate_fn, or the one among custom_objects that it names.
+
+    Raises:
+      ValueError: a name that custom_objects lack.
+    """
+    if isinstance(config, str) and config not in (custom_objects or {}):
+        raise ValueError(f"learning_rate_fn {config!r} is not among custom_objects")
+    function: Callable[..., Any] | None = custom_objects[config] if isinstance(config, str) else config
+    return function
+
+
+def _with_all_rows(vectors: Any, ids: Any) -> Any:
+    # TensorFlow's unchecked lookup leaves out empty rows at the end; every column of a layer must give B rows.
+    missing = tf.cast(ids.dense_shape[0], tf.int32) - tf.shape(vectors)[0]
+    return tf.pad(vectors, [[0, missing], [0, 0]])

@@ -1,0 +1,78 @@
+"""The parts of TensorFlow's feature columns that no public name reaches.
+
+Columns import from below `tensorflow.python` here only, so that a change of TensorFlow's insides shows in one place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_export.tensorflow_setup import tf
+
+# isort: split
+# Only now: the line above says which Keras TensorFlow is to choose.
+from tensorflow.python.feature_column import feature_column_v2 as _columns
+from tensorflow.python.feature_column import serialization as _serialization
+from tensorflow.python.ops import init_ops as _init_ops
+from tensorflow.python.tpu import feature_column_v2 as _tpu_columns
+from tensorflow.python.tpu import tpu as _tpu
+from tensorflow.python.tpu import tpu_function as _tpu_function
+
+CategoricalColumn = _columns.CategoricalColumn
+IdentityColumn = _columns.IdentityCategoricalColumn
+VocabularyFileColumn = _columns.VocabularyFileCategoricalColumn
+VocabularyListColumn = _columns.VocabularyListCategoricalColumn
+WeightedColumn = _columns.WeightedCategoricalColumn
+SequenceColumn = _columns.SequenceCategoricalColumn
+RefusedColumns = (_columns.HashedCategoricalColumn, _columns.BucketizedColumn, _columns.CrossedColumn)
+
+EmbeddingColumn = _columns.EmbeddingColumn
+SharedEmbeddingColumn = _columns.SharedEmbeddingColumn
+SharedTable = _columns.SharedEmbeddingColumnCreator
+
+TpuEmbeddingColumn = _tpu_columns._TPUEmbeddingColumnV2
+TpuDeviceColumn = _tpu_columns._TPUDeviceSpecificEmbeddingColumnV2
+TpuSharedColumn = _tpu_columns._TPUSharedEmbeddingColumnV2
+TpuSharedDeviceColumn = _tpu_columns._TPUSharedDeviceSpecificEmbeddingColumnV2
+
+EmbeddingDevice = _tpu_columns.EmbeddingDevice
+register = _serialization.register_feature_column
+
+
+def is_on_tpu() -> bool:
+    """Says whether the graph being built is one for a TPU: in a shard context, or in TPU inference."""
+    return _tpu_function.get_tpu_context().number_of_shards is not None or is_tpu_inference()
+
+
+def is_tpu_inference() -> bool:
+    """Says whether the graph being built is one for serving on a TPU."""
+    return bool(_tpu.under_tpu_inference_context())
+
+
+def on_host(computation: Any) -> Any:
+    """Runs a computation on the host of a TPU; outside a TPU graph, where it stands."""
+    return tf.compat.v1.tpu.outside_compilation(computation)
+
+
+def column_config(column: Any) -> dict[str, Any]:
+    """Returns a categorical column as class name and configuration."""
+    config: dict[str, Any] = _serialization.serialize_feature_column(column)
+    return config
+
+
+def column_from_config(config: Any, custom_objects: Any, columns_by_name: Any) -> Any:
+    """Returns the categorical column of column_config's object."""
+    return _serialization.deserialize_feature_column(config, custom_objects, columns_by_name)
+
+
+def initializer_config(initializer: Any) -> Any:
+    """Returns an initializer as class name and configuration; a plain function as it is."""
+    return _serialization._serialize_keras_object(initializer) if hasattr(initializer, "get_config") else initializer
+
+
+def initializer_from_config(config: Any, custom_objects: Any) -> Any:
+    """Returns the initializer of initializer_config's object, or of a name among custom_objects."""
+    if callable(config):
+        return config
+    known = {name: value for name, value in vars(_init_ops).items() if isinstance(value, type)}
+    return _serialization._deserialize_keras_object(config, module_objects=known, custom_objects=custom_objects)

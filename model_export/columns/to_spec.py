@@ -1,0 +1,97 @@
+"""Embedding columns as a ModelSpec: which tables and features they are, and by what policies they look up.
+
+The policies are those of TensorFlow's CPU lookup of the column (safe_embedding_lookup_sparse, or
+embedding_lookup_sparse where use_safe_embedding_lookup is off):
+
+| column | on_bad_id | on_nonpositive_weight |
+|---|---|---|
+| identity with default_value | default_row: that value | as below |
+| safe, and every sequence | drop_negative | drop, with sum keep |
+| unsafe | error | keep |
+
+A column of device tpu_tensor_core keeps weights of 0 or less, as that lookup does; a mean over weights below 0 is the
+one case where its CPU lookup then differs from TensorFlow's. A longer row than tensor_core_shape allows is cut by the
+padded lookup (on_too_many_ids "truncate"), TensorFlow's rule; without such a shape TensorFlow has no padded lookup, and
+a longer row than max_ids_per_row is an error.
+
+Source: TensorFlow 2.21, python/ops/embedding_ops.py and python/tpu/feature_column_v2.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from model_export.columns.checks import TENSOR_CORE, innermost
+from model_export.columns.names import feature_names, safe_name, table_names
+from model_export.columns.tensorflow_columns import EmbeddingDevice, IdentityColumn
+from model_export.columns.vocabularies import vocabulary_of
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
+from service.core.manifest import BadIdPolicy, Combiner
+
+
+def model_spec(feature_columns: Any, *, max_ids_per_row: int = 32) -> ModelSpec:
+    """Returns tables and features of embedding columns, with the policies that the columns look up by.
+
+    Args:
+      feature_columns: made by embedding_column and shared_embedding_columns, ours or TensorFlow's.
+      max_ids_per_row: K of columns that were given no tensor_core_shape.
+
+    Raises:
+      TypeError: another kind of column, or an own kind of categorical column.
+      ValueError: names collide (names.py), or a vocabulary can not be read.
+    """
+    tables = tuple(_table(name, columns[0]) for name, columns in table_names(feature_columns).items())
+    features = tuple(_feature(name, column, max_ids_per_row) for name, column in feature_names(feature_columns).items())
+    return ModelSpec(tables, features)
+
+
+def learning_rate_fns(feature_columns: Any) -> Mapping[str, Callable[..., Any]]:
+    """Returns table -> its learning_rate_fn, without those tables that have none."""
+    functions = {name: columns[0].get_learning_rate_fn() for name, columns in table_names(feature_columns).items()}
+    return {name: function for name, function in functions.items() if function is not None}
+
+
+def device_of(column: Any) -> str | None:
+    """Returns the embedding_lookup_device of a column, ours or TensorFlow's, as it was asked for."""
+    device = getattr(column, "_embedding_lookup_device", None)
+    return None if device is None else EmbeddingDevice(device).name.lower()
+
+
+def _table(name: str, column: Any) -> TableSpec:
+    rows, dimension = column.get_embedding_table_size()
+    stddev = getattr(column.get_initializer(), "stddev", 1 / math.sqrt(dimension))
+    combiner: Combiner = column.get_combiner() or "mean"
+    return TableSpec(name, int(rows), dimension, combiner, stddev)
+
+
+def _feature(name: str, column: Any, max_ids_per_row: int) -> FeatureSpec:
+    ids = innermost(column.categorical_column)
+    length = column.get_max_sequence_length()
+    is_safe = bool(column.use_safe_embedding_lookup or length)
+    combiner: Combiner = column.get_combiner() or "mean"
+    shape = getattr(column, "_tensor_core_shape", None)
+    prunes_weights = is_safe and combiner != "sum" and device_of(column) != TENSOR_CORE and not length
+    default = ids.default_value if isinstance(ids, IdentityColumn) else None
+    on_bad_id: BadIdPolicy = "drop_negative" if is_safe else "error"
+    return FeatureSpec(
+        name,
+        safe_name(column.get_embedding_var_name(), "table"),
+        is_ragged=True,
+        max_ids_per_row=1 if length else (shape[1] if shape else max_ids_per_row),
+        combiner=None if length else combiner,
+        max_sequence_length=length,
+        vocabulary=_vocabulary(column, ids, is_safe),
+        on_bad_id=on_bad_id if default is None else "default_row",
+        default_id=default or 0,
+        on_nonpositive_weight="drop" if prunes_weights else "keep",
+        on_too_many_ids="truncate" if shape and not length else "error",
+    )
+
+
+def _vocabulary(column: Any, ids: Any, is_safe: bool) -> Any:
+    vocabulary = vocabulary_of(ids, is_safe=is_safe)
+    if vocabulary is None and not isinstance(ids, IdentityColumn):
+        raise TypeError(f"column {column.name!r}: a categorical column of {type(ids)} has no known mapping to rows")
+    return vocabulary
