@@ -1,0 +1,127 @@
+"""Which tables an estimator has and how they are trained: EmbeddingConfigSpec, as TensorFlow 2.15 had it.
+
+>>> EmbeddingConfigSpec(partition_strategy="div")
+Traceback (most recent call last):
+  ...
+ValueError: Exactly one of `feature_columns` and the pair `feature_to_config_dict` and `table_to_config_dict` must be \
+be specified.
+
+Source: tensorflow_estimator/python/estimator/tpu/_tpu_estimator_embedding.py at v2.15.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from model_export.spec.column_types import SUPPORTED_COLUMNS, is_supported_column, uses_tensor_core
+from model_export.spec.optimization_parameters import OptimizationParameters
+from model_export.spec.table_config import FeatureConfig, TableConfig
+
+PartitionStrategy = Literal["div", "mod"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConfigSpec:
+    """Says which columns, or which features and tables, an estimator trains as embedding tables, and how.
+
+    Args:
+      feature_columns: embedding columns of this package or of TensorFlow; numeric columns pass, they hold no table.
+      optimization_parameters: trains every table; with the two dicts, those tables that name none themselves.
+      clipping_limit: gradients of all tables are cut to [-clipping_limit, clipping_limit].
+      pipeline_execution_with_tensor_core: a step's lookups see the tables as they were before the previous step's
+        update, as on a TPU that overlaps the two.
+      experimental_gradient_multiplier_fn: global step -> factor on the gradients of all tables.
+      feature_to_config_dict, table_to_config_dict: in place of columns; names -> FeatureConfig and TableConfig.
+      partition_strategy: how rows lie on the hosts of a TPU. A CPU trains both alike; "mod" is refused at export.
+      profile_data_directory: where statistics of the looked-up ids go; None: none are taken.
+
+    Raises:
+      ValueError: columns and dicts both, in part or not at all; a strategy that is neither "div" nor "mod"; columns
+        without optimization_parameters; a feature without its table, or a table without a feature; a limit that is not
+        positive.
+      TypeError: a column, config or function of another type.
+    """
+
+    feature_columns: Sequence[Any] | None = None
+    optimization_parameters: OptimizationParameters | None = None
+    clipping_limit: float | None = None
+    pipeline_execution_with_tensor_core: bool = False
+    experimental_gradient_multiplier_fn: Callable[[Any], Any] | None = None
+    feature_to_config_dict: Mapping[str, FeatureConfig] | None = None
+    table_to_config_dict: Mapping[str, TableConfig] | None = None
+    partition_strategy: PartitionStrategy = "div"
+    profile_data_directory: str | None = None
+
+    def __post_init__(self) -> None:
+        features, tables = self.feature_to_config_dict, self.table_to_config_dict
+        # TensorFlow lets a single dict beside columns pass and ignores it.
+        if (features or tables) if self.feature_columns else not (features and tables):
+            raise ValueError(
+                "Exactly one of `feature_columns` and the pair `feature_to_config_dict` and `table_to_config_dict` "
+                "must be be specified."
+            )
+        if self.partition_strategy not in get_args(PartitionStrategy):
+            raise ValueError(f'Invalid partition_strategy {self.partition_strategy}. Must be one of "mod" or "div".')
+        if self.feature_columns:
+            object.__setattr__(self, "feature_columns", tuple(self.feature_columns))
+            _check_columns(self.feature_columns)
+        parameters = self.optimization_parameters
+        if not isinstance(parameters, OptimizationParameters) and (self.feature_columns or parameters is not None):
+            raise ValueError(
+                f"optimization_parameters must be an instance of type {get_args(OptimizationParameters)}. "
+                f"Got {type(parameters)}."
+            )
+        if features and tables:
+            _check_dicts(features, tables)
+        if self.clipping_limit is not None and not self.clipping_limit > 0:
+            raise ValueError(f"clipping_limit is {self.clipping_limit}, expected a number above 0, or None")
+        multiplier = self.experimental_gradient_multiplier_fn
+        if multiplier is not None and not callable(multiplier):
+            raise TypeError(f"experimental_gradient_multiplier_fn is {multiplier!r}, expected a function of the step")
+
+    @property
+    def tensor_core_feature_columns(self) -> tuple[Any, ...]:
+        """The columns looked up on the tensor core; 2.15 takes them out of feature_columns, here they stay in it."""
+        return tuple(column for column in self.feature_columns or () if uses_tensor_core(column))
+
+    @property
+    def embedding_core_feature_columns(self) -> tuple[Any, ...]:
+        """All other columns."""
+        return tuple(column for column in self.feature_columns or () if not uses_tensor_core(column))
+
+    def parameters_of(self, config: TableConfig) -> OptimizationParameters:
+        """Returns what trains a table of table_to_config_dict.
+
+        Raises:
+          ValueError: neither the table nor the spec names any.
+        """
+        parameters = config.optimization_parameters or self.optimization_parameters
+        if parameters is None:
+            raise ValueError("`optimization_parameters` is missing.")
+        return parameters
+
+
+def _check_columns(columns: Sequence[Any]) -> None:
+    for column in columns:
+        if not is_supported_column(column):
+            raise TypeError(f"All feature columns must be supported types in {SUPPORTED_COLUMNS}. Got {type(column)}")
+
+
+def _check_dicts(features: Mapping[str, FeatureConfig], tables: Mapping[str, TableConfig]) -> None:
+    for name, feature in features.items():
+        if not isinstance(feature, FeatureConfig):
+            raise TypeError(f"Config for feature {name} must be of type `FeatureConfig`. Got {type(feature)}")
+        if feature.table_id not in tables:
+            raise ValueError(
+                f"Feature {name} refers to table {feature.table_id} which is not in the table_to_config_dict."
+            )
+    for name, table in tables.items():
+        if not isinstance(table, TableConfig):
+            raise TypeError(f"Config for table {name} must be of type `TableConfig`. Got {type(table)}")
+    unused = set(tables) - {feature.table_id for feature in features.values()}
+    if unused:
+        raise ValueError(
+            f"`table_to_config_dict` specifies table that is not used in `feature_to_config_dict`: {unused}."
+        )

@@ -1,0 +1,183 @@
+"""The optimizers that a TPU offers for embedding tables, with their constants: what a user writes, no arithmetic.
+
+Arguments, order, defaults and error texts are those of tf.compat.v1.tpu.experimental in TensorFlow 2.15, the last that
+had them. model_export.training.table_optimizers does the training.
+
+>>> AdagradParameters(0.1, initial_accumulator=0)
+Traceback (most recent call last):
+  ...
+ValueError: Adagrad initial_accumulator must be greater than zero. Received: 0.
+
+Source: tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class AdagradParameters:
+    """Adagrad: a row's step shrinks with the squares of all its gradients.
+
+    Args:
+      learning_rate: where neither the table's config nor its column names another.
+      initial_accumulator: what the sum of squares starts from.
+      use_gradient_accumulation: True sums the gradients of an id over the batch and updates its row once; False updates
+        the row once per occurrence, in batch order.
+      clip_weight_min, clip_weight_max: limits of a row after its update; None: none.
+      weight_decay_factor: share of a row taken off at each of its updates; None: nothing.
+      multiply_weight_decay_factor_by_learning_rate: that share times the learning rate.
+      clip_gradient_min, clip_gradient_max: limits of the summed gradient; None: none.
+
+    Raises:
+      ValueError: initial_accumulator is not positive, gradients are to be clipped but not accumulated, or (not checked
+        by TensorFlow) the learning rate is no number or a minimum is above its maximum.
+    """
+
+    learning_rate: float
+    initial_accumulator: float = 0.1
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    clip_gradient_min: float | None = None
+    clip_gradient_max: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_shared(self)
+        if self.initial_accumulator <= 0:
+            raise ValueError(
+                f"Adagrad initial_accumulator must be greater than zero. Received: {self.initial_accumulator}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParameters:
+    """Adam as a TPU has it: without the correction for the first steps, which a learning_rate_fn can give.
+
+    Args:
+      beta1, beta2: decay of the first and second moment, in [0, 1).
+      epsilon: keeps the divisor away from zero.
+      lazy_adam: True touches only the rows of the batch; False gives every other row a gradient of zero.
+      sum_inside_sqrt: divides by sqrt(v + epsilon^2) rather than sqrt(v) + epsilon.
+      The others are those of AdagradParameters.
+
+    Raises:
+      ValueError: a number outside its range, lazy_adam=False without gradient accumulation, or as AdagradParameters.
+    """
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-08
+    lazy_adam: bool = True
+    sum_inside_sqrt: bool = True
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    clip_gradient_min: float | None = None
+    clip_gradient_max: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_shared(self)
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be between 0. and 1; got {getattr(self, name)}.")
+        if self.epsilon <= 0.0:
+            raise ValueError(f"epsilon must be positive; got {self.epsilon}.")
+        if not self.use_gradient_accumulation and not self.lazy_adam:
+            raise ValueError("When disabling Lazy Adam, gradient accumulation must be used.")
+
+
+@dataclass(frozen=True, slots=True)
+class FtrlParameters:
+    """FTRL-proximal: rows that L1 regularization leaves exactly zero.
+
+    Args:
+      learning_rate_power: at most 0; 0 is a fixed learning rate.
+      initial_accumulator_value: what the sum of squares starts from; 0 needs allow_zero_accumulator.
+      l1_regularization_strength, l2_regularization_strength: at least 0.
+      multiply_linear_by_learning_rate: the linear slot holds linear * learning_rate, which stays finite where the
+        learning rate starts at 0.
+      beta: as 2 * learning_rate more of L2.
+      allow_zero_accumulator: lets accumulators be zero.
+      The others are those of AdagradParameters.
+
+    Raises:
+      ValueError: a number outside its range, or as AdagradParameters.
+    """
+
+    learning_rate: float
+    learning_rate_power: float = -0.5
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    multiply_linear_by_learning_rate: bool = False
+    beta: float = 0
+    allow_zero_accumulator: bool = False
+    clip_gradient_min: float | None = None
+    clip_gradient_max: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_shared(self)
+        if self.learning_rate_power > 0.0:
+            raise ValueError(f"learning_rate_power must be less than or equal to 0. got {self.learning_rate_power}.")
+        for name in ("initial_accumulator_value", "l1_regularization_strength", "l2_regularization_strength"):
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"{name} must be greater than or equal to 0. got {getattr(self, name)}.")
+
+    @property
+    def initial_linear_value(self) -> float:
+        """What the linear slot starts from."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StochasticGradientDescentParameters:
+    """Plain gradient descent, without a slot. Arguments and errors are those of AdagradParameters."""
+
+    learning_rate: float
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    clip_gradient_min: float | None = None
+    clip_gradient_max: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_shared(self)
+
+
+OptimizationParameters: TypeAlias = (
+    AdagradParameters | AdamParameters | FtrlParameters | StochasticGradientDescentParameters
+)
+
+
+def _check_shared(parameters: OptimizationParameters) -> None:
+    rate = parameters.learning_rate
+    if not isinstance(rate, Real) or isinstance(rate, bool) or not math.isfinite(rate):
+        raise ValueError(
+            f"learning_rate must be a finite number, got {rate!r}; one that changes with the step is the "
+            "learning_rate_fn of a column or TableConfig"
+        )
+    clips_gradient = parameters.clip_gradient_min is not None or parameters.clip_gradient_max is not None
+    if not parameters.use_gradient_accumulation and clips_gradient:
+        # Two spaces, as TensorFlow has it: code that matches the text goes on matching.
+        raise ValueError("When using gradient clipping limits, gradient  accumulation must be enabled.")
+    for what in ("clip_weight", "clip_gradient"):
+        lower, upper = getattr(parameters, f"{what}_min"), getattr(parameters, f"{what}_max")
+        if lower is not None and upper is not None and lower > upper:
+            raise ValueError(f"{what}_min is {lower}, above {what}_max {upper}")

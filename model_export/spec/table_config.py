@@ -1,0 +1,92 @@
+"""Tables and features named by dicts rather than columns, as tensorflow.python.tpu.tpu_embedding of 2.15 had them.
+
+Source: tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from model_export.spec.optimization_parameters import OptimizationParameters
+from service.core.manifest import Combiner
+
+
+@dataclass(frozen=True, slots=True)
+class TableConfig:
+    """One [vocabulary_size, dimension] table.
+
+    Args:
+      initializer: function of a shape that gives its first rows; None: a truncated normal of mean 0 and standard
+        deviation initial_stddev.
+      combiner: how the vectors of a row's ids become one; None: one id per row.
+      hot_id_replication: kept for a TPU, which may then hold copies of rows that are asked for often. No value changes.
+      learning_rate: of this table only. 0 holds it still, where TensorFlow takes 0 for not given.
+      learning_rate_fn: global step -> learning rate; tables that name the same function share one rate.
+      optimization_parameters: of this table only.
+
+    Raises:
+      ValueError: a size that is not positive, an initializer or learning_rate_fn that is no function, another combiner,
+        both learning rates, or parameters of another type.
+    """
+
+    vocabulary_size: int
+    dimension: int
+    initializer: Callable[..., Any] | None = None
+    combiner: Combiner | None = "mean"
+    hot_id_replication: bool = False
+    learning_rate: float | None = None
+    learning_rate_fn: Callable[[Any], Any] | None = None
+    optimization_parameters: OptimizationParameters | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.vocabulary_size, int) or self.vocabulary_size < 1:
+            raise ValueError(f"vocabulary_size must >= 1. Received: {self.vocabulary_size}.")
+        if not isinstance(self.dimension, int) or self.dimension < 1:
+            raise ValueError(f"dimension must be a positive int. Received: {self.dimension}.")
+        if self.initializer is not None and not callable(self.initializer):
+            raise ValueError(f"initializer must be callable if specified. Received: {self.initializer}.")
+        if self.combiner not in ("mean", "sum", "sqrtn", None):
+            raise ValueError(f'combiner must be "mean", "sum", "sqrtn" or None. Received: {self.combiner}.')
+        if self.learning_rate is not None and self.learning_rate_fn is not None:
+            raise ValueError(
+                "At most one of learning_rate and learning_rate_fn can be None. "
+                f"Received: {self.learning_rate} and {self.learning_rate_fn}"
+            )
+        if self.learning_rate_fn is not None and not callable(self.learning_rate_fn):
+            raise ValueError(f"learning_rate_fn must be callable if specified. Received: {self.learning_rate_fn}.")
+        parameters = self.optimization_parameters
+        if parameters is not None and not isinstance(parameters, OptimizationParameters):
+            raise ValueError(
+                "`optimization_parameters` must inherit from `_OptimizationParameters`. Received: "
+                f"`type(optimization_parameters)`={type(parameters)}."
+            )
+
+    @property
+    def initial_stddev(self) -> float:
+        """Standard deviation of the first rows where no initializer is given."""
+        return 1 / math.sqrt(self.dimension)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureConfig:
+    """One id input of a table.
+
+    Args:
+      table_id: name of its table in table_to_config_dict.
+      max_sequence_length: L > 0 makes it a sequence, cut and padded to L; 0: combined.
+      weight_key: input that holds one factor per id; None: all 1.
+
+    Raises:
+      ValueError: max_sequence_length is negative or no integer.
+    """
+
+    table_id: str
+    max_sequence_length: int = 0
+    weight_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_sequence_length, int) or self.max_sequence_length < 0:
+            raise ValueError(f"max_sequence_length must be zero or a positive int, got {self.max_sequence_length}.")

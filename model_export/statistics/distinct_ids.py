@@ -1,0 +1,50 @@
+"""Estimates how many distinct ids came, in 4096 bytes whatever their number.
+
+Source: Flajolet et al., "HyperLogLog: the analysis of a near-optimal cardinality estimation algorithm" (2007), with its
+linear counting for small numbers; the hash is splitmix64's finalizer (Steele et al., OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from service.core.types import Array
+
+_BITS = 12
+REGISTERS = 1 << _BITS
+"""Number of registers; the standard error is 1.04 / sqrt(REGISTERS), 1.6%."""
+
+
+def empty_registers() -> Array:
+    """Returns the state before any id came: [REGISTERS] uint8."""
+    return np.zeros(REGISTERS, np.uint8)
+
+
+def with_ids(registers: Array, ids: Array) -> Array:
+    """Returns the state after these ids, [n] integers, came too. Two states merge by their maximum."""
+    hashes = _hashed(np.asarray(ids, np.int64).astype(np.uint64))
+    register = (hashes >> np.uint64(64 - _BITS)).astype(np.int64)
+    rest = hashes << np.uint64(_BITS)
+    # Leading zeros of the other bits, plus one: 64 minus the exponent that frexp gives of them. Rounding to a double
+    # can add one to the exponent of a number of all ones, which is one hash in 2**53.
+    _, exponent = np.frexp(rest.astype(np.float64))
+    rank = np.where(rest == 0, 64 - _BITS + 1, 65 - exponent)
+    after = registers.copy()
+    np.maximum.at(after, register, rank.astype(np.uint8))
+    return after
+
+
+def estimate(registers: Array) -> int:
+    """Returns about how many distinct ids a state has seen."""
+    empty = int(np.count_nonzero(registers == 0))
+    raw = 0.7213 / (1 + 1.079 / REGISTERS) * REGISTERS**2 / float(np.sum(2.0 ** -registers.astype(np.float64)))
+    if raw <= 2.5 * REGISTERS and empty:
+        return round(REGISTERS * float(np.log(REGISTERS / empty)))
+    return round(raw)
+
+
+def _hashed(values: Array) -> Array:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(values ^ (values >> np.uint64(31)))

@@ -1,0 +1,61 @@
+"""Counts of the commonest ids in a bounded space.
+
+Counts are exact until more than `capacity` distinct ids came. From then on they are those of Misra and Gries: a count
+is too low by at most `undercount`, and an id left out came no more often than that.
+
+>>> counts = IdCounts(capacity=2).with_ids(np.array([7, 7, 7, 5, 9]))
+>>> counts.ids, counts.counts, counts.undercount
+(array([7]), array([2]), 1)
+
+Source: Misra and Gries, "Finding repeated elements" (1982); merging as in Agarwal et al., "Mergeable summaries" (2012).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from service.core.types import Array
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdCounts:
+    """How often ids came.
+
+    capacity: most ids that are kept.
+    ids: [n] int64, ascending. counts: [n] int64, each above 0.
+    undercount: by how much a count may be too low.
+    """
+
+    capacity: int
+    ids: Array = field(default_factory=_none)
+    counts: Array = field(default_factory=_none)
+    undercount: int = 0
+
+    def with_ids(self, ids: Array) -> IdCounts:
+        """Returns the counts after these came too. ids: [n] integers, repeats counted."""
+        found, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
+        return self.merged(IdCounts(self.capacity, found, counts))
+
+    def merged(self, other: IdCounts) -> IdCounts:
+        """Returns the counts of both."""
+        ids, position = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
+        counts = np.zeros(len(ids), np.int64)
+        np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
+        undercount = self.undercount + other.undercount
+        if len(ids) > self.capacity:
+            # The largest count that does not fit is taken off all: what then is 0 was among the rarest.
+            off = int(np.partition(counts, -(self.capacity + 1))[-(self.capacity + 1)])
+            kept = counts > off
+            ids, counts, undercount = ids[kept], counts[kept] - off, undercount + off
+        return IdCounts(self.capacity, ids, counts, undercount)
+
+    def top(self, n: int) -> list[tuple[int, int]]:
+        """Returns the n commonest ids with their counts, commonest first, the smaller id first among equals."""
+        order = np.lexsort((self.ids, -self.counts))[:n]
+        return [(int(self.ids[i]), int(self.counts[i])) for i in order]

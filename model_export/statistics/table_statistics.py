@@ -1,0 +1,194 @@
+"""What was seen of one table's ids: numbers that add up over steps, runs and files.
+
+>>> table = TableDescription("film", 10, 4, "mean", ("liked",))
+>>> seen = TableStatistics.empty(table, partitions=2).with_rows(np.array([3, 3, 9]), np.array([0, 2, 2, 3]))
+>>> seen.examples, seen.ids, seen.mean_ids_per_example, seen.distinct_ids
+(3, 3, 1.0, 2)
+>>> seen.hot_ids(1), seen.partition_loads
+([HotId(id=3, count=2, share=0.6666666666666666)], {'div': (2, 1), 'mod': (0, 3)})
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from model_export.spec.embedding_config_spec import PartitionStrategy
+from model_export.statistics import distinct_ids
+from model_export.statistics.hot_ids import IdCounts
+from model_export.training.partitioning import locate_rows
+from service.core.types import Array
+
+HISTOGRAM_BINS = 1025
+"""ids_per_example_histogram counts rows of 0 to 1023 ids one by one; the last bin holds all longer rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """The configuration of a table, which its file is named by.
+
+    features: those that read the table, in any order.
+    partition_strategy: how the spec asks for its rows to be laid out.
+    """
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    combiner: str | None
+    features: tuple[str, ...]
+    partition_strategy: PartitionStrategy = "div"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(sorted(self.features)))
+
+    def key(self, partitions: int) -> str:
+        """Returns 16 hexadecimal digits that are the same for the same configuration, in any process."""
+        config = {**asdict(self), "partitions": partitions}
+        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class HotId:
+    """An id that came often. share: of all ids."""
+
+    id: int
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableStatistics:
+    """What the sampled steps looked up in one table.
+
+    An example is one row of one feature. Everything but steps is of sampled steps only.
+
+    steps, sampled_steps: steps that were trained, and those of them that were looked at.
+    ids: those within the table; bad_ids: those outside it, which no other number counts but ids_per_example.
+    ids_per_example_histogram: [HISTOGRAM_BINS] int64. max_ids_per_example: exact for long rows too.
+    counts: how often ids came. distinct_registers: state of the distinct count.
+    partition_loads: strategy -> ids per partition, of one number of partitions.
+    """
+
+    table: TableDescription
+    partitions: int
+    steps: int
+    sampled_steps: int
+    examples: int
+    ids: int
+    bad_ids: int
+    max_ids_per_example: int
+    ids_per_example_histogram: Array = field(repr=False)
+    counts: IdCounts = field(repr=False)
+    distinct_registers: Array = field(repr=False)
+    partition_loads: Mapping[PartitionStrategy, tuple[int, ...]]
+
+    @staticmethod
+    def empty(table: TableDescription, *, partitions: int, capacity: int = 4096) -> TableStatistics:
+        """Returns the statistics before any step.
+
+        Args:
+          capacity: number of ids whose counts are kept; up to it, counts and distinct_ids are exact.
+        """
+        if partitions < 1 or capacity < 1:
+            raise ValueError(f"partitions is {partitions} and capacity {capacity}, expected 1 or more")
+        return TableStatistics(
+            table=table,
+            partitions=partitions,
+            steps=0,
+            sampled_steps=0,
+            examples=0,
+            ids=0,
+            bad_ids=0,
+            max_ids_per_example=0,
+            ids_per_example_histogram=np.zeros(HISTOGRAM_BINS, np.int64),
+            counts=IdCounts(capacity),
+            distinct_registers=distinct_ids.empty_registers(),
+            partition_loads={"div": (0,) * partitions, "mod": (0,) * partitions},
+        )
+
+    def with_rows(self, values: Array, row_splits: Array) -> TableStatistics:
+        """Returns the statistics after one feature's rows of a step. values: [N]; row_splits: [B + 1]."""
+        lengths = np.diff(row_splits)
+        ids = np.asarray(values, np.int64)
+        inside = ids[(ids >= 0) & (ids < self.table.vocabulary_size)]
+        histogram = np.bincount(np.minimum(lengths, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS)
+        return replace(
+            self,
+            examples=self.examples + len(lengths),
+            ids=self.ids + len(inside),
+            bad_ids=self.bad_ids + len(ids) - len(inside),
+            max_ids_per_example=max(self.max_ids_per_example, int(lengths.max(initial=0))),
+            ids_per_example_histogram=self.ids_per_example_histogram + histogram,
+            counts=self.counts.with_ids(inside),
+            distinct_registers=distinct_ids.with_ids(self.distinct_registers, inside),
+            partition_loads={
+                strategy: self._loads_with(strategy, inside, loads) for strategy, loads in self.partition_loads.items()
+            },
+        )
+
+    def with_step(self, *, is_sampled: bool) -> TableStatistics:
+        """Returns the statistics after one more step."""
+        return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
+
+    def merged(self, other: TableStatistics) -> TableStatistics:
+        """Returns the statistics of both. Raises ValueError where they are of different tables or partitions."""
+        if (self.table, self.partitions) != (other.table, other.partitions):
+            raise ValueError(f"statistics of {other.table} do not add to those of {self.table}")
+        return TableStatistics(
+            table=self.table,
+            partitions=self.partitions,
+            steps=self.steps + other.steps,
+            sampled_steps=self.sampled_steps + other.sampled_steps,
+            examples=self.examples + other.examples,
+            ids=self.ids + other.ids,
+            bad_ids=self.bad_ids + other.bad_ids,
+            max_ids_per_example=max(self.max_ids_per_example, other.max_ids_per_example),
+            ids_per_example_histogram=self.ids_per_example_histogram + other.ids_per_example_histogram,
+            counts=self.counts.merged(other.counts),
+            distinct_registers=np.maximum(self.distinct_registers, other.distinct_registers),
+            partition_loads={
+                strategy: tuple(a + b for a, b in zip(loads, other.partition_loads[strategy], strict=True))
+                for strategy, loads in self.partition_loads.items()
+            },
+        )
+
+    @property
+    def mean_ids_per_example(self) -> float:
+        """Ids, bad ones too, per example; 0 without examples."""
+        return (self.ids + self.bad_ids) / self.examples if self.examples else 0.0
+
+    def quantile(self, share: float) -> int:
+        """Returns the smallest n such that this share of the examples has n ids or fewer; 0 without examples."""
+        reached = np.cumsum(self.ids_per_example_histogram) >= share * self.examples
+        n = int(np.argmax(reached))
+        return self.max_ids_per_example if n == HISTOGRAM_BINS - 1 else n
+
+    @property
+    def distinct_is_exact(self) -> bool:
+        """Says whether distinct_ids and the counts of hot_ids are exact."""
+        return self.counts.undercount == 0
+
+    @property
+    def distinct_ids(self) -> int:
+        """Number of distinct ids, within about 2% where it is not exact, and never above the table's rows."""
+        if self.distinct_is_exact:
+            return len(self.counts.ids)
+        return min(distinct_ids.estimate(self.distinct_registers), self.table.vocabulary_size)
+
+    def hot_ids(self, n: int) -> list[HotId]:
+        """Returns the n commonest ids; a count may be too low by counts.undercount."""
+        return [HotId(id, count, count / self.ids) for id, count in self.counts.top(n)]
+
+    def imbalance(self, strategy: PartitionStrategy) -> float:
+        """Returns the busiest partition's ids over the mean: 1 is even, the number of partitions is all in one."""
+        loads = self.partition_loads[strategy]
+        return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+
+    def _loads_with(self, strategy: PartitionStrategy, ids: Array, loads: tuple[int, ...]) -> tuple[int, ...]:
+        partition, _ = locate_rows(ids, self.table.vocabulary_size, self.partitions, strategy)
+        added = np.bincount(partition, minlength=self.partitions)
+        return tuple(int(load + more) for load, more in zip(loads, added, strict=True))

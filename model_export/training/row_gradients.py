@@ -1,0 +1,62 @@
+"""The gradient of a loss by a table: one vector per occurrence of an id, summed or taken one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from model_export.tensorflow_setup import tf
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradient:
+    """Gradients of single rows; a row may come more than once.
+
+    rows: [N] int64, rows of the table. values: [N, D].
+    """
+
+    rows: Any
+    values: Any
+
+    @staticmethod
+    def of(gradient: Any, variable: Any) -> RowGradient:
+        """Takes what tf.gradients gave: IndexedSlices, or a tensor of the table's shape, then all rows."""
+        if isinstance(gradient, tf.IndexedSlices):
+            return RowGradient(tf.cast(gradient.indices, tf.int64), gradient.values)
+        return RowGradient(tf.range(variable.shape[0], dtype=tf.int64), gradient)
+
+    def scaled(self, factor: Any | None) -> RowGradient:
+        """Returns the gradient times a scalar; None leaves it."""
+        if factor is None:
+            return self
+        return RowGradient(self.rows, self.values * tf.cast(factor, self.values.dtype))
+
+    def occurrences(self) -> Occurrences:
+        """Groups what belongs to one row."""
+        rows, position = tf.unique(self.rows)
+        counts = tf.math.bincount(position, minlength=tf.size(rows), dtype=tf.int32)
+        # Which occurrence of its row each one is: its place in its group after a stable sort by row.
+        order = tf.argsort(position, stable=True)
+        starts = tf.cumsum(counts, exclusive=True)
+        places = tf.range(tf.size(position)) - tf.gather(starts, tf.gather(position, order))
+        rank = tf.scatter_nd(order[:, tf.newaxis], places, tf.shape(position))
+        return Occurrences(rows, position, rank, tf.reduce_max(tf.concat([[0], counts], 0)))
+
+    def summed(self) -> RowGradient:
+        """Returns one vector per distinct row, the sum over its occurrences."""
+        rows, position = tf.unique(self.rows)
+        return RowGradient(rows, tf.math.unsorted_segment_sum(self.values, position, tf.size(rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrences:
+    """Occurrences of rows, grouped.
+
+    rows: [U] int64, distinct. position: [N] int32, index into rows. rank: [N] int32, 0 for a row's first occurrence.
+    rounds: scalar int32, how often the commonest row comes.
+    """
+
+    rows: Any
+    position: Any
+    rank: Any
+    rounds: Any

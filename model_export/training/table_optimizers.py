@@ -1,0 +1,137 @@
+"""Trains embedding tables in a v1 graph as a TPU would: the table's own optimizer, not the model's.
+
+Gradients come from tf.gradients over the table variables. Rows that are not in the batch stay as they are, in the table
+and in its slots, except under Adam with lazy_adam=False. Slots carry the names that a TPU checkpoint gives them.
+
+Each step goes: multiplier, sum over the occurrences of an id, clipping_limit, clip_gradient, weight decay, optimizer,
+clip_weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+from model_export.spec.optimization_parameters import FtrlParameters, OptimizationParameters
+from model_export.spec.table_config import TableConfig
+from model_export.tensorflow_setup import tf
+from model_export.training.pending_gradients import PendingGradient
+from model_export.training.row_gradients import RowGradient
+from model_export.training.table_slots import create_slots
+from model_export.training.table_updates import apply_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTable:
+    """A table variable and what trains it.
+
+    Args:
+      variable: [V, D] float, a resource variable of the current graph.
+      learning_rate: in place of the parameters' one.
+      learning_rate_fn: global step -> learning rate, in place of both; tables with the same function share one tensor.
+    """
+
+    variable: Any
+    parameters: OptimizationParameters
+    learning_rate: float | None = None
+    learning_rate_fn: Callable[[Any], Any] | None = None
+
+    @staticmethod
+    def of_config(spec: EmbeddingConfigSpec, config: TableConfig, variable: Any) -> TrainedTable:
+        """Builds from an entry of table_to_config_dict. Raises ValueError where nothing says how to train it."""
+        return TrainedTable(variable, spec.parameters_of(config), config.learning_rate, config.learning_rate_fn)
+
+
+@dataclass(frozen=True, slots=True)
+class TableTraining:
+    """What a training loop runs.
+
+    train: one step of all tables. It does not move the global step.
+    flush: applies what a pipelined step has held back; to be run before a checkpoint and at the end. It does nothing
+      where nothing is held back.
+    slots: name of a table's variable -> its slot variables, in the order of slot_names.
+    learning_rates: name of a table's variable -> its rate at this step, a scalar float32 tensor.
+    """
+
+    train: Any
+    flush: Any
+    slots: Mapping[str, tuple[Any, ...]]
+    learning_rates: Mapping[str, Any]
+
+
+def train_tables(
+    spec: EmbeddingConfigSpec, tables: Sequence[TrainedTable], gradients: Sequence[Any], global_step: Any
+) -> TableTraining:
+    """Adds slots and update of every table to the current graph.
+
+    Args:
+      spec: gives clipping_limit, experimental_gradient_multiplier_fn and pipeline_execution_with_tensor_core.
+      gradients: of the loss by each table, in order: IndexedSlices, a [V, D] tensor, or None for a table that the loss
+        does not depend on, which keeps its rows.
+      global_step: scalar, passed to the functions of the step.
+
+    Raises:
+      ValueError: gradients that do not pair with tables, or FTRL accumulators of zero that are not allowed for.
+    """
+    if len(gradients) != len(tables):
+        raise ValueError(f"{len(gradients)} gradients for {len(tables)} tables")
+    for table in tables:
+        _check_accumulator(table)
+    rates = _learning_rates(tables, global_step)
+    multiplier = None
+    if spec.experimental_gradient_multiplier_fn is not None:
+        multiplier = tf.cast(spec.experimental_gradient_multiplier_fn(global_step), tf.float32)
+
+    slots: dict[str, tuple[Any, ...]] = {}
+    updates, flushes = [], []
+    for table, gradient, rate in zip(tables, gradients, rates, strict=True):
+        name = table.variable.op.name
+        slots[name] = create_slots(name, table.variable, table.parameters)
+        if gradient is None:
+            continue
+
+        def update(
+            gradient: RowGradient, rate: Any, *, table: TrainedTable = table, state: tuple[Any, ...] = slots[name]
+        ) -> Any:
+            return apply_gradient(table.parameters, table.variable, state, gradient, rate, spec.clipping_limit)
+
+        rows = RowGradient.of(gradient, table.variable).scaled(multiplier)
+        if spec.pipeline_execution_with_tensor_core:
+            pending = PendingGradient(name, table.variable)
+            updates.append(pending.exchange(rows, rate, update))
+            flushes.append(pending.flush(update))
+        else:
+            updates.append(update(rows, rate))
+    named_rates = {table.variable.op.name: rate for table, rate in zip(tables, rates, strict=True)}
+    return TableTraining(tf.group(*updates), tf.group(*flushes), slots, named_rates)
+
+
+def _check_accumulator(table: TrainedTable) -> None:
+    parameters = table.parameters
+    if (
+        isinstance(parameters, FtrlParameters)
+        and parameters.initial_accumulator_value == 0
+        and not parameters.allow_zero_accumulator
+    ):
+        # A TPU's square root of 0 is NaN unless told otherwise; a CPU's is not, so the model would train here only.
+        raise ValueError(
+            f"table {table.variable.op.name}: FtrlParameters has initial_accumulator_value 0, which needs "
+            "allow_zero_accumulator=True"
+        )
+
+
+def _learning_rates(tables: Sequence[TrainedTable], global_step: Any) -> list[Any]:
+    dynamic: dict[Callable[[Any], Any], Any] = {}
+    rates = []
+    for table in tables:
+        function = table.learning_rate_fn
+        if function is not None:
+            if function not in dynamic:
+                dynamic[function] = tf.cast(function(global_step), tf.float32)
+            rates.append(dynamic[function])
+        else:
+            fixed = table.parameters.learning_rate if table.learning_rate is None else table.learning_rate
+            rates.append(tf.constant(fixed, tf.float32))
+    return rates

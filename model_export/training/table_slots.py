@@ -1,0 +1,62 @@
+"""Slot variables of a table, named as a TPU checkpoint names them.
+
+>>> slot_names("film", AdamParameters(0.1))
+('film/Adam/m', 'film/Adam/v')
+
+Source: get_default_slot_variable_names in tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_export.spec.optimization_parameters import (
+    AdagradParameters,
+    AdamParameters,
+    FtrlParameters,
+    OptimizationParameters,
+)
+from model_export.tensorflow_setup import tf
+
+
+def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...]:
+    """Returns the names of a table's slots: Adagrad accumulator; Adam m and v; FTRL accumulator and linear; SGD none.
+
+    Args:
+      table: name of the table's variable.
+    """
+    return tuple(f"{table}/{suffix}" for suffix, _ in _slots(parameters))
+
+
+def create_slots(table: str, variable: Any, parameters: OptimizationParameters) -> tuple[Any, ...]:
+    """Adds the slots of a table to the current graph, global variables of its shape that no gradient reaches.
+
+    Raises:
+      ValueError: the graph has a variable of that name.
+    """
+    v1 = tf.compat.v1
+    # A scope object at the root: the names hold whatever scope the caller is in.
+    with v1.variable_scope(v1.VariableScope(reuse=False, name=""), auxiliary_name_scope=False), v1.name_scope(None):
+        return tuple(
+            v1.get_variable(
+                f"{table}/{suffix}",
+                shape=variable.shape,
+                dtype=variable.dtype.base_dtype,
+                initializer=v1.constant_initializer(initial),
+                trainable=False,
+                use_resource=True,
+            )
+            for suffix, initial in _slots(parameters)
+        )
+
+
+def _slots(parameters: OptimizationParameters) -> tuple[tuple[str, float], ...]:
+    match parameters:
+        case AdagradParameters():
+            return (("Adagrad", parameters.initial_accumulator),)
+        case AdamParameters():
+            return (("Adam/m", 0.0), ("Adam/v", 0.0))
+        case FtrlParameters():
+            return (("Ftrl", parameters.initial_accumulator_value), ("Ftrl_1", parameters.initial_linear_value))
+        case _:
+            return ()

@@ -1,0 +1,155 @@
+"""The four parameter classes take 2.15's arguments, in its order, with its defaults and its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_export.spec.optimization_parameters import (
+    AdagradParameters,
+    AdamParameters,
+    FtrlParameters,
+    StochasticGradientDescentParameters,
+)
+
+CLASSES = [AdagradParameters, AdamParameters, FtrlParameters, StochasticGradientDescentParameters]
+every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+
+REQUIRED = inspect.Parameter.empty
+WEIGHTS = {
+    "use_gradient_accumulation": True,
+    "clip_weight_min": None,
+    "clip_weight_max": None,
+    "weight_decay_factor": None,
+    "multiply_weight_decay_factor_by_learning_rate": None,
+}
+GRADIENTS = {"clip_gradient_min": None, "clip_gradient_max": None}
+# As inspect.signature printed them on TensorFlow 2.15.1.
+SIGNATURES: dict[type, dict[str, Any]] = {
+    AdagradParameters: {"learning_rate": REQUIRED, "initial_accumulator": 0.1, **WEIGHTS, **GRADIENTS},
+    AdamParameters: {
+        "learning_rate": REQUIRED,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "lazy_adam": True,
+        "sum_inside_sqrt": True,
+        **WEIGHTS,
+        **GRADIENTS,
+    },
+    FtrlParameters: {
+        "learning_rate": REQUIRED,
+        "learning_rate_power": -0.5,
+        "initial_accumulator_value": 0.1,
+        "l1_regularization_strength": 0.0,
+        "l2_regularization_strength": 0.0,
+        **WEIGHTS,
+        "multiply_linear_by_learning_rate": False,
+        "beta": 0,
+        "allow_zero_accumulator": False,
+        **GRADIENTS,
+    },
+    StochasticGradientDescentParameters: {"learning_rate": REQUIRED, **WEIGHTS, **GRADIENTS},
+}
+
+
+@every_class
+def test_arguments_order_and_defaults_are_those_of_2_15(cls: type) -> None:
+    parameters = inspect.signature(cls).parameters
+    assert [(name, parameter.default) for name, parameter in parameters.items()] == list(SIGNATURES[cls].items())
+    assert {p.kind for p in parameters.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+@every_class
+def test_arguments_are_attributes_that_stay(cls: type) -> None:
+    parameters = cls(np.float32(0.5), clip_weight_max=2.0)
+    assert (parameters.learning_rate, parameters.clip_weight_max, parameters.clip_weight_min) == (0.5, 2.0, None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parameters.learning_rate = 1.0
+
+
+def test_ftrl_starts_its_linear_slot_from_zero() -> None:
+    assert FtrlParameters(0.1).initial_linear_value == 0.0
+
+
+TEXTS_OF_2_15: list[tuple[type, dict[str, Any], str]] = [
+    (
+        AdagradParameters,
+        {"initial_accumulator": 0},
+        "Adagrad initial_accumulator must be greater than zero. Received: 0.",
+    ),
+    (
+        AdagradParameters,
+        {"initial_accumulator": -1.5},
+        "Adagrad initial_accumulator must be greater than zero. Received: -1.5.",
+    ),
+    (AdamParameters, {"beta1": 1.0}, "beta1 must be between 0. and 1; got 1.0."),
+    (AdamParameters, {"beta1": -0.1}, "beta1 must be between 0. and 1; got -0.1."),
+    (AdamParameters, {"beta2": 1.5}, "beta2 must be between 0. and 1; got 1.5."),
+    (AdamParameters, {"epsilon": 0.0}, "epsilon must be positive; got 0.0."),
+    (
+        AdamParameters,
+        {"lazy_adam": False, "use_gradient_accumulation": False},
+        "When disabling Lazy Adam, gradient accumulation must be used.",
+    ),
+    (
+        FtrlParameters,
+        {"learning_rate_power": 0.5},
+        "learning_rate_power must be less than or equal to 0. got 0.5.",
+    ),
+    (
+        FtrlParameters,
+        {"initial_accumulator_value": -1.0},
+        "initial_accumulator_value must be greater than or equal to 0. got -1.0.",
+    ),
+    (
+        FtrlParameters,
+        {"l1_regularization_strength": -1.0},
+        "l1_regularization_strength must be greater than or equal to 0. got -1.0.",
+    ),
+    (
+        FtrlParameters,
+        {"l2_regularization_strength": -2.0},
+        "l2_regularization_strength must be greater than or equal to 0. got -2.0.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cls", "arguments", "text"), TEXTS_OF_2_15)
+def test_a_number_out_of_range_gets_the_text_of_2_15(cls: type, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        cls(0.1, **arguments)
+
+
+@every_class
+@pytest.mark.parametrize("limit", ["clip_gradient_min", "clip_gradient_max"])
+def test_gradients_are_clipped_only_when_accumulated(cls: type, limit: str) -> None:
+    text = "^When using gradient clipping limits, gradient  accumulation must be enabled.$"
+    with pytest.raises(ValueError, match=text):
+        cls(0.1, use_gradient_accumulation=False, **{limit: 1.0})
+    assert getattr(cls(0.1, **{limit: 1.0}), limit) == 1.0
+
+
+@pytest.mark.parametrize("edge", [{"beta1": 0.0}, {"beta2": 0.0}])
+def test_the_edges_of_adam_are_allowed(edge: dict[str, float]) -> None:
+    assert AdamParameters(0.1, **edge).beta1 in (0.0, 0.9)
+
+
+@every_class
+@pytest.mark.parametrize("rate", [lambda step: 0.1, "0.1", True, float("nan"), None], ids=repr)
+def test_a_learning_rate_that_is_no_number_is_refused(cls: type, rate: Any) -> None:
+    with pytest.raises(ValueError, match="learning_rate must be a finite number"):
+        cls(rate)
+
+
+@every_class
+@pytest.mark.parametrize("what", ["clip_weight", "clip_gradient"])
+def test_limits_that_cross_are_refused(cls: type, what: str) -> None:
+    with pytest.raises(ValueError, match=f"^{what}_min is 2.0, above {what}_max 1.0$"):
+        cls(0.1, **{f"{what}_min": 2.0, f"{what}_max": 1.0})
+    cls(0.1, **{f"{what}_min": 1.0, f"{what}_max": 1.0})
