@@ -1,0 +1,106 @@
+"""Restores checkpoints of layer models, also those that a TPU's SparseCores wrote with tables stacked on each other.
+
+Keys of a plain checkpoint, each before /.ATTRIBUTES/VARIABLE_VALUE: `<path to the layer>/_tpu_embedding/<table>`; slots
+of a Keras optimizer at `<same>/.OPTIMIZER_SLOT/<path to the optimizer>/<slot>`. A stacked one has instead
+`_tpu_embedding/<stack>`, and `_tpu_embedding/_sparse_core_table_layouts`, which says where tables lie in it.
+
+Source: TensorFlow 2.21, python/tpu/tpu_embedding_for_serving.py and tpu_embedding_v3_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.layers import introspection
+from model_export.tensorflow_setup import tf
+
+_LAYOUTS = "/_tpu_embedding/_sparse_core_table_layouts/"
+
+
+def is_stacked(path: str | Path) -> bool:
+    """Says whether SparseCores wrote a checkpoint. Raises ExportError where there is none."""
+    return any(_LAYOUTS in f"/{key}" for key in _keys(path))
+
+
+def restore(path: str | Path, *, build: Callable[[], Any] | None = None, **objects: Any) -> None:
+    """Restores what `tf.train.Checkpoint(**objects).save` wrote, tables first, and checks that nothing was missed.
+
+    A stacked checkpoint can be unstacked only while the tables are being made. So it has to be restored before a
+    subclass model is called; a functional model makes its tables as it is put together: see restore_layer. It brings no
+    slots along.
+
+    Args:
+      path: of one checkpoint, as tf.train.latest_checkpoint gives it.
+      build: makes the rest of the model's variables, such as a call on one batch.
+      objects: model=..., embedding_optimizer=... under the names they were saved by.
+
+    Raises:
+      ExportError: there is no such checkpoint, it is stacked and a layer has tables already, or a variable of objects
+        is not in it, or in another shape.
+    """
+    layers = [layer for part in objects.values() for layer in _layers_of(part)]
+    if is_stacked(path) and (built := [layer.name for layer in layers if introspection.is_built(layer)]):
+        raise ExportError(
+            f"{path} holds stacked tables, which layers {built} can not take any more: restore before the model is "
+            "called first, or restore_layer() before a functional model is made of the layer"
+        )
+    root = tf.train.Checkpoint(**objects)
+    _read(root, path, layers, f"{sorted(objects)}", build)
+
+
+def restore_layer(path: str | Path, layer: Any) -> None:
+    """Restores the tables of one TPUEmbedding layer that has not been called, from any checkpoint of a model with it.
+
+    Raises:
+      ExportError: the layer has tables already, or the checkpoint holds no layer or several, or other tables.
+    """
+    if introspection.is_built(layer):
+        raise ExportError(f"layer {layer.name!r} has made its tables already: restore before it is called first")
+    places = sorted({f"/{key}".split("/_tpu_embedding/")[0] for key in _keys(path) if "/_tpu_embedding/" in f"/{key}"})
+    if len(places) != 1:
+        raise ExportError(f"{path} holds {len(places)} TPUEmbedding layers, expected one: {places}")
+    root = layer
+    for part in reversed(places[0].strip("/").split("/") if places[0] else []):
+        root = tf.train.Checkpoint(**{part: root})
+    if not isinstance(root, tf.train.Checkpoint):
+        root = tf.train.Checkpoint(root=root)
+    _read(root, path, [layer], f"layer {layer.name!r}")
+
+
+def _read(root: Any, path: str | Path, layers: list[Any], what: str, build: Callable[[], Any] | None = None) -> None:
+    try:
+        # Not restore(), which would want a save counter of checkpoints that write() wrote.
+        status = root.read(str(path))
+        # What nobody asks for, such as slots, is no reason for warnings later.
+        status.expect_partial()
+        unstacked = [held.parameters for layer in layers for held in introspection.tables(layer).values()]
+        if build is not None:
+            build()
+    except KeyError as error:
+        # What TensorFlow says of a stack that holds a table which the layer has not.
+        raise ExportError(f"{path} does not fit {what}: no feature uses its table {error}") from error
+    except (ValueError, tf.errors.OpError) as error:
+        raise ExportError(f"{path} does not fit {what}: {error}") from error
+    # Tables that came out of a stack count as unmatched for TensorFlow.
+    missed = introspection.unmatched(status, root, unstacked if is_stacked(path) else [])
+    if missed:
+        raise ExportError(f"{path} does not fit {what}: it lacks {missed}")
+
+
+def _keys(path: str | Path) -> list[str]:
+    try:
+        return [key for key, _ in tf.train.list_variables(str(path))]
+    except (ValueError, tf.errors.OpError) as error:
+        raise ExportError(f"no checkpoint {path}: {error}") from error
+
+
+def _layers_of(part: Any) -> list[Any]:
+    if not isinstance(part, tf.Module):
+        return []
+    try:
+        return introspection.embedding_layers(part)
+    except ExportError:  # has none
+        return []

@@ -1,0 +1,124 @@
+"""Tables and features alone as what the exporter asks for: lookups, and no predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.export.lookup_graph import LookupGraph, build_lookup
+from model_export.export.source import LookupPlan, PredictSignature, SavedParts
+from model_export.export.tpu_graph import add_tpu_meta_graph, tpu_call
+from model_export.export.vocabulary_graph import vocabulary_tables
+from model_export.layers.serving_module import ServingModule
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from service.core.types import Array
+
+
+class LookupSource:
+    """An ExportSource of tables. Concurrency: one caller at a time.
+
+    Args:
+      tables: table of the spec -> [V, D] tf.Variable, saved as it is when save() is called.
+      width_is_given: somebody chose max_ids_per_row; a padded lookup of ragged features is refused otherwise.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tables: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        *,
+        width_is_given: bool = True,
+    ) -> None:
+        self._spec = spec
+        self._tables = dict(tables)
+        self._provenance = dict(provenance)
+        self._width_is_given = width_is_given
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Tables and features."""
+        return self._spec
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """What is known of the training."""
+        return self._provenance
+
+    @property
+    def predict_names(self) -> Sequence[str]:
+        """Signatures beside the lookups: none."""
+        return ()
+
+    def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
+        """Writes the SavedModel; its variables are the model's own objects, saved once.
+
+        With plan.export_to_tpu, tensor-core lookups of the {serve,tpu} MetaGraph run on a TPU core and all other
+        signatures on its host.
+
+        Raises:
+          ExportError: see ExportSource; or nothing in the plan could run on a TPU core.
+        """
+        self._check_plan(plan, predict)
+        vocabularies = vocabulary_tables(self._spec, plan.vocabulary_files)
+        module = ServingModule(self._tables, vocabularies)
+        signatures = self._signatures(module, plan, predict)
+        self._attach(module, [signatures[name] for name in predict])
+        tf.saved_model.save(module, str(folder), signatures=signatures)
+        if plan.export_to_tpu:
+            add_tpu_meta_graph(folder, module, self._signatures(module, plan, predict, compiled=_on_tpu))
+        return SavedParts(
+            {table.name: f"tables/{table.name}/.ATTRIBUTES/VARIABLE_VALUE" for table in self._spec.tables},
+            {name: self._predict_signature(name) for name in predict},
+        )
+
+    def table_rows(self, table: str, start: int, stop: int) -> Array:
+        """Returns rows of a table as they are now."""
+        rows: Array = self._tables[table][start:stop].numpy()
+        return rows
+
+    def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Raises ExportError: there are no predictions."""
+        raise ExportError(f"there is no signature {signature!r}: tables alone have lookups only")
+
+    def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:
+        raise ExportError(f"there is no signature {name!r}: tables alone have lookups only")
+
+    def _predict_signature(self, name: str) -> PredictSignature:
+        raise ExportError(f"there is no signature {name!r}: tables alone have lookups only")
+
+    def _attach(self, module: ServingModule, functions: Sequence[Any]) -> None:
+        pass  # tables are all there is
+
+    def _signatures(
+        self, module: ServingModule, plan: LookupPlan, predict: Sequence[str], *, compiled: Any = None
+    ) -> dict[str, Any]:
+        graphs: dict[str, LookupGraph] = {
+            name: build_lookup(entry, self._spec, module.tables, module.vocabularies)
+            for name, entry in plan.lookups.items()
+        }
+        if compiled is not None:
+            graphs = {name: dataclasses.replace(graph, compiled=compiled) for name, graph in graphs.items()}
+        lookups = {name: graph.function() for name, graph in graphs.items()}
+        return lookups | {name: self._predict_function(name, module.vocabularies) for name in predict}
+
+    def _check_plan(self, plan: LookupPlan, predict: Sequence[str]) -> None:
+        if unknown := sorted(set(predict) - set(self.predict_names)):
+            raise ExportError(f"this model has no signatures {unknown}; it has {list(self.predict_names)}")
+        padded = {name: entry for name, entry in plan.lookups.items() if entry.batch_sizes}
+        if plan.export_to_tpu and not padded:
+            raise ExportError("export_to_tpu: only the tpu_tensor_core lookup runs on a TPU core; ask for it too")
+        for name, entry in padded.items():
+            wide = sorted(f for f, lookup in entry.features.items() if lookup.row_splits and lookup.max_ids_per_row)
+            if wide and not self._width_is_given:
+                raise ExportError(
+                    f"signature {name!r} pads rows to a width that nobody has said: give max_ids_per_row= for {wide}"
+                )
+
+
+def _on_tpu(function: Callable[..., dict[str, Any]]) -> Callable[..., Mapping[str, Any]]:
+    return lambda padded, mask: tpu_call(function, padded, mask)

@@ -1,0 +1,175 @@
+"""The tensors of a predict signature, and how they become what the model is called with.
+
+Ids travel as a lookup's do (`<feature>`, or `<feature>__values` and `<feature>__row_splits`), weights as
+`<feature>__weights`, which may be left out; any other input of the model under its own path. In a tf.Example each of
+them is a field: ids by the feature's name, weights and float inputs by the names above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.export.lookup_features import id_dtype, predict_entry
+from model_export.export.lookup_graph import with_default_weights
+from model_export.export.vocabulary_graph import rows_of_keys
+from model_export.layers.model_inputs import InputLeaf, ModelInputs
+from model_export.layers.to_spec import input_name
+from model_export.spec.features import FeatureSpec, ModelSpec
+from model_export.tensorflow_setup import tf
+
+
+@dataclass(frozen=True, slots=True)
+class PredictInputs:
+    """Signature tensors of a model.
+
+    feature_names: path of a feature in its layer's nest -> its name in the spec.
+    """
+
+    spec: ModelSpec
+    inputs: ModelInputs
+    feature_names: Mapping[str, str]
+
+    def features(self) -> tuple[str, ...]:
+        """Returns the features whose ids the model takes."""
+        return tuple(self.feature_names[leaf.ids_of] for leaf in self.inputs.leaves if leaf.ids_of is not None)
+
+    def optional(self) -> list[str]:
+        """Returns the inputs that a request may leave out."""
+        return [self._weights_name(leaf) for leaf in self.inputs.leaves if leaf.weights_of is not None]
+
+    def tensor_specs(self) -> dict[str, Any]:
+        """Returns the TensorSpec of every input, by name. Raises ExportError where two have one name."""
+        specs: dict[str, Any] = {}
+        for leaf in self.inputs.leaves:
+            for spec in self._leaf_specs(leaf):
+                if spec.name in specs:
+                    raise ExportError(f"two inputs of the model become {spec.name!r}; rename a feature with names=")
+                specs[spec.name] = spec
+        return specs
+
+    def dense_fields(self) -> dict[str, int]:
+        """Returns the float fields of a tf.Example and their lengths.
+
+        Raises:
+          ExportError: an input has no fixed number of floats, so no field can carry it.
+        """
+        fields = {}
+        for leaf in self.inputs.leaves:
+            if leaf.ids_of is None and leaf.weights_of is None:
+                length = leaf.type_spec.shape[1:].num_elements()
+                if leaf.kind != "dense" or leaf.type_spec.dtype != tf.float32 or length is None:
+                    raise ExportError(
+                        f"input {leaf.path!r} is {leaf.type_spec}; a tf.Example carries float32 of a fixed length"
+                    )
+                fields[input_name(leaf.path)] = int(length)
+        return fields
+
+    def model_inputs(self, tensors: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Any:
+        """Returns what to call the model with.
+
+        Args:
+          tensors: by name, as tensor_specs says.
+          vocabularies: feature -> lookup table, of those whose keys become rows before the model.
+        """
+        return self.inputs.pack([self._leaf_value(leaf, tensors, vocabularies) for leaf in self.inputs.leaves])
+
+    def parsed(self, examples: Any) -> dict[str, Any]:
+        """Returns the tensors of serialized tf.Examples.
+
+        An absent field of ids is an empty row, or an error where a row has one id; an absent number is an error.
+        """
+        fields: dict[str, Any] = {}
+        for leaf in self.inputs.leaves:
+            if leaf.ids_of is not None:
+                fields[self._feature(leaf).name] = self._ids_field(leaf)
+            elif leaf.weights_of is not None:
+                fields[self._weights_name(leaf)] = tf.io.RaggedFeature(tf.float32, row_splits_dtype=tf.int64)
+        dense = self.dense_fields()
+        fields |= {name: tf.io.FixedLenFeature([length], tf.float32) for name, length in dense.items()}
+        found = tf.io.parse_example(examples, fields)
+        tensors = {}
+        for leaf in self.inputs.leaves:
+            if leaf.ids_of is not None:
+                feature = self._feature(leaf)
+                ids = found[feature.name]
+                tensors[feature.ids_input] = ids.values if feature.is_ragged else ids
+                if feature.row_splits_input is not None:
+                    tensors[feature.row_splits_input] = ids.row_splits
+            elif leaf.weights_of is not None:
+                tensors[self._weights_name(leaf)] = found[self._weights_name(leaf)].values
+            else:
+                name, shape = input_name(leaf.path), leaf.type_spec.shape[1:].as_list()
+                tensors[name] = tf.reshape(found[name], [-1, *shape])
+        return tensors
+
+    def _feature(self, leaf: InputLeaf) -> FeatureSpec:
+        path = leaf.ids_of if leaf.ids_of is not None else leaf.weights_of
+        assert path is not None  # callers have looked
+        return self.spec.feature(self.feature_names[path])
+
+    def _weights_name(self, leaf: InputLeaf) -> str:
+        feature = self._feature(leaf)
+        if feature.weights_input is None:
+            raise ExportError(f"input {leaf.path!r} weighs feature {feature.name!r}, whose ids are not combined")
+        return feature.weights_input
+
+    def _ids_field(self, leaf: InputLeaf) -> Any:
+        feature = self._feature(leaf)
+        dtype = tf.as_dtype(id_dtype(feature, None))
+        return (
+            tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+            if feature.is_ragged
+            else tf.io.FixedLenFeature([], dtype)
+        )
+
+    def _leaf_specs(self, leaf: InputLeaf) -> list[Any]:
+        if leaf.ids_of is not None:
+            feature = self._feature(leaf)
+            specs = [tf.TensorSpec([None], tf.as_dtype(id_dtype(feature, None)), feature.ids_input)]
+            if feature.row_splits_input is not None:
+                specs.append(tf.TensorSpec([None], tf.int64, feature.row_splits_input))
+            return specs
+        if leaf.weights_of is not None:
+            return [tf.TensorSpec([None], tf.float32, self._weights_name(leaf))]
+        if leaf.kind != "dense":
+            raise ExportError(
+                f"input {leaf.path!r} of the model is {leaf.kind} and feeds no feature; say which with feature_inputs "
+                "or weight_inputs"
+            )
+        return [tf.TensorSpec(leaf.type_spec.shape, leaf.type_spec.dtype, input_name(leaf.path))]
+
+    def _leaf_value(self, leaf: InputLeaf, tensors: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Any:
+        if leaf.ids_of is None and leaf.weights_of is None:
+            return tensors[input_name(leaf.path)]
+        feature = self._feature(leaf)
+        if leaf.ids_of is not None:
+            values = _model_ids(leaf, feature, tensors[feature.ids_input], vocabularies)
+        else:
+            name = self._weights_name(leaf)
+            entry = predict_entry(self.spec, [feature.name], [name])
+            values = with_default_weights(entry.features[feature.name], tensors)
+        if feature.row_splits_input is None:
+            return values[:, None] if leaf.type_spec.shape.rank == 2 else values
+        splits = tensors[feature.row_splits_input]
+        ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=True)
+        return ragged.to_sparse() if leaf.kind == "sparse" else ragged
+
+
+def _model_ids(leaf: InputLeaf, feature: FeatureSpec, ids: Any, vocabularies: Mapping[str, Any]) -> Any:
+    takes_keys = leaf.lookup is not None or leaf.type_spec.dtype == tf.string
+    if takes_keys and ids.dtype == leaf.type_spec.dtype:
+        return ids
+    if takes_keys:
+        raise ExportError(
+            f"the model takes {leaf.type_spec.dtype.name} keys of feature {feature.name!r}, its vocabulary has "
+            f"{ids.dtype.name}; give that one with vocabularies="
+        )
+    rows = rows_of_keys(feature, ids, vocabularies[feature.name]) if feature.name in vocabularies else ids
+    dtype = leaf.type_spec.dtype
+    if dtype.size < rows.dtype.size:
+        # An id too large for int32 stays too large, and an error, instead of wrapping to some other row.
+        rows = tf.clip_by_value(rows, tf.constant(dtype.min, rows.dtype), tf.constant(dtype.max, rows.dtype))
+    return tf.cast(rows, dtype)
