@@ -20,7 +20,6 @@ Source: TensorFlow 2.21, python/ops/embedding_ops.py and python/tpu/feature_colu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_export.columns.checks import TENSOR_CORE, innermost
@@ -45,12 +44,6 @@ def model_spec(feature_columns: Any, *, max_ids_per_row: int = 32) -> ModelSpec:
     tables = tuple(_table(name, columns[0]) for name, columns in table_names(feature_columns).items())
     features = tuple(_feature(name, column, max_ids_per_row) for name, column in feature_names(feature_columns).items())
     return ModelSpec(tables, features)
-
-
-def learning_rate_fns(feature_columns: Any) -> Mapping[str, Callable[..., Any]]:
-    """Returns table -> its learning_rate_fn, without those tables that have none."""
-    functions = {name: columns[0].get_learning_rate_fn() for name, columns in table_names(feature_columns).items()}
-    return {name: function for name, function in functions.items() if function is not None}
 
 
 def device_of(column: Any) -> str | None:

@@ -122,9 +122,3 @@ class LookupStatistics:
         paths = [add_to_file(self._directory, statistics) for statistics in self._unsaved.values()]
         self._unsaved = dict(self._empty)
         return paths
-
-
-def row_splits_of(indices: Array, rows: int) -> Array:
-    """Returns the row_splits, [rows + 1] int64, of a sparse tensor. indices: [N, 2] int64, ordered by row."""
-    counts = np.bincount(np.asarray(indices)[:, 0], minlength=rows)
-    return np.concatenate([[0], np.cumsum(counts)])

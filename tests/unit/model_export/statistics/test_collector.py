@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
-from model_export.statistics.collector import LookupStatistics, row_splits_of
+from model_export.statistics.collector import LookupStatistics
 from model_export.statistics.files import StatisticsFileError, read_statistics, statistics_path
 from model_export.statistics.table_statistics import TableDescription
 
@@ -127,9 +127,3 @@ def test_a_rate_out_of_range_is_refused(tmp_path: Path, rate: float) -> None:
 def test_two_tables_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^two tables have the same name$"):
         LookupStatistics(tmp_path, [FILM, FILM])
-
-
-def test_row_splits_of_a_sparse_tensor_count_empty_rows() -> None:
-    indices = np.array([[0, 0], [0, 1], [2, 0]])
-    assert row_splits_of(indices, 4).tolist() == [0, 2, 2, 3, 3]
-    assert row_splits_of(np.zeros((0, 2), np.int64), 2).tolist() == [0, 0, 0]

@@ -1,0 +1,1 @@
+"""EmbeddingEstimator: TPUEstimator's programming model, on today's TensorFlow and without a TPU."""

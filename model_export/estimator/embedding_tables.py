@@ -1,0 +1,165 @@
+"""Takes embedding tables out of model_fn's own optimizer, as on a TPU, where they are no variables of the model at all.
+
+While model_fn runs, each table's variable is recognised when a column creates it, and leaves the collection of
+trainable variables; an optimizer's minimize() then does not see it. Afterwards it is trainable again, for warm starts
+and for the gradients that model_export.training.table_optimizers wants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from model_export.columns.names import safe_name
+from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+from model_export.tensorflow_setup import tf
+from model_export.training.table_optimizers import TrainedTable
+
+ANCHOR = "embedding_tables_anchor"
+
+
+def embedding_columns(spec: EmbeddingConfigSpec) -> list[Any]:
+    """Returns the columns of a spec that hold a table; numeric ones do not."""
+    return [column for column in spec.feature_columns or () if hasattr(column, "categorical_column")]
+
+
+def table_key(column: Any) -> str:
+    """Returns the table's name in the model's ModelSpec, which columns of one table have in common."""
+    own_name = getattr(column, "get_embedding_var_name", None)
+    return safe_name(column.name if own_name is None else own_name(), "table")
+
+
+def is_shared(column: Any) -> bool:
+    """Says whether a column's table belongs to other columns too."""
+    return hasattr(column, "shared_embedding_column_creator") or hasattr(column, "shared_embedding_collection_name")
+
+
+class TableRecorder:
+    """Knows the variables of a spec's tables in the current graph. Concurrency: one caller at a time.
+
+    Args:
+      spec: None has no tables.
+      keeps_from_optimizer: whether the tables leave the trainable variables while recording.
+    """
+
+    def __init__(self, spec: EmbeddingConfigSpec | None, *, keeps_from_optimizer: bool) -> None:
+        self._spec = spec
+        self._keeps = keeps_from_optimizer and spec is not None
+        self._columns = {} if spec is None else {table_key(column): column for column in embedding_columns(spec)}
+        self._found: dict[str, list[Any]] = {}
+        self._anchor: Any = None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Recognises tables among the variables that are created inside."""
+        if self._keeps:
+            self._anchor = _anchor()
+        with tf.compat.v1.variable_creator_scope(self._create):
+            yield
+        if self._keeps:
+            self._give_back()
+
+    def add(self, key: str, variable: Any) -> Any:
+        """Records a table of table_to_config_dict, which the caller created while recording; returns its variable."""
+        self._found[key] = [variable]
+        self._prepare(variable)
+        return variable
+
+    def variables(self) -> Mapping[str, Any]:
+        """Returns table -> its variable.
+
+        Raises:
+          ValueError: model_fn used a table's columns not at all, or in layers that made a variable each.
+        """
+        missing = sorted(set(self._columns) - set(self._found))
+        if missing:
+            raise ValueError(
+                f"embedding_config_spec has tables that model_fn did not create: {missing}; pass their feature "
+                "columns to a layer such as tf.keras.layers.DenseFeatures"
+            )
+        for key, variables in self._found.items():
+            if len(variables) > 1:
+                raise ValueError(
+                    f"model_fn created the table {key!r} more than once, as {[v.op.name for v in variables]}; use its "
+                    "feature columns in one layer, or shared_embedding_columns"
+                )
+        return {key: variables[0] for key, variables in self._found.items()}
+
+    def trained_tables(self) -> list[TrainedTable]:
+        """Returns every table with what trains it, in the order of their names. Raises ValueError as variables()."""
+        assert self._spec is not None  # callers have looked
+        trained = []
+        for key, variable in sorted(self.variables().items()):
+            if self._spec.table_to_config_dict:
+                trained.append(TrainedTable.of_config(self._spec, self._spec.table_to_config_dict[key], variable))
+            else:
+                parameters = self._spec.optimization_parameters
+                assert parameters is not None  # the spec has checked
+                rate = _learning_rate_fn(self._columns[key])
+                trained.append(TrainedTable(variable, parameters, learning_rate_fn=rate))
+        return trained
+
+    def _create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        variable = next_creator(**arguments)
+        key = next((key for key, column in self._columns.items() if _is_table_of(variable.op.name, column)), None)
+        if key is not None:
+            self._found.setdefault(key, []).append(variable)
+            self._prepare(variable)
+        return variable
+
+    def _prepare(self, variable: Any) -> None:
+        if not self._keeps:
+            return
+        _remove(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, lambda other: other is variable)
+        # A model may have no other variables, and then an optimizer would refuse to minimize. So every lookup depends
+        # on one number too, whose gradient is zero; TPUEstimator had such dummy variables for the same reason.
+        read = variable.sparse_read
+        variable.sparse_read = lambda *args, **named: _tied(read(*args, **named), self._anchor.read_value())
+
+    def _give_back(self) -> None:
+        v1 = tf.compat.v1
+        keys = v1.GraphKeys
+        _remove(keys.TRAINABLE_VARIABLES, lambda variable: variable is self._anchor)
+        # What the optimizer keeps for the anchor is not part of the model: it must not get into checkpoints.
+        slots = _remove(keys.GLOBAL_VARIABLES, lambda variable: variable.op.name.startswith(f"{ANCHOR}/"))
+        for slot in slots:
+            v1.add_to_collection(keys.LOCAL_VARIABLES, slot)
+        for variables in self._found.values():
+            for variable in variables:
+                v1.add_to_collection(keys.TRAINABLE_VARIABLES, variable)
+                del variable.sparse_read
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _tied(vectors: Any, anchor: Any) -> Any:
+    return tf.identity(vectors), lambda gradient: (gradient, tf.zeros_like(anchor))
+
+
+def _anchor() -> Any:
+    v1 = tf.compat.v1
+    collections = [v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES]
+    return v1.Variable(0.0, name=ANCHOR, collections=collections, use_resource=True, dtype=tf.float32)
+
+
+def _remove(collection: str, chosen: Callable[[Any], bool]) -> list[Any]:
+    variables = tf.compat.v1.get_collection_ref(collection)
+    removed = [variable for variable in variables if chosen(variable)]
+    variables[:] = [variable for variable in variables if not chosen(variable)]
+    return removed
+
+
+def _is_table_of(variable: str, column: Any) -> bool:
+    if is_shared(column):
+        names = [column.get_embedding_var_name()]
+    else:
+        # Keras layers take a column's name as it is; v1's input_layer makes a scope's name of it.
+        scopes = (column.name, re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name))
+        names = [f"{scope}/embedding_weights" for scope in scopes]
+    return any(variable == name or variable.endswith(f"/{name}") for name in names)
+
+
+def _learning_rate_fn(column: Any) -> Callable[[Any], Any] | None:
+    getter = getattr(column, "get_learning_rate_fn", None)
+    return None if getter is None else getter()

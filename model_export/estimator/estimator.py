@@ -1,0 +1,342 @@
+"""EmbeddingEstimator: trains, evaluates, predicts and exports a model_fn, with TPUEstimator's arguments.
+
+Source: tensorflow_estimator/python/estimator/tpu/tpu_estimator.py and estimator.py at 2.15.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_export.estimator import checkpoints, session_evaluation, session_prediction, session_training
+from model_export.estimator.call_arguments import check_model_fn
+from model_export.estimator.model_graph import Model
+from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
+from model_export.estimator.run_config import InputPipelineConfig, RunConfig, check_positive_integer
+from model_export.estimator.warm_start import warm_start_settings
+from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+from model_export.tensorflow_setup import tf
+
+_RESERVED_PARAMS = ("batch_size", "context")
+
+
+class EmbeddingEstimator:
+    """A model of feature columns or configured tables, trained on this machine's CPU as a TPU would train it.
+
+    Tables of embedding_config_spec are trained by its optimization parameters, everything else by model_fn's optimizer.
+    Checkpoints have the names and shapes that TPUEstimator gave them, and each continues the other's.
+
+    model_fn(features, labels, mode, config, params) takes what it names of these and returns an EstimatorSpec.
+    input_fn(params, config, mode) returns a tf.data.Dataset, or tensors: features, or (features, labels). Both run in a
+    v1 graph. params["batch_size"] is the batch size of the mode, params["use_tpu"] False but in {serve,tpu} exports.
+
+    Args:
+      model_dir: folder of checkpoints and summaries; None: config's, or a temporary one.
+      config: RunConfig; needed.
+      params: dict that is handed to input_fn and model_fn, as a copy.
+      use_tpu: True checks the batch sizes that a TPU needs. Nothing runs on one.
+      train_batch_size, eval_batch_size, predict_batch_size: given to the functions; what input_fn returns decides.
+      batch_axis, eval_on_tpu: how a TPU's batch is split, and whether it evaluates; without effect.
+      export_to_tpu, export_to_cpu: MetaGraphs that export_saved_model writes: {serve,tpu} and {serve}.
+      warm_start_from: checkpoint, its folder, a SavedModel, or WarmStartSettings; read while model_dir has none.
+      embedding_config_spec: EmbeddingConfigSpec; None lets model_fn's optimizer train everything.
+      export_saved_model_api_version: ExportSavedModelApiVersion, or 1 or 2.
+
+    Raises:
+      ValueError, TypeError: as TPUEstimator for the same arguments.
+
+    Concurrency: one caller at a time; model_dir belongs to one estimator while it trains.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any] | None = None,
+        model_dir: str | os.PathLike[str] | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        use_tpu: bool = True,
+        train_batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        predict_batch_size: int | None = None,
+        batch_axis: Sequence[int] | None = None,
+        eval_on_tpu: bool = True,
+        export_to_tpu: bool = True,
+        export_to_cpu: bool = True,
+        warm_start_from: Any = None,
+        embedding_config_spec: EmbeddingConfigSpec | None = None,
+        export_saved_model_api_version: ExportSavedModelApiVersion | int = ExportSavedModelApiVersion.V1,
+    ) -> None:
+        if not isinstance(config, RunConfig):
+            raise ValueError("`config` must be provided with type `RunConfig`")
+        if params is not None and any(name in params for name in _RESERVED_PARAMS):
+            raise ValueError(f"{list(_RESERVED_PARAMS)} are reserved keys but existed in params {params}.")
+        sizes = {
+            ModeKeys.TRAIN: ("train_batch_size", train_batch_size),
+            ModeKeys.EVAL: ("eval_batch_size", eval_batch_size),
+            ModeKeys.PREDICT: ("predict_batch_size", predict_batch_size),
+        }
+        if use_tpu:
+            _check_for_tpu(config, dict(sizes.values()), embedding_config_spec)
+        check_model_fn(model_fn)
+        if embedding_config_spec is not None and not isinstance(embedding_config_spec, EmbeddingConfigSpec):
+            raise ValueError(f"embedding_config_spec must be an EmbeddingConfigSpec, got {type(embedding_config_spec)}")
+        self._config = config.replace(model_dir=_model_dir(model_dir, config))
+        self._model = Model(
+            model_fn=model_fn,  # type: ignore[arg-type]  # checked
+            params=copy.deepcopy(dict(params or {})),
+            config=self._config,
+            embedding=embedding_config_spec,
+            batch_sizes={mode: size for mode, (_, size) in sizes.items() if size is not None},
+        )
+        self._warm_start = warm_start_settings(warm_start_from)
+        self._export_to_tpu, self._export_to_cpu = export_to_tpu, export_to_cpu
+        self._api_version = _api_version(export_saved_model_api_version)
+
+    @property
+    def model_dir(self) -> str:
+        """Folder of checkpoints and summaries."""
+        assert self._config.model_dir is not None  # set when made
+        return self._config.model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        """A copy of the RunConfig."""
+        return copy.copy(self._config)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """A copy of params."""
+        return copy.deepcopy(dict(self._model.params))
+
+    @property
+    def model(self) -> Model:
+        """What graphs are built from."""
+        return self._model
+
+    @property
+    def export_to_tpu(self) -> bool:
+        """Whether exports get a {serve,tpu} MetaGraph."""
+        return self._export_to_tpu
+
+    @property
+    def export_to_cpu(self) -> bool:
+        """Whether exports get a {serve} MetaGraph."""
+        return self._export_to_cpu
+
+    @property
+    def api_version(self) -> ExportSavedModelApiVersion:
+        """Who places a {serve,tpu} graph on the TPU."""
+        return self._api_version
+
+    @property
+    def warm_start_checkpoint(self) -> str | None:
+        """The checkpoint that a first training starts from; None without warm_start_from."""
+        if self._warm_start is None:
+            return None
+        path = self._warm_start.ckpt_to_initialize_from
+        return checkpoints.latest_checkpoint(path) if os.path.isdir(path) else path
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> EmbeddingEstimator:
+        """Trains from the newest checkpoint on, and saves one at the end. Returns self.
+
+        Args:
+          steps: steps to make; None: until the input ends.
+          max_steps: step to stop at, counting those of the checkpoint; excludes steps.
+          saving_listeners: CheckpointSaverListeners.
+
+        Raises:
+          ValueError: both numbers of steps, or one that is not positive.
+          TypeError: hooks or listeners of another type.
+          NanLossDuringTrainingError: the loss is NaN.
+        """
+        if steps is not None and max_steps is not None:
+            raise ValueError("Can not provide both steps and max_steps.")
+        for name, number in (("steps", steps), ("max_steps", max_steps)):
+            if number is not None and number <= 0:
+                raise ValueError(f"Must specify {name} > 0, given: {number}")
+        hooks = _checked(hooks, tf.compat.v1.train.SessionRunHook, "Hooks must be a SessionRunHook")
+        listeners = _checked(
+            saving_listeners,
+            tf.compat.v1.train.CheckpointSaverListener,
+            "saving_listeners must be a list of CheckpointSaverListener",
+        )
+        if max_steps is not None and checkpoints.global_step(self.latest_checkpoint()) >= max_steps:
+            return self
+        if steps is not None or max_steps is not None:
+            hooks.append(tf.compat.v1.train.StopAtStepHook(steps, max_steps))
+        session_training.train(
+            self._model,
+            input_fn,
+            model_dir=self.model_dir,
+            hooks=hooks,
+            saving_listeners=listeners,
+            warm_start_settings=self._warm_start,
+        )
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Returns metric -> value of a checkpoint, with "loss", the mean over batches, and "global_step".
+
+        Args:
+          steps: batches; None: until the input ends.
+          checkpoint_path: None: the newest, or initial values where there is none.
+          name: of the folder of summaries, eval_<name>.
+
+        Raises:
+          ValueError: steps is not positive, or a metric is called loss or global_step.
+        """
+        if steps is not None and steps <= 0:
+            raise ValueError(f"Must specify steps > 0, given: {steps}")
+        return session_evaluation.evaluate(
+            self._model,
+            input_fn,
+            steps=steps,
+            hooks=_checked(hooks, tf.compat.v1.train.SessionRunHook, "Hooks must be a SessionRunHook"),
+            checkpoint=checkpoint_path or self.latest_checkpoint(),
+            warm_start_settings=self._warm_start,
+            summary_dir=self.eval_dir(name),
+        )
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yields predictions until the input ends; read it to its end, or close it.
+
+        Args:
+          predict_keys: names of predictions; None: all.
+          checkpoint_path: None: the newest, or initial values where there is none.
+          yield_single_examples: False yields whole batches.
+
+        Raises:
+          ValueError: none of predict_keys exists, or predictions of different lengths are to be split into rows.
+        """
+        return session_prediction.predict(
+            self._model,
+            input_fn,
+            predict_keys=predict_keys,
+            hooks=_checked(hooks, tf.compat.v1.train.SessionRunHook, "Hooks must be a SessionRunHook"),
+            checkpoint=checkpoint_path or self.latest_checkpoint(),
+            warm_start_settings=self._warm_start,
+            yield_single_examples=yield_single_examples,
+        )
+
+    def export_saved_model(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str | os.PathLike[str]] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> str:
+        """Writes export_dir_base/<seconds since 1970>/ and returns that folder.
+
+        The version holds the heads of model_fn and the lookups of embedding_config_spec's tables, checked and described
+        by a manifest as model_export.export writes them; its arguments give more choice.
+
+        Args:
+          assets_extra: path within assets.extra/ -> file to copy there.
+          as_text: write saved_model.pbtxt. Refused: no server here reads it.
+          checkpoint_path: None: the newest.
+          experimental_mode: ModeKeys.PREDICT; other modes are refused.
+
+        Raises:
+          ValueError: no receiver function, no checkpoint, or neither of export_to_cpu and export_to_tpu.
+          ExportError: the model can not be exported as asked.
+        """
+        from model_export.estimator.timestamped_export import export_timestamped
+
+        return export_timestamped(
+            self,
+            Path(export_dir_base),
+            serving_input_receiver_fn,
+            assets_extra=assets_extra or {},
+            as_text=as_text,
+            checkpoint_path=checkpoint_path,
+            mode=experimental_mode,
+        )
+
+    def latest_checkpoint(self) -> str | None:
+        """Returns the newest checkpoint's path without ending; None where there is none."""
+        return checkpoints.latest_checkpoint(self.model_dir)
+
+    def get_variable_names(self) -> list[str]:
+        """Returns the names of all variables of the newest checkpoint. Raises ValueError where there is none."""
+        return checkpoints.variable_names(self.model_dir)
+
+    def get_variable_value(self, name: str) -> Any:
+        """Returns a variable of the newest checkpoint as an array. Raises ValueError where there is none."""
+        return checkpoints.variable_value(self.model_dir, name)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Returns the folder of an evaluation's summaries."""
+        return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
+
+
+def _check_for_tpu(config: RunConfig, sizes: Mapping[str, Any], embedding: EmbeddingConfigSpec | None) -> None:
+    if sizes["train_batch_size"] is None:
+        raise ValueError("`train_batch_size` cannot be `None`")
+    for name, size in sizes.items():
+        if size is not None:
+            check_positive_integer(size, name)
+    tpu = config.tpu_config
+    if tpu.per_host_input_for_training == InputPipelineConfig.PER_SHARD_V1 and tpu.num_cores_per_replica:
+        raise ValueError(
+            "Model parallelism only supports per host input for training. Please adjust "
+            "TPUConfig.per_host_input_for_training."
+        )
+    per_host = (InputPipelineConfig.PER_HOST_V1, InputPipelineConfig.PER_HOST_V2)
+    if embedding is not None and tpu.per_host_input_for_training not in per_host:
+        raise ValueError(
+            "Only PER_HOST_V1 and PER_HOST_V2 is supported when using TPU Embedding; got "
+            f"{tpu.per_host_input_for_training}."
+        )
+
+
+def _model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfig) -> str:
+    if model_dir is None:
+        return config.model_dir or tempfile.mkdtemp()
+    path = os.fspath(model_dir)
+    if config.model_dir not in (None, path):
+        raise ValueError(
+            f"`model_dir` are set both in constructor and `RunConfig`, but with different values. In constructor: "
+            f"'{path}', in `RunConfig`: '{config.model_dir}'"
+        )
+    return path
+
+
+def _api_version(version: ExportSavedModelApiVersion | int) -> ExportSavedModelApiVersion:
+    try:
+        return ExportSavedModelApiVersion(version)
+    except ValueError:
+        raise ValueError(f"export_saved_model_api_version should be 1 or 2; got {version}.") from None
+
+
+def _checked(given: Sequence[Any] | None, kind: type, message: str) -> list[Any]:
+    for value in given or ():
+        if not isinstance(value, kind):
+            raise TypeError(f"{message}, given: {value}")
+    return list(given or ())

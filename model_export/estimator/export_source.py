@@ -1,0 +1,221 @@
+"""A trained EmbeddingEstimator as what the exporter asks for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.estimator import checkpoints
+from model_export.estimator.estimator import EmbeddingEstimator
+from model_export.estimator.example_fields import ExampleFields, example_fields
+from model_export.estimator.lookups import DEFAULT_MAX_IDS_PER_ROW, lookup_spec
+from model_export.estimator.serving_graphs import ServingGraph, cpu_serving_graph, tpu_serving_graph
+from model_export.export.lookup_graph import build_lookup
+from model_export.export.signature_runner import read_saved_model
+from model_export.export.source import LookupPlan, PredictSignature, SavedParts
+from model_export.export.vocabulary_graph import vocabulary_tables
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from model_export.training.partitioning import refuse_mod_export
+from service.core.types import Array
+from service.lookup.bundle import BundleEntry, read_bundle
+
+SERVE, TPU = "serve", "tpu"
+
+
+class EstimatorSource:
+    """An ExportSource of one checkpoint. Concurrency: one caller at a time.
+
+    Args:
+      serving_input_receiver_fn: without arguments, returns a ServingInputReceiver or TensorServingInputReceiver.
+      checkpoint_path: None: the newest of the estimator's model_dir, or what it is to be warm-started from.
+      max_ids_per_row: K of features that name none, for a padded lookup.
+
+    Raises:
+      ValueError: no receiver function, no checkpoint, or columns that have no place in a SavedModel.
+      ExportError: partition_strategy "mod".
+    """
+
+    def __init__(
+        self,
+        estimator: EmbeddingEstimator,
+        serving_input_receiver_fn: Callable[[], Any],
+        *,
+        checkpoint_path: str | None = None,
+        max_ids_per_row: int = DEFAULT_MAX_IDS_PER_ROW,
+    ) -> None:
+        if not callable(serving_input_receiver_fn):
+            raise ValueError(f"serving_input_receiver_fn must be a function, got {serving_input_receiver_fn!r}")
+        self._estimator = estimator
+        self._receiver_fn = serving_input_receiver_fn
+        self._checkpoint = _checkpoint(estimator, checkpoint_path)
+        embedding = estimator.model.embedding
+        if embedding is not None:
+            refuse_mod_export(embedding.partition_strategy, model_dir=estimator.model_dir)
+        self._spec = ModelSpec((), ()) if embedding is None else lookup_spec(embedding, max_ids_per_row=max_ids_per_row)
+        self._tables: dict[str, Array] = {}
+        # The model in memory, which answers predict().
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            self._serving = cpu_serving_graph(estimator.model, serving_input_receiver_fn)
+            self._definitions = self._serving.definitions()
+            self._table_names = {name: variable.op.name for name, variable in self._serving.tables.items()}
+            self._session = self._restored(self._serving)
+            self._described = {name: self._predict_signature(name) for name in self._definitions}
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Tables and features; none without an EmbeddingConfigSpec."""
+        return self._spec
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """What the training's folder tells of it."""
+        embedding = self._estimator.model.embedding
+        told: dict[str, Any] = {
+            "trained_by": "EmbeddingEstimator",
+            "checkpoint": Path(self._checkpoint).name,
+            "step": checkpoints.global_step(self._checkpoint),
+            "params": {name: value for name, value in self._estimator.params.items() if _is_plain(value)},
+            "history": checkpoints.loss_history(self._estimator.model_dir),
+        }
+        if embedding is not None and embedding.optimization_parameters is not None:
+            told["table_optimizer"] = repr(embedding.optimization_parameters)
+        return told
+
+    @property
+    def predict_names(self) -> Sequence[str]:
+        """The heads of model_fn."""
+        return tuple(sorted(self._definitions))
+
+    def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
+        """Writes {serve}, and with plan.export_to_tpu {serve,tpu}, over one set of variables.
+
+        The {serve,tpu} MetaGraph holds the heads only; lookups are a server's own work.
+        """
+        v1 = tf.compat.v1
+        with _quiet():
+            builder = v1.saved_model.Builder(str(folder))
+        with tf.Graph().as_default():
+            serving = cpu_serving_graph(self._estimator.model, self._receiver_fn)
+            definitions = {name: definition for name, definition in serving.definitions().items() if name in predict}
+            vocabularies = vocabulary_tables(self._spec, plan.vocabulary_files)
+            for name, entry in plan.lookups.items():
+                definitions[name] = build_lookup(entry, self._spec, serving.tables, vocabularies).signature_def(name)
+            with self._restored(serving) as session, _quiet():
+                builder.add_meta_graph_and_variables(session, [SERVE], definitions, **_parts_of_graph(serving))
+        if plan.export_to_tpu:
+            self._add_tpu_graph(builder, predict)
+        with _quiet():
+            builder.save()
+        return SavedParts(self._table_names, {name: self._described[name] for name in predict})
+
+    def save_tpu_only(self, folder: Path) -> None:
+        """Writes {serve,tpu} alone, with its variables: what TPUEstimator did with export_to_cpu=False."""
+        self.save(folder, LookupPlan({}, {}, export_to_tpu=True), self.predict_names)
+        # A graph for a TPU does not run here, not even to save its variables: the {serve} graph had to write them.
+        file = folder / "saved_model.pb"
+        saved_model = read_saved_model(folder)
+        kept = [graph for graph in saved_model.meta_graphs if TPU in graph.meta_info_def.tags]
+        del saved_model.meta_graphs[:]
+        saved_model.meta_graphs.extend(kept)
+        file.write_bytes(saved_model.SerializeToString())
+
+    def table_rows(self, table: str, start: int, stop: int) -> Array:
+        """Returns rows of the checkpoint's table."""
+        if table not in self._tables:
+            self._tables[table] = _mapped(read_bundle(Path(self._checkpoint))[self._table_names[table]])
+        return self._tables[table][start:stop]
+
+    def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Answers with the checkpoint's variables in the graph that save() writes."""
+        definition = self._definitions[signature]
+        feed = {definition.inputs[name].name: array for name, array in inputs.items()}
+        fetches = {name: info.name for name, info in definition.outputs.items()}
+        answers: Mapping[str, Array] = self._session.run(fetches, feed)
+        return answers
+
+    def _add_tpu_graph(self, builder: Any, predict: Sequence[str]) -> None:
+        with tf.Graph().as_default(), _quiet():
+            serving = tpu_serving_graph(self._estimator.model, self._receiver_fn, self._estimator.api_version)
+            definitions = {name: definition for name, definition in serving.definitions().items() if name in predict}
+            builder.add_meta_graph([SERVE, TPU], definitions, **_parts_of_graph(serving))
+
+    def _restored(self, serving: ServingGraph) -> Any:
+        v1 = tf.compat.v1
+        session = v1.Session(config=self._estimator.config.session_config)
+        scaffold = serving.scaffold_fn() if serving.scaffold_fn else v1.train.Scaffold()
+        saver = scaffold.saver or v1.train.Saver(sharded=True)
+        try:
+            saver.restore(session, self._checkpoint)
+        except (tf.errors.NotFoundError, ValueError) as error:
+            session.close()
+            raise ValueError(
+                f"Could not load all requested variables from checkpoint {self._checkpoint}; model_fn must not make "
+                f"variables in mode PREDICT that training does not save: {error}"
+            ) from error
+        session.run(v1.tables_initializer())
+        return session
+
+    def _predict_signature(self, name: str) -> PredictSignature:
+        inputs = dict(self._definitions[name].inputs)
+        features = tuple(
+            feature.name
+            for feature in self._spec.features
+            if feature.ids_input in inputs and (feature.row_splits_input or feature.ids_input) in inputs
+        )
+        strings = [key for key, info in inputs.items() if info.dtype == tf.string.as_datatype_enum and info.name]
+        for key in strings:
+            fields = example_fields(self._graph.get_tensor_by_name(inputs[key].name))
+            if fields is not None:
+                # No ids travel as inputs of their own then.
+                return PredictSignature((), key, _float_fields(fields))
+        return PredictSignature(features)
+
+
+def _checkpoint(estimator: EmbeddingEstimator, checkpoint_path: str | None) -> str:
+    path = checkpoint_path or estimator.latest_checkpoint() or estimator.warm_start_checkpoint
+    if path is None:
+        raise ValueError(f"Couldn't find trained model at {estimator.model_dir}.")
+    return path
+
+
+def _parts_of_graph(serving: ServingGraph) -> dict[str, Any]:
+    v1 = tf.compat.v1
+    scaffold = serving.scaffold_fn() if serving.scaffold_fn else v1.train.Scaffold()
+    return {
+        "assets_collection": v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+        "main_op": scaffold.local_init_op or v1.train.Scaffold.default_local_init_op(),
+        "saver": scaffold.saver or v1.train.Saver(sharded=True),
+        "strip_default_attrs": True,
+    }
+
+
+def _mapped(entry: BundleEntry) -> Array:
+    if not entry.is_sliced:
+        return np.memmap(entry.file, np.dtype(entry.dtype), "r", entry.offset, entry.shape)
+    table = np.empty(entry.shape, np.dtype(entry.slices[0].entry.dtype))
+    for part in entry.slices:
+        where = tuple(slice(start, start + size) for start, size in zip(part.start, part.entry.shape, strict=True))
+        table[where] = _mapped(part.entry)
+    return table
+
+
+def _float_fields(fields: ExampleFields) -> dict[str, int]:
+    return {name: size for name, (dtype, size) in fields.dense.items() if dtype == "float32"}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+class _quiet(warnings.catch_warnings):
+    # The v1 builder is deprecated for code that could use tf.saved_model.save; this code writes v1 graphs.
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return entered

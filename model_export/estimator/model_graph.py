@@ -1,0 +1,109 @@
+"""Calls model_fn and puts what trains the embedding tables beside what it returns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_export.estimator.activations import with_activations
+from model_export.estimator.call_arguments import call_model_fn
+from model_export.estimator.embedding_tables import TableRecorder
+from model_export.estimator.estimator_spec import EstimatorSpec
+from model_export.estimator.modes import ModeKeys
+from model_export.estimator.run_config import RunConfig
+from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+from model_export.tensorflow_setup import tf
+from model_export.training.table_optimizers import TableTraining, train_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What an estimator was made of, as its graphs need it.
+
+    batch_sizes: mode -> params["batch_size"]; modes without one leave it out.
+    """
+
+    model_fn: Callable[..., Any]
+    params: Mapping[str, Any]
+    config: RunConfig
+    embedding: EmbeddingConfigSpec | None
+    batch_sizes: Mapping[str, int]
+
+    def params_for(self, mode: str, *, is_export: bool = False, use_tpu: bool | None = False) -> dict[str, Any]:
+        """Returns a copy of params to give away, with what the estimator adds; use_tpu None adds nothing for it."""
+        params = copy.deepcopy(dict(self.params))
+        if not is_export and mode in self.batch_sizes:
+            params["batch_size"] = self.batch_sizes[mode]
+        if use_tpu is not None:
+            params["use_tpu"] = use_tpu
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGraph:
+    """One call of model_fn in the current graph.
+
+    tables: embedding table -> its variable.
+    train_op: one step of the model's optimizer and of the tables'; None in other modes.
+    step: scalar int64 that the tables' optimizers read; feed it the global step before the training step.
+    """
+
+    spec: EstimatorSpec
+    tables: Mapping[str, Any]
+    train_op: Any = None
+    training: TableTraining | None = None
+    step: Any = None
+
+
+def build_model_graph(
+    model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
+) -> ModelGraph:
+    """Calls model_fn in the current graph, which has a global step.
+
+    Raises:
+      ValueError: model_fn returned something else, or its tables are not those of the EmbeddingConfigSpec.
+    """
+    embedding = model.embedding
+    recorder = TableRecorder(embedding, keeps_from_optimizer=mode == ModeKeys.TRAIN)
+    with recorder.recording():
+        features = model_features(model, features, recorder)
+        spec = call_model(model, features, labels, mode, is_export=is_export, use_tpu=use_tpu)
+    if embedding is None:
+        return ModelGraph(spec, {}, spec.train_op)
+    if mode != ModeKeys.TRAIN:
+        return ModelGraph(spec, recorder.variables())
+    tables = recorder.trained_tables()
+    # The tables of this graph were read before they are updated, since their gradients depend on the loss. The step has
+    # no such order with train_op, which raises it, so it is fed.
+    step = tf.compat.v1.placeholder_with_default(tf.compat.v1.train.get_global_step().read_value(), [])
+    gradients = tf.gradients(spec.loss, [table.variable for table in tables])
+    training = train_tables(embedding, tables, gradients, step)
+    return ModelGraph(spec, recorder.variables(), tf.group(spec.train_op, training.train), training, step)
+
+
+def model_features(model: Model, features: Any, recorder: TableRecorder) -> Any:
+    """Returns what model_fn gets: the features, with vectors in place of ids where feature_to_config_dict says so."""
+    if model.embedding is None or not model.embedding.feature_to_config_dict:
+        return features
+    return with_activations(model.embedding, features, recorder)
+
+
+def call_model(
+    model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
+) -> EstimatorSpec:
+    """Calls model_fn with copies of params and config. Raises ValueError unless it returns a spec of the mode."""
+    spec = call_model_fn(
+        model.model_fn,
+        features,
+        labels,
+        params=model.params_for(mode, is_export=is_export, use_tpu=use_tpu),
+        config=copy.copy(model.config),
+        mode=mode,
+    )
+    if not isinstance(spec, EstimatorSpec):
+        raise ValueError(f"model_fn should return an EstimatorSpec, got {type(spec)}.")
+    if spec.mode != mode:
+        raise ValueError(f"model_fn returned an EstimatorSpec of mode {spec.mode!r}, it was called with {mode!r}")
+    return spec

@@ -1,0 +1,212 @@
+"""RunConfig and TPUConfig: how long, how often and where to, as TPUEstimator takes them.
+
+Everything runs in one process on the CPU. What only a TPU or a cluster can do is checked, kept for model_fn to read,
+and otherwise without effect; what would change the result is refused.
+
+Source: tensorflow_estimator/python/estimator/run_config.py and tpu/tpu_config.py at 2.15.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from model_export.tensorflow_setup import tf
+
+_UNSET: Any = object()
+_LOOP = re.compile(r"[1-9]\d*[smh]?")
+_CORES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class InputPipelineConfig:
+    """How input_fn would be called on TPU hosts."""
+
+    PER_SHARD_V1 = 1
+    PER_HOST_V1 = 2
+    PER_HOST_V2 = 3
+    BROADCAST = 4
+    SLICED = 5
+
+
+def check_positive_integer(value: Any, name: str) -> None:
+    """Raises TypeError unless value is an integer, ValueError unless it is positive."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be int, got {type(value)}")
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class TPUConfig:
+    """What belongs to the TPU.
+
+    iterations_per_loop: steps after which TPUEstimator came back to the host, or a time such as "60s". Here every step
+      comes back, so it is checked and without effect.
+    The other fields describe TPU hosts and cores: checked, and without effect.
+    """
+
+    iterations_per_loop: int | str = 2
+    num_shards: int | None = None
+    num_cores_per_replica: int | None = None
+    per_host_input_for_training: bool | int = True
+    tpu_job_name: str | None = None
+    initial_infeed_sleep_secs: int | None = None
+    input_partition_dims: Any = None
+    eval_training_input_configuration: int = InputPipelineConfig.PER_HOST_V1
+    experimental_host_call_every_n_steps: int = 1
+    experimental_allow_per_host_v2_parallel_get_next: bool = False
+    experimental_feed_hook: Any = None
+
+    def __post_init__(self) -> None:
+        if not _LOOP.fullmatch(str(self.iterations_per_loop)):
+            raise ValueError(
+                f"Invalid TPUConfig `iterations_per_loop` value {self.iterations_per_loop!r}: expected a positive "
+                "integer, or one followed by s, m or h"
+            )
+        if self.num_shards is not None:
+            check_positive_integer(self.num_shards, "TPUConfig num_shards")
+        if self.initial_infeed_sleep_secs:
+            check_positive_integer(self.initial_infeed_sleep_secs, "TPUConfig initial_infeed_sleep_secs")
+        legacy = {False: InputPipelineConfig.PER_SHARD_V1, True: InputPipelineConfig.PER_HOST_V1}
+        if isinstance(self.per_host_input_for_training, bool):
+            object.__setattr__(self, "per_host_input_for_training", legacy[self.per_host_input_for_training])
+        if self.input_partition_dims is not None:
+            if len(self.input_partition_dims) not in (1, 2):
+                raise ValueError("input_partition_dims must be a list/tuple with one or two elements.")
+            if self.per_host_input_for_training != InputPipelineConfig.PER_HOST_V2:
+                raise ValueError("input_partition_dims is only supported in PER_HOST_V2 mode.")
+            if self.num_cores_per_replica is None:
+                raise ValueError("input_partition_dims requires setting num_cores_per_replica.")
+        if self.num_cores_per_replica is not None and self.num_cores_per_replica not in _CORES:
+            raise ValueError(f"num_cores_per_replica must be one of {_CORES}; got {self.num_cores_per_replica}")
+        inputs = (InputPipelineConfig.PER_HOST_V1, InputPipelineConfig.SLICED)
+        if self.eval_training_input_configuration not in inputs:
+            raise ValueError(
+                "eval_training_input_configuration must be PER_HOST_V1 or SLICED; "
+                f"got {self.eval_training_input_configuration}"
+            )
+
+
+class RunConfig:
+    """How an estimator runs.
+
+    Args:
+      model_dir: folder of checkpoints and summaries.
+      tf_random_seed: of every graph; same seed, same initial values.
+      save_summary_steps, log_step_count_steps: how often summaries are written and the loss is logged; None: never.
+      save_checkpoints_steps, save_checkpoints_secs: either; both unset: every 600 s; both None: no checkpoints.
+      session_config: tf.compat.v1.ConfigProto.
+      keep_checkpoint_max: newest checkpoints that stay; None or 0: all.
+      keep_checkpoint_every_n_hours, device_fn, session_creation_timeout_secs, checkpoint_save_graph_def: as in
+        tf.compat.v1.train.Saver and MonitoredTrainingSession.
+      tpu_config: TPUConfig.
+      master, evaluation_master, cluster, train_distribute, eval_distribute, experimental_distribute: of a cluster.
+        Refused unless they mean this process.
+      protocol, experimental_max_worker_delay_secs: of a cluster; without effect.
+
+    Raises:
+      ValueError: a value TensorFlow refuses too, or a cluster.
+    """
+
+    _FIELDS = (
+        "tpu_config evaluation_master master cluster model_dir tf_random_seed save_summary_steps "
+        "save_checkpoints_steps save_checkpoints_secs session_config keep_checkpoint_max "
+        "keep_checkpoint_every_n_hours log_step_count_steps train_distribute device_fn protocol eval_distribute "
+        "experimental_distribute experimental_max_worker_delay_secs session_creation_timeout_secs "
+        "checkpoint_save_graph_def"
+    ).split()
+
+    def __init__(
+        self,
+        tpu_config: TPUConfig | None = None,
+        evaluation_master: str | None = None,
+        master: str | None = None,
+        cluster: Any = None,
+        *,
+        model_dir: str | os.PathLike[str] | None = None,
+        tf_random_seed: int | None = None,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: int | None = _UNSET,
+        save_checkpoints_secs: float | None = _UNSET,
+        session_config: Any = None,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000,
+        log_step_count_steps: int | None = 100,
+        train_distribute: Any = None,
+        device_fn: Callable[[Any], str] | None = None,
+        protocol: str | None = None,
+        eval_distribute: Any = None,
+        experimental_distribute: Any = None,
+        experimental_max_worker_delay_secs: int | None = None,
+        session_creation_timeout_secs: int = 7200,
+        checkpoint_save_graph_def: bool = True,
+    ) -> None:
+        if save_checkpoints_steps is _UNSET and save_checkpoints_secs is _UNSET:
+            save_checkpoints_secs = 600
+        save_checkpoints_steps = None if save_checkpoints_steps is _UNSET else save_checkpoints_steps
+        save_checkpoints_secs = None if save_checkpoints_secs is _UNSET else save_checkpoints_secs
+        self.tpu_config = tpu_config or TPUConfig()
+        self.master = master or ""
+        self.evaluation_master = evaluation_master if evaluation_master is not None else self.master
+        self.cluster = cluster
+        self.model_dir = None if model_dir is None else os.fspath(model_dir)
+        self.tf_random_seed = tf_random_seed
+        self.save_summary_steps = save_summary_steps
+        self.save_checkpoints_steps = save_checkpoints_steps
+        self.save_checkpoints_secs = save_checkpoints_secs
+        self.session_config = session_config
+        self.keep_checkpoint_max = keep_checkpoint_max
+        self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
+        self.log_step_count_steps = log_step_count_steps
+        self.train_distribute = train_distribute
+        self.device_fn = device_fn
+        self.protocol = protocol
+        self.eval_distribute = eval_distribute
+        self.experimental_distribute = experimental_distribute
+        self.experimental_max_worker_delay_secs = experimental_max_worker_delay_secs
+        self.session_creation_timeout_secs = session_creation_timeout_secs
+        self.checkpoint_save_graph_def = checkpoint_save_graph_def
+        self._check()
+
+    # What model_fn may read; one process is its own chief.
+    is_chief = True
+    task_type = "worker"
+    task_id = 0
+    num_ps_replicas = 0
+    num_worker_replicas = 1
+    cluster_spec = None
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """Returns a copy with other values; setting one of the two checkpoint intervals unsets neither."""
+        return RunConfig(**{name: copy.copy(getattr(self, name)) for name in self._FIELDS} | changes)
+
+    def _check(self) -> None:
+        if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
+            raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
+        if not isinstance(self.tpu_config, TPUConfig):
+            raise ValueError(f"tpu_config must be a TPUConfig, got {type(self.tpu_config)}")
+        for name in ("master", "evaluation_master"):
+            if getattr(self, name) not in ("", "local"):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: training runs in this process only")
+        for name in ("cluster", "train_distribute", "eval_distribute", "experimental_distribute"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is set: training runs in this process only")
+        if self.model_dir == "":
+            raise ValueError("model_dir should be non-empty")
+        for name in ("save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} should be >= 0")
+        for name in ("keep_checkpoint_every_n_hours", "log_step_count_steps", "session_creation_timeout_secs"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} should be > 0")
+        if self.session_config is not None and not isinstance(self.session_config, tf.compat.v1.ConfigProto):
+            raise ValueError("session_config must be instance of ConfigProto")
+        if self.tf_random_seed is not None and not isinstance(self.tf_random_seed, int):
+            raise ValueError("tf_random_seed must be integer.")

@@ -1,0 +1,187 @@
+"""The training loop: a v1 session, the checkpoints of a model_dir, and the hooks of everyone who has some."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from model_export.estimator import checkpoints
+from model_export.estimator.call_arguments import call_input_fn
+from model_export.estimator.estimator_spec import call_on_host
+from model_export.estimator.inputs import features_and_labels
+from model_export.estimator.lookup_statistics import statistics_hooks
+from model_export.estimator.model_graph import Model, ModelGraph, build_model_graph
+from model_export.estimator.modes import ModeKeys
+from model_export.estimator.run_config import RunConfig
+from model_export.estimator.warm_start import WarmStartSettings, warm_start
+from model_export.tensorflow_setup import tf
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def train(
+    model: Model,
+    input_fn: Callable[..., Any],
+    *,
+    model_dir: str,
+    hooks: Sequence[Any],
+    saving_listeners: Sequence[Any],
+    warm_start_settings: WarmStartSettings | None,
+) -> float | None:
+    """Trains from the newest checkpoint of model_dir until a hook or the end of the input stops it.
+
+    Returns:
+      The last loss, None where no step was made.
+    """
+    v1 = tf.compat.v1
+    config = model.config
+    checkpoints.remove_unfinished(model_dir)
+    with tf.Graph().as_default() as graph, graph.device(config.device_fn):
+        tf.compat.v1.set_random_seed(config.tf_random_seed)
+        step = v1.train.create_global_step(graph)
+        with tf.device("/cpu:0"):
+            result = call_input_fn(
+                input_fn, params=model.params_for(ModeKeys.TRAIN, use_tpu=None), config=config, mode=ModeKeys.TRAIN
+            )
+            features, labels, input_hooks = features_and_labels(result)
+        seen = dict(features) if isinstance(features, dict) else {}
+        built = build_model_graph(model, features, labels, ModeKeys.TRAIN)
+        spec = built.spec
+        if warm_start_settings is not None and checkpoints.latest_checkpoint(model_dir) is None:
+            warm_start(warm_start_settings)
+        scaffold = spec.scaffold_fn() if spec.scaffold_fn else v1.train.Scaffold()
+        _add_saver(scaffold, config)
+        _add_loss_summary(spec.loss)
+        all_hooks = [
+            *input_hooks,
+            *hooks,
+            v1.train.NanTensorHook(spec.loss),
+            *_log_hooks(spec.loss, step, config),
+            *spec.training_hooks,
+            *_host_call_hooks(spec),
+            *statistics_hooks(model.embedding, seen),
+        ]
+        savers = [hook for hook in all_hooks if isinstance(hook, v1.train.CheckpointSaverHook)]
+        chief_hooks = []
+        if not savers and (config.save_checkpoints_secs or config.save_checkpoints_steps):
+            chief_hooks.append(_saver_hook(model_dir, config, scaffold))
+            savers = chief_hooks
+        if saving_listeners and not savers:
+            raise ValueError(
+                "There should be a CheckpointSaverHook to use saving_listeners. Please set one of the "
+                "RunConfig.save_checkpoints_steps or RunConfig.save_checkpoints_secs."
+            )
+        for listener in saving_listeners:
+            _listeners(savers[0]).append(listener)
+        if built.training is not None:
+            # First of all listeners: theirs, and the saver, shall see tables that hold nothing back.
+            for saver in savers:
+                _listeners(saver).insert(0, _Flush(built.training.flush))
+            all_hooks.append(_TableSteps(built))
+        with v1.train.MonitoredTrainingSession(
+            checkpoint_dir=model_dir,
+            scaffold=scaffold,
+            hooks=all_hooks,
+            chief_only_hooks=chief_hooks,
+            save_checkpoint_secs=0,  # its own saver hook would not know the listeners
+            save_summaries_steps=config.save_summary_steps,
+            config=config.session_config,
+            max_wait_secs=config.session_creation_timeout_secs,
+            log_step_count_steps=config.log_step_count_steps,
+            save_graph_def=config.checkpoint_save_graph_def,
+        ) as session:
+            loss = None
+            fetches = [built.train_op, spec.loss]
+            while not session.should_stop():
+                _, loss = session.run(fetches)
+    if loss is None:
+        _LOGGER.warning("training made no step: the input is empty, or the steps are done")
+    return None if loss is None else float(loss)
+
+
+class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Feeds the tables' optimizers the step that a run starts from, and leaves no gradient held back at the end."""
+
+    def __init__(self, built: ModelGraph) -> None:
+        self._placeholder, self._training = built.step, built.training
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._step = 0
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._step = session.run(self._global_step)
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(None, {self._placeholder: self._step})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        # Fetched with the step itself it might be the value before or after.
+        self._step = run_context.session.run(self._global_step)
+
+    def end(self, session: Any) -> None:
+        assert self._training is not None  # else there is no such hook
+        session.run(self._training.flush)
+
+
+class _Flush(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
+    def __init__(self, flush: Any) -> None:
+        self._flush = flush
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        session.run(self._flush)
+
+
+class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Runs tensors or operations with every step."""
+
+    def __init__(self, fetches: Any) -> None:
+        self._fetches = fetches
+
+    def before_run(self, run_context: Any) -> Any:
+        """See SessionRunHook."""
+        return tf.compat.v1.train.SessionRunArgs(self._fetches)
+
+
+def _host_call_hooks(spec: Any) -> list[Any]:
+    return [] if spec.host_call is None else [RunEachStep(call_on_host(spec.host_call))]
+
+
+def _listeners(saver: Any) -> list[Any]:
+    listeners: list[Any] = saver._listeners  # there is no public way to add one
+    return listeners
+
+
+def _add_saver(scaffold: Any, config: RunConfig) -> None:
+    v1 = tf.compat.v1
+    if scaffold.saver is None and not v1.get_collection(v1.GraphKeys.SAVERS):
+        saver = v1.train.Saver(
+            sharded=True,
+            max_to_keep=config.keep_checkpoint_max,
+            keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+            defer_build=True,
+            save_relative_paths=True,
+        )
+        v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
+
+
+def _saver_hook(model_dir: str, config: RunConfig, scaffold: Any) -> Any:
+    return tf.compat.v1.train.CheckpointSaverHook(
+        model_dir,
+        save_secs=config.save_checkpoints_secs,
+        save_steps=config.save_checkpoints_steps,
+        scaffold=scaffold,
+        save_graph_def=config.checkpoint_save_graph_def,
+    )
+
+
+def _add_loss_summary(loss: Any) -> None:
+    v1 = tf.compat.v1
+    if not any(summary.op.name == "loss" for summary in v1.get_collection(v1.GraphKeys.SUMMARIES)):
+        v1.summary.scalar("loss", loss)
+    v1.add_to_collection(v1.GraphKeys.LOSSES, loss)
+
+
+def _log_hooks(loss: Any, step: Any, config: RunConfig) -> list[Any]:
+    if config.log_step_count_steps is None:
+        return []
+    return [tf.compat.v1.train.LoggingTensorHook({"loss": loss, "step": step}, config.log_step_count_steps)]
