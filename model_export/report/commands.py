@@ -1,0 +1,102 @@
+"""The commands `inspect` and `verify`: what goes to stdout, to a file, and to whoever waits at the terminal.
+
+With --json stdout holds the document and nothing else; progress and remarks go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from model_export.errors import ExportError
+from model_export.export.parity_report import Disagreements, ParityReport
+from model_export.report.build import ReportOptions, build_report
+from model_export.report.document import ArtifactReport
+from model_export.report.html import to_html
+from model_export.report.json import to_json
+from model_export.report.table_health import Progress
+from model_export.report.text import to_text, verification_text
+
+
+def inspect(arguments: argparse.Namespace) -> None:
+    """Shows an artifact. Raises ExportError or ArtifactError where it can not be read, whatever its health."""
+    options = ReportOptions(
+        reads_tables=not arguments.fast,
+        has_projections=arguments.html is not None,
+        labels=tuple(arguments.labels),
+        statistics=arguments.statistics,
+        run=arguments.run,
+    )
+    if arguments.fast and arguments.labels:
+        raise ExportError("--labels needs the tables to be read; leave out --fast")
+    report = _build(arguments.artifact, options)
+    if arguments.json:
+        sys.stdout.write(to_json(report))
+    elif arguments.html is None:
+        sys.stdout.write(to_text(report))
+    _write_html(report, arguments)
+
+
+def verify(arguments: argparse.Namespace) -> None:
+    """Checks an artifact and shows what was compared.
+
+    Raises:
+      ExportError: it does not agree with itself, after every disagreement was shown; or it can not be checked.
+      ArtifactError: it can not be read.
+    """
+    _remark(arguments, "starting TensorFlow")
+    from model_export.export.verify import verify_artifact
+
+    parity: ParityReport | None
+    faults: tuple[str, ...] = ()
+    try:
+        parity = verify_artifact(arguments.artifact)
+    except Disagreements as found:
+        parity, faults = found.report, found.lines
+    if not arguments.json:
+        sys.stdout.write(verification_text(arguments.artifact, parity, faults))
+    if arguments.json or arguments.html is not None:
+        report = _build(arguments.artifact, ReportOptions(has_projections=arguments.html is not None))
+        report = dataclasses.replace(report, parity=parity, disagreements=faults)
+        if arguments.json:
+            sys.stdout.write(to_json(report))
+        _write_html(report, arguments)
+    if faults:
+        count = "1 disagreement" if len(faults) == 1 else f"{len(faults)} disagreements"
+        raise ExportError(f"{arguments.artifact} is not what it says: {count}, listed on stdout")
+
+
+def _build(artifact: Path, options: ReportOptions) -> ArtifactReport:
+    with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
+
+        def progress(table: str) -> Progress:
+            bar.set_description(f"reading {table}")
+
+            def show(done: int, rows: int) -> None:
+                bar.total = rows
+                bar.n = done
+                bar.refresh()
+
+            return show
+
+        return build_report(artifact, options, progress=progress)
+
+
+def _write_html(report: ArtifactReport, arguments: argparse.Namespace) -> None:
+    if arguments.html is None:
+        return
+    try:
+        arguments.html.write_text(to_html(report), encoding="utf-8")
+    except OSError as error:
+        raise ExportError(f"cannot write {arguments.html}: {error.strerror or error}") from error
+    _remark(arguments, f"report written to {arguments.html}")
+
+
+def _remark(arguments: argparse.Namespace, text: str) -> None:
+    stream = sys.stderr if arguments.json else sys.stdout
+    stream.write(text + "\n")
+    stream.flush()

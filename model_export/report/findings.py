@@ -1,0 +1,71 @@
+"""What of a report someone should look at, in one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from model_export.report.document import ArtifactReport, TableReport
+from model_export.report.table_health import Rows, TableHealth
+from service.core.manifest import MANIFEST_PATH, Manifest
+
+# Below this share dead or equal rows are what a vocabulary with a few unused ids looks like.
+_MANY = 0.1
+# The fullest partition of a table over the mean of all.
+_UNEVEN = 2.0
+
+
+def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]:
+    """Yields what is wrong with an artifact, then what may be."""
+    yield from _file_findings(report, manifest)
+    present = {signature.name for graph in report.meta_graphs for signature in graph.signatures}
+    for name in sorted(set() if manifest is None else set(manifest.signatures) - present):
+        yield f"signature {name!r} stands in the manifest and not in saved_model.pb"
+    for table in report.tables:
+        if table.unread is not None:
+            yield f"table {table.name!r} was not read: {table.unread}"
+        elif table.health is not None:
+            yield from _health_findings(table, table.health)
+    for statistics in report.statistics:
+        for strategy, loads in statistics.partitions.items():
+            if (imbalance := statistics.imbalance(strategy)) is not None and imbalance > _UNEVEN:
+                yield (
+                    f"table {statistics.table!r}: with partition strategy {strategy!r} the fullest of {len(loads)} "
+                    f"partitions gets {imbalance:.1f} times the mean of them"
+                )
+
+
+def first_ids(rows: Rows) -> str:
+    """Returns the ids of rows in words: "rows 3, 5, 8, ..."."""
+    text = ", ".join(map(str, rows.first_ids))
+    more = ", ..." if rows.count > len(rows.first_ids) else ""
+    return f"{'row' if rows.count == 1 else 'rows'} {text}{more}"
+
+
+def _file_findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]:
+    if manifest is None or not manifest.files:
+        return
+    found = {name: size for name, size in report.files.items() if name != MANIFEST_PATH}
+    for name in sorted(set(found) | set(manifest.files)):
+        if name not in found:
+            yield f"file {name} is missing"
+        elif name not in manifest.files:
+            yield f"file {name} is not in the manifest"
+        elif found[name] != manifest.files[name]:
+            yield f"file {name} has {found[name]:,} bytes, the manifest says {manifest.files[name]:,}"
+
+
+def _health_findings(table: TableReport, health: TableHealth) -> Iterator[str]:
+    name = f"table {table.name!r}"
+    for kind, values, rows in (("NaN", health.nan_values, health.nan), ("Inf", health.inf_values, health.inf)):
+        if rows.count:
+            yield f"{name}: {values:,} {kind} in {rows.count:,} of {health.rows:,} rows: {first_ids(rows)}"
+    if health.dead.count > _MANY * health.rows:
+        yield (
+            f"{name}: {health.dead.count:,} of {health.rows:,} rows are all zeros and add nothing to a lookup: "
+            f"{first_ids(health.dead)}"
+        )
+    if health.duplicates is not None and health.duplicates.count > _MANY * health.rows:
+        yield (
+            f"{name}: {health.duplicates.count:,} of {health.rows:,} rows equal an earlier row bit for bit, as rows "
+            f"that were never trained do: {first_ids(health.duplicates)}"
+        )

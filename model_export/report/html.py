@@ -1,0 +1,214 @@
+"""The report as one HTML page that needs nothing else: no script, no network, pictures inline, light and dark.
+
+Everything that comes from an artifact is escaped, and the page's own policy forbids scripts and loads besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from model_export.report import plots
+from model_export.report.document import ArtifactReport, Curve, MetaGraphReport, TableReport
+from model_export.report.findings import first_ids
+from model_export.report.html_parity import parity_section
+from model_export.report.page import details, figure, page, section, table
+from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
+from model_export.report.projection import Projection
+from model_export.report.statistics import TableStatistics
+from model_export.report.svg import escape, short
+from model_export.report.table_health import Rows, TableHealth
+from model_export.report.text import agreement_words, provenance_words, statistics_words
+
+_CURVES_PER_CHART = 3
+
+
+def to_html(report: ArtifactReport) -> str:
+    """Returns the whole page."""
+    sections = (
+        _attention(report),
+        _overview(report),
+        *(_table(table, report.has_manifest) for table in report.tables),
+        _curves(report.curves),
+        parity_section(report),
+        *(_statistics(entry) for entry in report.statistics),
+        _features(report),
+        *(_meta_graph(graph) for graph in report.meta_graphs),
+        _provenance(report),
+        _files(report),
+    )
+    name = "/".join(Path(report.folder).parts[-2:])
+    tables = "tables" if report.has_manifest else "2-D variables"
+    summary = (
+        f"{len(report.tables)} {tables}, {len(report.features)} features, "
+        f"{sum(len(graph.signatures) for graph in report.meta_graphs)} signatures, {bytes_words(report.nbytes)}"
+    )
+    return page(name, summary, sections)
+
+
+def _attention(report: ArtifactReport) -> str:
+    parts = []
+    if report.disagreements is not None:
+        if report.disagreements:
+            parts.append(_list("bad", report.disagreements))
+        else:
+            parts.append(f'<p class="good">Verified: {escape(agreement_words(report.parity))}.</p>')
+    if report.findings:
+        parts.append(_list("bad", report.findings))
+    else:
+        parts.append('<p class="good">Nothing stands out in the files and tables that were read.</p>')
+    if report.notes:
+        parts.append(_list("note", report.notes))
+    return section("What to look at", *parts)
+
+
+def _list(kind: str, lines: Iterable[str]) -> str:
+    return f'<ul class="{kind}">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _overview(report: ArtifactReport) -> str:
+    if not report.tables:
+        return ""
+    rows = [
+        [
+            entry.name,
+            f"{entry.vocabulary_size:,}",
+            f"{entry.embedding_dim:,}",
+            bytes_words(entry.nbytes),
+            *_health_cells(entry.health),
+            ", ".join(entry.features),
+        ]
+        for entry in report.tables
+    ]
+    heads = ("table", "rows", "dim", "size", "median norm", "NaN rows", "Inf rows", "dead", "near zero", "equal")
+    title = "Tables" if report.has_manifest else "2-D variables"
+    return section(title, table((*heads, "read by"), rows, "lrrrrrrrrrl"))
+
+
+def _health_cells(health: TableHealth | None) -> list[str]:
+    if health is None:
+        return ["not read", *[""] * 5]
+    median = "" if health.norms is None else short(health.norms.median)
+    groups = (health.nan, health.inf, health.dead, health.near_zero, health.duplicates)
+    return [median, *("?" if rows is None else f"{rows.count:,}" for rows in groups)]
+
+
+def _table(entry: TableReport, has_manifest: bool) -> str:
+    health = entry.health
+    if health is None or health.histogram is None or health.norms is None:
+        return ""
+    drawn = [figure("Norms of its rows", _norm_caption(health), plots.norm_histogram(entry.name, health.histogram))]
+    if entry.projection is not None and len(entry.projection.ids) > 1:
+        picture = plots.scatter(entry.name, entry.projection)
+        has_labels = bool(entry.projection.labels)
+        drawn.append(figure(*_picture_words(entry.projection), picture, is_wide=has_labels))
+    kind = "Table" if has_manifest else "Variable"
+    return section(f"{kind} {entry.name}", f'<div class="figures">{"".join(drawn)}</div>', _rows_list(health))
+
+
+def _norm_caption(health: TableHealth) -> str:
+    if health.norms is None:
+        return ""
+    spread = dict(health.norms.percentiles)
+    return (
+        f"min {short(health.norms.minimum)}, 5% {short(spread[5.0])}, median {short(health.norms.median)}, mean "
+        f"{short(health.norms.mean)}, 95% {short(spread[95.0])}, max {short(health.norms.maximum)}"
+    )
+
+
+def _picture_words(projection: Projection) -> tuple[str, str]:
+    caption = f"{len(projection.ids):,} rows; the axes hold {sum(projection.explained):.0%} of their variance"
+    if projection.agreement is None or projection.chance is None:
+        return "Its rows in two dimensions (PCA)", caption
+    caption += (
+        f". In all dimensions {projection.agreement:.0%} of rows have a nearest neighbour with the same "
+        f"{projection.label_title}; by chance {projection.chance:.0%} would."
+    )
+    return f"Its rows in two dimensions (PCA), by {projection.label_title}", caption
+
+
+def _rows_list(health: TableHealth) -> str:
+    groups: tuple[tuple[str, Rows | None], ...] = (
+        ("rows with NaN", health.nan),
+        ("rows with Inf", health.inf),
+        ("dead rows: all zeros, they add nothing to a lookup", health.dead),
+        ("rows nearly zero: below 1% of the median norm", health.near_zero),
+        ("rows equal to an earlier row bit for bit", health.duplicates),
+    )
+    lines = [f"{rows.count:,} {name}: {first_ids(rows)}" for name, rows in groups if rows is not None and rows.count]
+    return _list("note", lines) if lines else ""
+
+
+def _curves(curves: Sequence[Curve]) -> str:
+    # Curves of one kind of metric, train_loss and held_out_loss, share a chart; others differ in scale.
+    charts: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        charts.setdefault((curve.name.rsplit("_", 1)[-1], curve.x_name), []).append(curve)
+    drawn = [
+        figure(", ".join(curve.name for curve in part), _curve_caption(part), plots.line_chart(part))
+        for group in charts.values()
+        for part in (group[i : i + _CURVES_PER_CHART] for i in range(0, len(group), _CURVES_PER_CHART))
+    ]
+    return section("Training", f'<div class="figures">{"".join(drawn)}</div>') if drawn else ""
+
+
+def _curve_caption(curves: Sequence[Curve]) -> str:
+    return "; ".join(
+        f"{curve.name}: {curve.points[0][1]:.4g} to {curve.points[-1][1]:.4g}, lowest "
+        f"{min(value for _, value in curve.points):.4g}"
+        for curve in curves
+    )
+
+
+def _statistics(entry: TableStatistics) -> str:
+    drawn = []
+    if entry.hot_ids:
+        hot = [(f"id {row}", count) for row, count in entry.hot_ids[:12]]
+        drawn.append(figure("Hot ids", "times in the sample", plots.ranking(f"Hot ids of table {entry.table}", hot)))
+    if entry.ids_per_example:
+        title = f"Ids per example of table {entry.table}"
+        chart = plots.columns(title, "ids", "examples", entry.ids_per_example)
+        drawn.append(figure("Ids per example", "", chart))
+    for strategy, loads in entry.partitions.items():
+        if sum(loads):
+            title = f"Balance of table {entry.table} over {len(loads)} partitions, {strategy}"
+            chart = plots.columns(title, "partition", "ids", list(enumerate(loads)))
+            caption = f"the fullest gets {entry.imbalance(strategy):.2f} times the mean"
+            drawn.append(figure(f"Balance, partition strategy {strategy}", caption, chart))
+    words = f"<p>{escape(statistics_words(entry))}</p>"
+    title = f"Lookups of {entry.table}, sampled in training"
+    return section(title, words, f'<div class="figures">{"".join(drawn)}</div>')
+
+
+def _features(report: ArtifactReport) -> str:
+    if not report.features:
+        return ""
+    rows = [[feature.name, feature.table, vocabulary_words(feature)] for feature in report.features]
+    return section("Features", table(("feature", "table", "takes"), rows))
+
+
+def _meta_graph(graph: MetaGraphReport) -> str:
+    parts = []
+    for signature in graph.signatures:
+        tensors = [
+            [direction, tensor.name, tensor_words(tensor)]
+            for direction, found in (("in", signature.inputs), ("out", signature.outputs))
+            for tensor in found
+        ]
+        lookups = [[name, lookup_words(feature)] for name, feature in signature.features.items()]
+        body = table(("", "tensor", "dtype and shape"), tensors)
+        if lookups:
+            body += table(("feature", "inputs, combiner, policies"), lookups)
+        parts.append(details(f"{signature.name} ({signature_words(signature)})", body))
+    writer = f", written by TensorFlow {graph.tensorflow_version}" if graph.tensorflow_version else ""
+    return section(f"Signatures of {{{', '.join(graph.tags)}}}{writer}", *parts)
+
+
+def _provenance(report: ArtifactReport) -> str:
+    rows = [[name, provenance_words(value)] for name, value in report.provenance.items()]
+    return section("Provenance", table(("", "value"), rows)) if rows else ""
+
+
+def _files(report: ArtifactReport) -> str:
+    rows = [[name, f"{size:,}"] for name, size in report.files.items()]
+    return section("Files", details(f"{len(rows)} files", table(("file", "bytes"), rows, "lr")))

@@ -1,0 +1,92 @@
+"""The frame of an HTML report: its style, sections, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from model_export.report.svg import escape
+
+# Each colour has a shade for light and one for dark, at least 3:1 against its background; .other is the rest of a plot.
+_STYLE = """
+:root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--ink:#1c2330;--soft:#59616e;--line:#d5d9e0;
+--bad:#b3261e;--good:#1a6e3c;--other:#a3a9b3;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;
+--c5:#846a00;--c6:#0a7f90;--c7:#c22c2c}
+@media(prefers-color-scheme:dark){:root{--back:#14171c;--card:#1d2128;--ink:#e6e9ee;--soft:#a2aab6;--line:#3a414c;
+--bad:#ff8a80;--good:#6fd39a;--other:#656d79;--c0:#5aa9f0;--c1:#ff9a52;--c2:#4cc38a;--c3:#f078bd;--c4:#a893f5;
+--c5:#d9b93b;--c6:#4fd0e0;--c7:#ff7b7b}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1.5rem;max-width:1240px;background:var(--back);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
+h1{font-size:1.6rem;margin:0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:0 0 .6rem;overflow-wrap:anywhere}
+header p{color:var(--soft);margin:.2rem 0 0}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:1rem 1.2rem;margin-top:1rem}
+.figures{display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-start}
+figure{margin:0;flex:1 1 420px;min-width:0}.wide{flex-basis:100%;overflow-x:auto}
+figure svg{width:100%;height:auto;display:block}.wide svg{min-width:640px}
+figcaption b{display:block}figcaption{margin-bottom:.3rem}figcaption span{color:var(--soft);font-size:.87rem}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:.9rem;margin-bottom:.4rem}
+th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+td{overflow-wrap:break-word}
+th{color:var(--soft);font-weight:600;white-space:nowrap}
+.r{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer;overflow-wrap:anywhere}
+ul{margin:.2rem 0;padding-left:1.2rem}li{overflow-wrap:anywhere}
+.bad{color:var(--bad)}.good{color:var(--good);margin:.2rem 0}.note{color:var(--soft)}
+svg text{font-family:inherit;fill:var(--soft);font-size:11px}svg .title{font-size:12px}
+svg .legend{fill:var(--ink);font-size:12px}svg .name{fill:var(--ink)}
+svg .grid{stroke:var(--line);stroke-width:1}svg .axis{stroke:var(--soft);stroke-width:1}
+svg .line{fill:none;stroke:currentColor;stroke-width:2}
+svg g{fill:currentColor}svg .point{fill-opacity:.78;stroke:var(--card);stroke-width:.5}
+.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}
+.c5{color:var(--c5)}.c6{color:var(--c6)}.c7{color:var(--c7)}.other{color:var(--other)}
+@media print{section{break-inside:avoid}}
+"""
+
+
+def page(title: str, summary: str, sections: Iterable[str]) -> str:
+    """Returns a whole document; sections are HTML, title and summary plain text."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        # Whatever might get past the escaping still can not run or load anything.
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n"
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<header><h1>{escape(title)}</h1><p>{escape(summary)}</p></header>\n<main>\n"
+        + "\n".join(part for part in sections if part)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """Returns a titled section; parts are HTML."""
+    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
+
+
+def figure(title: str, caption: str, drawing: str, *, is_wide: bool = False) -> str:
+    """Returns a picture under its title and a line of words; drawing is HTML. A wide one has a row to itself."""
+    words = f"<figcaption><b>{escape(title)}</b><span>{escape(caption)}</span></figcaption>"
+    kind = ' class="wide"' if is_wide else ""
+    return f"<figure{kind}>{words}{drawing}</figure>"
+
+
+def details(title: str, body: str) -> str:
+    """Returns HTML that opens when its title is clicked."""
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
+    """Returns a table of plain texts; align has "r" for each column to be flush right."""
+
+    def cell(tag: str, column: int, content: str) -> str:
+        kind = ' class="r"' if align[column : column + 1] == "r" else ""
+        scope = ' scope="col"' if tag == "th" else ""
+        return f"<{tag}{scope}{kind}>{escape(content)}</{tag}>"
+
+    lines = [
+        "<tr>" + "".join(cell(tag, i, content) for i, content in enumerate(row)) + "</tr>"
+        for tag, part in (("th", [heads]), ("td", rows))
+        for row in part
+    ]
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'

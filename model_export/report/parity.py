@@ -1,0 +1,69 @@
+"""The parity that a manifest holds, as the objects it was written from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_export.export.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
+
+
+def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:
+    """Reads a manifest's parity object: signature -> what was found.
+
+    A manifest says of itself that nothing interprets it, so what is not understood is left out, never an error. Format
+    1 has one figure per signature and none per output.
+
+    Returns: None where it tells of no signature.
+    """
+    found = {str(name): _signature(entry) for name, entry in data.items() if isinstance(entry, Mapping)}
+    return ParityReport(found) if found else None
+
+
+def _signature(data: Mapping[str, Any]) -> SignatureParity:
+    outputs = data.get("outputs")
+    parsed = {str(k): _output(v) for k, v in outputs.items()} if isinstance(outputs, Mapping) else {}
+    if not parsed and "max_absolute_error" in data:
+        parsed = {"(all outputs)": _output(data)}
+    differences = data.get("differences")
+    reference = data.get("reference")
+    return SignatureParity(
+        kind="predict" if data.get("kind") == "predict" else "lookup",
+        reference=reference if reference in ("oracle", "recorded answers", "nothing") else "oracle",
+        cases=_count(data.get("cases")),
+        outputs=parsed,
+        refused=_count(data.get("refused")),
+        differences=tuple(_difference(d) for d in differences if isinstance(d, Mapping))
+        if isinstance(differences, list)
+        else (),
+    )
+
+
+def _output(data: Any) -> OutputParity:
+    entry = data if isinstance(data, Mapping) else {}
+    return OutputParity(
+        rows=_count(entry.get("rows")),
+        max_absolute_error=_figure(entry.get("max_absolute_error")),
+        max_relative_error=_figure(entry.get("max_relative_error")),
+    )
+
+
+def _difference(data: Mapping[str, Any]) -> DeviceDifference:
+    example = data.get("example")
+    return DeviceDifference(
+        feature=str(data.get("feature", "")),
+        other=str(data.get("other", "")),
+        reason=str(data.get("reason", "")),
+        rows=_count(data.get("rows")),
+        of_rows=_count(data.get("of_rows")),
+        max_absolute=_figure(data.get("max_absolute")),
+        example=example if isinstance(example, Mapping) else {},
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _figure(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")

@@ -1,0 +1,158 @@
+"""What rows stand for: keys of vocabularies, and labels from a file that the user gives.
+
+A label file is CSV, or TSV by its name. Each line: a key of the table's vocabulary, or a row number where it has none;
+a label; perhaps a name. With a header, `TABLE=FILE#COLUMN` picks the label's column by its name. Of a label such as
+"Action|Comedy" the first part counts. An empty label is none.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_export.errors import ExportError
+from service.core.errors import ArtifactError
+from service.core.manifest import Manifest, VocabularyEntry
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFile:
+    """The value of one `--labels`; column is None for the second."""
+
+    table: str
+    path: Path
+    column: str | None = None
+
+    @staticmethod
+    def parse(text: str) -> LabelFile:
+        """Reads "TABLE=FILE" or "TABLE=FILE#COLUMN".
+
+        >>> LabelFile.parse("film=films.csv#genres").column
+        'genres'
+
+        Raises:
+          ValueError: there is no table or no file in it.
+        """
+        table, _, rest = text.partition("=")
+        path, _, column = rest.partition("#")
+        if not table or not path:
+            raise ValueError(f"{text!r} is not TABLE=FILE, such as film=films.csv, or TABLE=FILE#COLUMN")
+        return LabelFile(table, Path(path), column or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels of a table's rows.
+
+    labels, names: by row. title: what the labels are. unmatched: lines of the file whose key is no row.
+    """
+
+    labels: Mapping[int, str]
+    names: Mapping[int, str]
+    title: str
+    unmatched: int
+
+
+def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]) -> Labels:
+    """Reads a label file.
+
+    Args:
+      vocabularies: those of the table, by the path of their file.
+
+    Raises:
+      ExportError: it can not be read, has no such column, or none of its keys is a row.
+    """
+    try:
+        records = list(_records(file.path))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ExportError(f"cannot read the labels of table {file.table!r} from {file.path}: {error}") from error
+    records = [record for record in records if record]
+    if not records or len(records[0]) < 2:
+        raise ExportError(f"{file.path}: a line of labels is a key, a separator (comma, in a .tsv a tab) and a label")
+    rows = _rows_of_keys({record[0].strip() for record in records}, num_rows, vocabularies)
+    header = records[0] if records[0][0].strip() not in rows else None
+    label_at = _column(file, header)
+    # A column that is not asked for as label, next to the key, is as good a name as any: id,title,genres.
+    name_at = next(i for i in (1, 2) if i != label_at)
+    labels, names, unmatched = {}, {}, 0
+    for record in records[header is not None :]:
+        row = rows.get(record[0].strip())
+        if row is None:
+            unmatched += 1
+            continue
+        label = record[label_at].split("|")[0].strip() if len(record) > label_at else ""
+        if label:
+            labels[row] = label
+        if len(record) > name_at and record[name_at].strip():
+            names[row] = record[name_at].strip()
+    if not labels:
+        kind = "a key of its vocabulary" if vocabularies else f"a row number below {num_rows}"
+        raise ExportError(f"{file.path}: no line has a label and, in its first column, {kind} of table {file.table!r}")
+    return Labels(labels, names, header[label_at].strip() if header else "label", unmatched)
+
+
+def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
+    """Returns the vocabularies that turn keys into rows of a table, by the path of their file."""
+    names = sorted({f.vocabulary for f in manifest.features.values() if f.table == table and f.vocabulary is not None})
+    return {artifact / manifest.vocabularies[name].file: manifest.vocabularies[name] for name in names}
+
+
+def vocabulary_names(vocabularies: Mapping[Path, VocabularyEntry], rows: Collection[int]) -> dict[int, str]:
+    """Returns the keys of some rows, reading line by line, so that a vocabulary of millions is never in memory.
+
+    Raises:
+      ArtifactError: a vocabulary's file can not be read.
+    """
+    wanted = set(rows)
+    names: dict[int, str] = {}
+    for path, entry in vocabularies.items():
+        for row, key in _keys(path, entry):
+            if row in wanted:
+                names.setdefault(row, key)
+        if entry.oov_id in wanted:
+            names.setdefault(entry.oov_id, "(any other key)")
+        for bucket in range(entry.num_oov_buckets):
+            if (row := entry.first_id + entry.size + bucket) in wanted:
+                names.setdefault(row, f"(other keys, bucket {bucket})")
+    return names
+
+
+def _rows_of_keys(keys: set[str], num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for path, entry in vocabularies.items():
+        for row, key in _keys(path, entry):
+            if key in keys:
+                found.setdefault(key, row)
+    # Beside integer keys a number is a key, known or not; beside strings it can only be a row.
+    if all(entry.key_dtype == "string" for entry in vocabularies.values()):
+        numbers = {key: int(key) for key in keys if key.isdecimal() and key not in found}
+        found |= {key: row for key, row in numbers.items() if row < num_rows}
+    return found
+
+
+def _keys(path: Path, entry: VocabularyEntry) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open("rb") as lines:
+            for i, line in enumerate(lines):
+                key = line.removesuffix(b"\n").removesuffix(b"\r")
+                yield entry.first_id + i, key.decode(errors="backslashreplace")
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
+
+
+def _records(path: Path) -> Iterator[list[str]]:
+    delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else ","
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        yield from csv.reader(lines, delimiter=delimiter)
+
+
+def _column(file: LabelFile, header: list[str] | None) -> int:
+    if file.column is None:
+        return 1
+    names = [] if header is None else [name.strip() for name in header]
+    if file.column not in names[1:]:
+        has = f"its header has {names}" if names else "its first line is no header"
+        raise ExportError(f"{file.path} has no column {file.column!r} of labels: {has}")
+    return names.index(file.column, 1)

@@ -1,0 +1,88 @@
+"""What saved_model.pb says: its MetaGraphs and their signatures, read without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from model_export.errors import ExportError
+from model_export.report.document import MetaGraphReport, SignatureReport, TensorReport
+from service.codecs.protos import message_class
+from service.codecs.signature_def import read_signatures
+from service.core.errors import ArtifactError
+from service.core.manifest import Manifest
+from service.core.types import SignatureSpec, TensorSpec
+
+_FILE = "saved_model.pb"
+_SERVE = ("serve",)
+
+
+def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGraphReport, ...]:
+    """Returns every MetaGraph, {serve} first.
+
+    Args:
+      manifest: says what its signatures are for; those of {serve} only, which is the one a server loads.
+
+    Raises:
+      ExportError: the folder is no SavedModel.
+      ArtifactError: its saved_model.pb is corrupt.
+    """
+    path = artifact / _FILE
+    if not path.is_file():
+        raise ExportError(_no_saved_model(artifact))
+    message = message_class("tensorflow.SavedModel")()
+    try:
+        message.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
+    except DecodeError as error:
+        raise ArtifactError(f"{path} is not a SavedModel: {error}") from error
+    versions = {
+        tuple(sorted(graph.meta_info_def.tags)): str(graph.meta_info_def.tensorflow_version)
+        for graph in message.meta_graphs
+    }
+    del message  # a graph may be large, and the next lines read it anew
+    return tuple(
+        MetaGraphReport(tags, versions[tags], _signatures(path, tags, manifest if tags == _SERVE else None))
+        for tags in sorted(versions, key=lambda tags: (tags != _SERVE, tags))
+    )
+
+
+def _no_saved_model(artifact: Path) -> str:
+    if not artifact.is_dir():
+        return f"{artifact} is not a folder"
+    versions = sorted((path.name for path in artifact.iterdir() if (path / _FILE).is_file()), key=_version_order)
+    if versions:
+        return f"{artifact} is a folder of versions: name one, such as {artifact / versions[-1]}"
+    return f"{artifact} has no {_FILE}: it is not a SavedModel"
+
+
+def _version_order(name: str) -> tuple[int, str]:
+    return (int(name), name) if name.isdecimal() else (-1, name)
+
+
+def _signatures(path: Path, tags: tuple[str, ...], manifest: Manifest | None) -> tuple[SignatureReport, ...]:
+    return tuple(_signature(spec, manifest) for spec in read_signatures(path, frozenset(tags)).values())
+
+
+def _signature(spec: SignatureSpec, manifest: Manifest | None) -> SignatureReport:
+    entry = None if manifest is None else manifest.signatures.get(spec.name)
+    inputs, outputs = _tensors(spec.inputs), _tensors(spec.outputs)
+    if entry is None:
+        return SignatureReport(spec.name, "graph", spec.method_name, inputs, outputs)
+    return SignatureReport(
+        name=spec.name,
+        kind=entry.kind,
+        method=spec.method_name,
+        inputs=inputs,
+        outputs=outputs,
+        device=entry.device,
+        batch_sizes=entry.batch_sizes,
+        features=entry.features,
+    )
+
+
+def _tensors(specs: Mapping[str, TensorSpec]) -> tuple[TensorReport, ...]:
+    return tuple(TensorReport(spec.name, spec.dtype, spec.shape, spec.is_optional) for spec in specs.values())

@@ -1,0 +1,136 @@
+"""Where an artifact's tables lie, and a view of their bytes, with or without a manifest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.report.document import TableReport
+from model_export.report.table_health import TableRows
+from service.core.errors import ArtifactError
+from service.core.manifest import Manifest
+from service.core.types import Array
+from service.lookup.bundle import BundleEntry, read_bundle
+
+_PREFIX = Path("variables") / "variables"
+_KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+# The bundle's name -> what numpy reads it as; bfloat16 is the upper half of a float32.
+_READABLE: Mapping[str, str] = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
+
+
+def declared_tables(manifest: Manifest) -> list[TableReport]:
+    """Returns the tables of a manifest."""
+    return [
+        TableReport(
+            name=name,
+            variable=entry.variable,
+            vocabulary_size=entry.vocabulary_size,
+            embedding_dim=entry.embedding_dim,
+            dtype=entry.dtype,
+            nbytes=entry.nbytes,
+            file=entry.file,
+            offset=entry.offset,
+            features=tuple(sorted(key for key, feature in manifest.features.items() if feature.table == name)),
+        )
+        for name, entry in manifest.tables.items()
+    ]
+
+
+def matrix_variables(artifact: Path) -> list[TableReport]:
+    """Returns every 2-D float variable of a SavedModel, the largest first; [] where it has no variables.
+
+    Raises:
+      ArtifactError: variables/variables.index is there and can not be read.
+    """
+    if not (artifact / _PREFIX).with_suffix(".index").exists():
+        return []
+    found = [
+        _variable(artifact, key, entry)
+        for key, entry in read_bundle(artifact / _PREFIX).items()
+        if len(entry.shape) == 2 and (entry.dtype in _READABLE or entry.dtype == "bfloat16")
+    ]
+    return sorted(found, key=lambda table: (-table.vocabulary_size * table.embedding_dim, table.name))
+
+
+class SlicedRows:
+    """A [V, D] table that was saved in parts by rows, read like an array: `rows[start:stop]`, `rows[ids]`.
+
+    parts: [V1, D], [V2, D] ... in order, of one dtype.
+    """
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = parts
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        self.shape: tuple[int, ...] = (int(self._starts[-1]), *parts[0].shape[1:])
+        self.dtype: np.dtype[Any] = parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        ids = np.arange(self.shape[0])[rows] if isinstance(rows, slice) else rows
+        out = np.empty((len(ids), *self.shape[1:]), self.dtype)
+        owners = np.searchsorted(self._starts, ids, side="right") - 1
+        for owner in np.unique(owners):
+            mine = owners == owner
+            out[mine] = self._parts[owner][ids[mine] - self._starts[owner]]
+        return out
+
+
+def map_table(artifact: Path, table: TableReport) -> TableRows:
+    """Returns the table's [V, D] bytes, mapped read-only, perhaps unaligned.
+
+    Raises:
+      ArtifactError: it can not be read: its file is missing or short, or its numbers are of another kind.
+    """
+    dtype = _READABLE.get(table.dtype)
+    if dtype is None:
+        raise ArtifactError(f"numbers of type {table.dtype} are not read")
+    shape = (table.vocabulary_size, table.embedding_dim)
+    try:
+        if table.slices:
+            return _map_slices(artifact, table.variable, dtype)
+        return _map(artifact / table.file, dtype, table.offset, table.nbytes, shape)
+    except OSError as error:
+        raise ArtifactError(f"cannot read {table.file}: {error.strerror or error}") from error
+
+
+def _map_slices(artifact: Path, variable: str, dtype: str) -> TableRows:
+    entry = read_bundle(artifact / _PREFIX)[variable]
+    position = 0
+    for start, part in entry.slices:
+        if start != (position, 0) or part.shape[1:] != entry.shape[1:]:
+            raise ArtifactError("saved in slices that are not whole rows one after another")
+        position += part.shape[0]
+    if position != entry.shape[0] or not position:
+        raise ArtifactError("saved in slices that do not cover it")
+    return SlicedRows([_map(part.file, dtype, part.offset, part.nbytes, part.shape) for _, part in entry.slices])
+
+
+def _map(path: Path, dtype: str, offset: int, nbytes: int, shape: tuple[int, ...]) -> Array:
+    if nbytes == 0 or nbytes != math.prod(shape) * np.dtype(dtype).itemsize:
+        raise ArtifactError(f"{nbytes:,} bytes do not hold {' x '.join(map(str, shape))} of {np.dtype(dtype).name}")
+    size = path.stat().st_size
+    # Checked before mapping: reading a mapping beyond the file's end would end the process.
+    if offset + nbytes > size:
+        raise ArtifactError(f"it ends at byte {offset + nbytes:,} of {path.name}, which has {size:,}")
+    return np.memmap(path, dtype, "r", offset, shape)
+
+
+def _variable(artifact: Path, key: str, entry: BundleEntry) -> TableReport:
+    name = key.removesuffix(_KEY_SUFFIX)
+    return TableReport(
+        name=name,
+        variable=key,
+        vocabulary_size=entry.shape[0],
+        embedding_dim=entry.shape[1],
+        dtype=entry.dtype,
+        nbytes=entry.nbytes + sum(part.nbytes for _, part in entry.slices),
+        file=entry.file.relative_to(artifact).as_posix(),
+        offset=entry.offset,
+        slices=len(entry.slices),
+    )

@@ -1,0 +1,265 @@
+"""The report for a terminal: at most 100 columns, plain text, what needs attention first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_export.export.parity_report import DeviceDifference, ParityReport, SignatureParity
+from model_export.report.document import ArtifactReport, MetaGraphReport, TableReport, TensorReport
+from model_export.report.findings import first_ids
+from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
+from model_export.report.statistics import TableStatistics
+from model_export.report.svg import clip, short
+from model_export.report.table_health import Histogram, Rows, TableHealth
+
+WIDTH = 100
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def to_text(report: ArtifactReport) -> str:
+    """Returns the report as lines, each ended by a newline. Control characters of the artifact become visible."""
+    sections = (_head, _attention, _tables, _features, _meta_graphs, _parity, _curves, _statistics, _provenance)
+    lines = [line for section in sections for line in section(report)]
+    return "".join(f"{_printable(line)}\n" for line in lines)
+
+
+def verification_text(artifact: Path, parity: ParityReport | None, faults: Sequence[str]) -> str:
+    """Returns what a verification compared, then each fault on a line of its own, or that there is none."""
+    lines = [] if parity is None else list(_parity_lines(parity))
+    if faults:
+        lines += ["", "DISAGREEMENTS", *(f"  ! {fault}" for fault in faults)]
+    else:
+        # Unwrapped: a script may look for it, however long the path is.
+        lines += [f"{artifact}: {agreement_words(parity)}"]
+    return "".join(f"{_printable(line)}\n" for line in lines)
+
+
+def _parity_lines(parity: ParityReport) -> Iterator[str]:
+    for title, found in (("", parity.signatures), (" of {serve,tpu}, lowered to a CPU", parity.lowered)):
+        for name, entry in found.items():
+            yield from _signature_parity(name + title, entry)
+    for note in parity.notes:
+        yield from _wrap(f"note: {note}", "  ", "    ")
+
+
+def agreement_words(parity: ParityReport | None) -> str:
+    """Returns what a verification without faults has shown, naming the signatures that it could not compare."""
+    signatures = {} if parity is None else {**parity.signatures, **parity.lowered}
+    unchecked = [name for name, entry in signatures.items() if entry.reference == "nothing" or not entry.cases]
+    if not unchecked:
+        return "files, index, manifest and every signature agree"
+    return f"files, index, manifest and every signature compared agree; NOT compared: {', '.join(unchecked)}"
+
+
+def _head(report: ArtifactReport) -> Iterator[str]:
+    tags = "; ".join("{" + ",".join(graph.tags) + "}" for graph in report.meta_graphs)
+    yield from _wrap(f"{report.folder}  ({len(report.files)} files, {bytes_words(report.nbytes)})", "", "  ")
+    lookups = "with" if report.has_manifest else "without"
+    yield from _wrap(f"SavedModel with MetaGraphs {tags}, {lookups} a lookup manifest", "", "  ")
+
+
+def _attention(report: ArtifactReport) -> Iterator[str]:
+    if report.disagreements is not None:
+        yield from ("", "VERIFICATION")
+        for line in report.disagreements:
+            yield from _wrap(line, "  ! ", "    ")
+        if not report.disagreements:
+            yield from _wrap(agreement_words(report.parity), "  ", "    ")
+    yield from ("", "WHAT TO LOOK AT")
+    for finding in report.findings:
+        yield from _wrap(finding, "  ! ", "    ")
+    if not report.findings:
+        yield "  nothing stands out"
+    for note in report.notes:
+        yield from _wrap(note, "  - ", "    ")
+
+
+def _tables(report: ArtifactReport) -> Iterator[str]:
+    if not report.tables:
+        return
+    yield from ("", "TABLES" if report.has_manifest else "2-D VARIABLES")
+    for table in report.tables:
+        shape = f"{table.vocabulary_size:,} x {table.embedding_dim:,} {table.dtype}"
+        yield from _wrap(f"{table.name}  {shape}, {bytes_words(table.nbytes)}", "  ", "    ")
+        if table.features:
+            yield from _wrap(f"read by {', '.join(table.features)}", "    ", "      ")
+        yield from _table_health(table)
+
+
+def _table_health(table: TableReport) -> Iterator[str]:
+    if table.unread is not None:
+        yield from _wrap(f"not read: {table.unread}", "    ", "      ")
+    if table.health is None:
+        return
+    health = table.health
+    if health.norms is not None and health.histogram is not None:
+        spread = dict(health.norms.percentiles)
+        yield (
+            f"    row norms  min {short(health.norms.minimum)}  5% {short(spread[5.0])}  "
+            f"median {short(health.norms.median)}  mean {short(health.norms.mean)}  95% {short(spread[95.0])}  "
+            f"max {short(health.norms.maximum)}"
+        )
+        yield from _spark(health.histogram)
+    yield from _wrap("; ".join(_counts(health)), "    ", "      ")
+    if table.projection is not None and table.projection.agreement is not None:
+        yield (
+            f"    {table.projection.label_title}: {table.projection.agreement:.0%} of rows have a nearest neighbour of "
+            f"their own label, chance {table.projection.chance:.0%}"
+        )
+
+
+def _counts(health: TableHealth) -> Iterator[str]:
+    groups: tuple[tuple[str, Rows | None], ...] = (
+        ("with NaN", health.nan),
+        ("with Inf", health.inf),
+        ("all zeros (dead)", health.dead),
+        ("nearly zero", health.near_zero),
+        ("equal to an earlier row", health.duplicates),
+    )
+    found = [(name, rows) for name, rows in groups if rows is not None and rows.count]
+    if not found:
+        yield "no NaN, no Inf, no dead, nearly zero or equal rows"
+    for name, rows in found:
+        yield f"{rows.count:,} {name} ({rows.count / health.rows:.1%}): {clip(first_ids(rows), 60)}"
+
+
+def _spark(histogram: Histogram) -> Iterator[str]:
+    top = max(histogram.counts) or 1
+    # A bin that is not empty is never shown as empty.
+    bars = "".join(_BARS[-(-8 * count // top)] for count in histogram.counts)
+    beyond = f", {histogram.above:,} rows above" if histogram.above else ""
+    yield f"    {short(histogram.edges[0])} |{bars}| {short(histogram.edges[-1])}{beyond}"
+
+
+def _features(report: ArtifactReport) -> Iterator[str]:
+    if report.features:
+        yield from ("", "FEATURES")
+    for feature in report.features:
+        yield from _wrap(f"{feature.name}  table {feature.table}, takes {vocabulary_words(feature)}", "  ", "    ")
+
+
+def _meta_graphs(report: ArtifactReport) -> Iterator[str]:
+    for graph in report.meta_graphs:
+        yield from ("", _graph_title(graph))
+        if not graph.signatures:
+            yield "  none"
+        for signature in graph.signatures:
+            yield from _wrap(f"{signature.name}  ({signature_words(signature)})", "  ", "    ")
+            yield from _tensors("in ", signature.inputs)
+            yield from _tensors("out", signature.outputs)
+            for name, feature in signature.features.items():
+                yield from _wrap(f"{name} = {lookup_words(feature)}", "      ", "        ")
+
+
+def _graph_title(graph: MetaGraphReport) -> str:
+    writer = f", written by TensorFlow {graph.tensorflow_version}" if graph.tensorflow_version else ""
+    return f"SIGNATURES OF {{{','.join(graph.tags)}}}{writer}"
+
+
+def _tensors(direction: str, tensors: Sequence[TensorReport]) -> Iterator[str]:
+    text = "; ".join(f"{tensor.name} {tensor_words(tensor)}" for tensor in tensors) or "nothing"
+    yield from _wrap(f"{direction} {text}", "    ", "        ")
+
+
+def _parity(report: ArtifactReport) -> Iterator[str]:
+    if report.parity is not None:
+        when = "found now" if report.disagreements is not None else "as the exporter found it"
+        yield from ("", f"PARITY, {when}")
+        yield from _parity_lines(report.parity)
+
+
+def _signature_parity(name: str, parity: SignatureParity) -> Iterator[str]:
+    is_compared = parity.reference != "nothing"
+    nothing = "only run, nothing to compare with" if parity.cases else "not checked, nothing to compare with"
+    against = f"against the {parity.reference}" if is_compared else nothing
+    refused = f", {parity.refused} rightly refused" if parity.refused else ""
+    yield from _wrap(f"{name}  {parity.cases} cases {against}{refused}", "  ", "    ")
+    for output, entry in parity.outputs.items():
+        yield (
+            f"    {clip(output, 40):40} max error {entry.max_absolute_error:8.1e}  "
+            f"relative {entry.max_relative_error:8.1e}" + (f"  {entry.rows:,} rows" if entry.rows else "")
+        )
+    for difference in parity.differences:
+        yield from _wrap(difference_words(difference), "    ~ ", "      ")
+
+
+def difference_words(difference: DeviceDifference) -> str:
+    """Returns one difference between two lookups as a sentence."""
+    example = f"; such as {provenance_words(difference.example)}" if difference.example else ""
+    # Where one of the two refuses, there are no numbers to differ.
+    amount = f" by up to {difference.max_absolute:.3g}" if difference.max_absolute else ""
+    return (
+        f"{difference.feature} differs from {difference.other} in {difference.rows:,} of {difference.of_rows:,} "
+        f"rows{amount}: {difference.reason}{example}"
+    )
+
+
+def _curves(report: ArtifactReport) -> Iterator[str]:
+    if report.curves:
+        yield from ("", "TRAINING")
+    for curve in report.curves:
+        (first_x, first), (last_x, last) = curve.points[0], curve.points[-1]
+        best_x, best = min(curve.points, key=lambda point: point[1])
+        yield from _wrap(
+            f"{curve.name}  {first:.4g} at {curve.x_name} {first_x:g} -> {last:.4g} at {last_x:g}; lowest {best:.4g} "
+            f"at {best_x:g}",
+            "  ",
+            "    ",
+        )
+
+
+def _statistics(report: ArtifactReport) -> Iterator[str]:
+    if report.statistics:
+        yield from ("", "LOOKUPS SAMPLED IN TRAINING")
+    for entry in report.statistics:
+        yield from _wrap(f"{entry.table}  {statistics_words(entry)}", "  ", "    ")
+        hot = ", ".join(f"{row} ({count:,})" for row, count in entry.hot_ids[:10])
+        if hot:
+            yield from _wrap(f"hot ids {hot}", "    ", "      ")
+
+
+def statistics_words(entry: TableStatistics) -> str:
+    """Returns the figures of one table's statistics in a line."""
+    about = "" if entry.distinct_is_exact else "about "
+    balance = [
+        f"fullest of {len(loads)} partitions ({strategy}) {imbalance:.2f} x the mean"
+        for strategy, loads in entry.partitions.items()
+        if (imbalance := entry.imbalance(strategy)) is not None
+    ]
+    bad = [f"{entry.bad_ids:,} ids outside the table"] if entry.bad_ids else []
+    return "; ".join(
+        [
+            f"{entry.sampled_steps:,} of {entry.steps:,} steps",
+            f"{entry.examples:,} examples with {entry.ids:,} ids, {entry.mean_ids:.3g} each, {entry.max_ids:,} at most",
+            f"{about}{entry.distinct_ids:,} of {entry.rows:,} rows seen",
+            *bad,
+            *balance,
+        ]
+    )
+
+
+def _provenance(report: ArtifactReport) -> Iterator[str]:
+    if report.provenance:
+        yield from ("", "PROVENANCE")
+    for name, value in report.provenance.items():
+        yield from _wrap(f"{name}  {provenance_words(value)}", "  ", "    ")
+
+
+def provenance_words(value: Any) -> str:
+    """Returns a value of the provenance on one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {provenance_words(entry)}" for key, entry in value.items())
+    if isinstance(value, list):
+        return "[" + ", ".join(map(provenance_words, value)) + "]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _wrap(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def _printable(line: str) -> str:
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)

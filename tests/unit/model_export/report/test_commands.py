@@ -1,0 +1,158 @@
+"""`inspect` and `verify` at the command line: what goes where, and which status comes out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model_export.__main__ import main
+from tests.unit.model_export.report.test_report_statistics import write_statistics
+
+
+def test_inspect_prints_text(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(artifact)]) == 0
+    out = capsys.readouterr().out
+    assert "TABLES" in out and "row norms" in out
+
+
+def test_json_is_alone_on_stdout_and_html_in_its_file(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = artifact.parent / "report.html"
+    assert main(["inspect", str(artifact), "--json", "--html", str(page)]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["tables"][0]["projection"]["ids"] == [0, 1, 2, 3, 4]
+    assert str(page) in captured.err and page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_without_html_or_labels_nothing_is_projected(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(artifact), "--json"]) == 0
+    assert [table["projection"] for table in json.loads(capsys.readouterr().out)["tables"]] == [None, None]
+
+
+def test_fast_reads_no_table(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(artifact), "--json", "--fast"]) == 0
+    assert [table["health"] for table in json.loads(capsys.readouterr().out)["tables"]] == [None, None]
+
+
+def test_labels_statistics_and_run_come_from_where_the_flags_say(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_statistics(tmp_path / "statistics")
+    (tmp_path / "run.json").write_text('{"history": [{"epoch": 1, "loss": 2.0}]}')
+    (tmp_path / "kinds.csv").write_text("key,name,kind\nred,Red,warm\nblue,Blue,cold\n")
+    flags = ["--statistics", str(tmp_path / "statistics"), "--run", str(tmp_path)]
+    labels = ["--labels", f"tag={tmp_path / 'kinds.csv'}#kind"]
+    assert main(["inspect", str(artifact), "--json", *flags, *labels]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["statistics"][0]["table"] == "tag"
+    assert document["curves"][0]["name"] == "loss"
+    picture = document["tables"][1]["projection"]
+    assert (picture["ids"], picture["labels"], picture["label_title"]) == ([1, 3], ["warm", "cold"], "kind")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--labels", "nowhere=x.csv"], "there is no table 'nowhere', only 'user', 'tag'"),
+        (["--labels", "tag=x.csv", "--fast"], "leave out --fast"),
+        (["--labels", "tag=x.csv"], "cannot read the labels of table 'tag' from x.csv"),
+        (["--statistics", "nowhere"], "--statistics: nowhere is not a folder"),
+        (["--run", "nowhere"], "cannot read the history of nowhere/run.json"),
+        (["--html", "nowhere/report.html"], "cannot write nowhere/report.html"),
+    ],
+)
+def test_an_error_is_one_line(
+    artifact: Path,
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", str(artifact), *flags]) == 1
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_a_label_given_twice_is_refused(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (artifact.parent / "l.csv").write_text("red,warm\n")
+    flag = ["--labels", f"tag={artifact.parent / 'l.csv'}"]
+    assert main(["inspect", str(artifact), *flag, *flag]) == 1
+    assert "'tag' is given twice" in capsys.readouterr().err
+
+
+def test_a_flag_that_is_no_label_file_is_refused_by_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", "x", "--labels", "films.csv"])
+    assert "TABLE=FILE" in capsys.readouterr().err
+
+
+def test_inspecting_imports_no_tensorflow(artifact: Path) -> None:
+    code = (
+        "import sys; from model_export.__main__ import main;"
+        f"main(['inspect', {str(artifact)!r}, '--html', {str(artifact.parent / 'r.html')!r}]);"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.tf
+def test_every_disagreement_is_listed_and_the_status_is_1(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (artifact / "assets" / "tag.txt").write_text("red\nred\n")
+    (artifact / "more").write_text("")
+    assert main(["verify", str(artifact)]) == 1
+    captured = capsys.readouterr()
+    listed = [line for line in captured.out.splitlines() if line.startswith("  ! ")]
+    assert [line for line in listed if "assets/tag.txt has 8 bytes" in line]
+    assert [line for line in listed if "more has 0 bytes" in line] and "signature agree" not in captured.out
+    assert captured.err.endswith(f"is not what it says: {len(listed)} disagreements, listed on stdout\n")
+
+
+@pytest.mark.tf
+def test_a_failed_verification_is_a_whole_report_too(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (artifact / "more").write_text("")
+    page = artifact.parent / "r.html"
+    assert main(["verify", str(artifact), "--json", "--html", str(page)]) == 1
+    captured = capsys.readouterr()
+    (line,) = json.loads(captured.out)["disagreements"]
+    assert "more has 0 bytes" in line and "more has 0 bytes" in page.read_text(encoding="utf-8")
+    assert "1 disagreement," in captured.err and "starting TensorFlow" in captured.err
+
+
+@pytest.mark.tf
+def test_a_folder_without_a_manifest_can_not_be_verified(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (artifact / "assets.extra" / "lookup_manifest.json").unlink()
+    assert main(["verify", str(artifact)]) == 1
+    assert "no lookup manifest" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real export with both lookups; not to be changed."""
+    from model_export.export.api import export
+    from tests.unit.model_export.export.table_source import TWO_FEATURES, TableSource
+
+    base = tmp_path_factory.mktemp("exported")
+    return export(TableSource(TWO_FEATURES), base, lookup_device=["cpu", "tpu_tensor_core"])
+
+
+@pytest.mark.tf
+def test_a_good_artifact_is_verified_and_the_parity_is_the_fresh_one(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = exported.parent / "r.html"
+    assert main(["verify", str(exported), "--json", "--html", str(page)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["disagreements"] == []
+    assert document["parity"]["signatures"]["lookup"]["reference"] == "oracle"
+    assert document["parity"]["signatures"]["lookup"]["cases"] > 0
+    assert [(c["name"], c["points"]) for c in document["curves"]] == [("loss", [[1.0, 0.5]])]
+    assert "Verified: files, index, manifest and every signature agree." in page.read_text(encoding="utf-8")
+    assert main(["verify", str(exported)]) == 0
+    out = capsys.readouterr().out
+    assert "against the oracle" in out and out.endswith("every signature agree\n")
