@@ -1,1 +1,144 @@
-"""Trains TPU-embedding models and writes them as stock SavedModels; knows nothing of servers or wires."""
+"""Trains TPU-embedding models and writes them as stock SavedModels; knows nothing of servers or wires.
+
+The public names are here and are imported on first use (docs/adr/0008), since most of them need TensorFlow, which takes
+seconds to start.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
+    from model_export.errors import ExportError
+    from model_export.estimator.estimator import EmbeddingEstimator
+    from model_export.estimator.estimator_spec import EstimatorSpec
+    from model_export.estimator.export_outputs import ClassificationOutput, PredictOutput, RegressionOutput
+    from model_export.estimator.export_source import EstimatorSource
+    from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
+    from model_export.estimator.receivers import (
+        ServingInputReceiver,
+        TensorServingInputReceiver,
+        build_parsing_serving_input_receiver_fn,
+        build_raw_serving_input_receiver_fn,
+    )
+    from model_export.estimator.run_config import RunConfig, TPUConfig
+    from model_export.estimator.warm_start import WarmStartSettings
+    from model_export.exporter.adopt import adopt
+    from model_export.exporter.api import export
+    from model_export.exporter.verify import verify_artifact
+    from model_export.layers.checkpoints import restore
+    from model_export.layers.export_source import LayerSource
+    from model_export.layers.keras_rs import KerasRsSource
+    from model_export.layers.separate_optimizers import apply_gradients, split_variables, train_step
+    from model_export.layers.strategy import tpu_strategy
+    from model_export.layers.tpu_embedding import TPUEmbedding
+    from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+    from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
+    from model_export.spec.optimization_parameters import (
+        AdagradParameters,
+        AdamParameters,
+        FtrlParameters,
+        StochasticGradientDescentParameters,
+    )
+    from model_export.spec.table_config import FeatureConfig, TableConfig
+    from model_export.statistics.files import read_statistics
+
+_HOMES = {
+    "AdagradParameters": "spec.optimization_parameters",
+    "AdamParameters": "spec.optimization_parameters",
+    "ClassificationOutput": "estimator.export_outputs",
+    "EmbeddingConfigSpec": "spec.embedding_config_spec",
+    "EmbeddingEstimator": "estimator.estimator",
+    "EstimatorSource": "estimator.export_source",
+    "EstimatorSpec": "estimator.estimator_spec",
+    "ExportError": "errors",
+    "ExportSavedModelApiVersion": "estimator.modes",
+    "FeatureConfig": "spec.table_config",
+    "FeatureSpec": "spec.features",
+    "FtrlParameters": "spec.optimization_parameters",
+    "KerasRsSource": "layers.keras_rs",
+    "LayerSource": "layers.export_source",
+    "ModeKeys": "estimator.modes",
+    "ModelSpec": "spec.features",
+    "PredictOutput": "estimator.export_outputs",
+    "RegressionOutput": "estimator.export_outputs",
+    "RunConfig": "estimator.run_config",
+    "ServingInputReceiver": "estimator.receivers",
+    "StochasticGradientDescentParameters": "spec.optimization_parameters",
+    "TPUConfig": "estimator.run_config",
+    "TPUEmbedding": "layers.tpu_embedding",
+    "TableConfig": "spec.table_config",
+    "TableSpec": "spec.features",
+    "TensorServingInputReceiver": "estimator.receivers",
+    "VocabularySpec": "spec.features",
+    "WarmStartSettings": "estimator.warm_start",
+    "adopt": "exporter.adopt",
+    "apply_gradients": "layers.separate_optimizers",
+    "build_parsing_serving_input_receiver_fn": "estimator.receivers",
+    "build_raw_serving_input_receiver_fn": "estimator.receivers",
+    "embedding_column": "columns.embedding_column",
+    "export": "exporter.api",
+    "read_statistics": "statistics.files",
+    "restore": "layers.checkpoints",
+    "shared_embedding_columns": "columns.embedding_column",
+    "split_variables": "layers.separate_optimizers",
+    "tpu_strategy": "layers.strategy",
+    "train_step": "layers.separate_optimizers",
+    "verify_artifact": "exporter.verify",
+}
+
+__all__ = [
+    "AdagradParameters",
+    "AdamParameters",
+    "ClassificationOutput",
+    "EmbeddingConfigSpec",
+    "EmbeddingEstimator",
+    "EstimatorSource",
+    "EstimatorSpec",
+    "ExportError",
+    "ExportSavedModelApiVersion",
+    "FeatureConfig",
+    "FeatureSpec",
+    "FtrlParameters",
+    "KerasRsSource",
+    "LayerSource",
+    "ModeKeys",
+    "ModelSpec",
+    "PredictOutput",
+    "RegressionOutput",
+    "RunConfig",
+    "ServingInputReceiver",
+    "StochasticGradientDescentParameters",
+    "TPUConfig",
+    "TPUEmbedding",
+    "TableConfig",
+    "TableSpec",
+    "TensorServingInputReceiver",
+    "VocabularySpec",
+    "WarmStartSettings",
+    "adopt",
+    "apply_gradients",
+    "build_parsing_serving_input_receiver_fn",
+    "build_raw_serving_input_receiver_fn",
+    "embedding_column",
+    "export",
+    "read_statistics",
+    "restore",
+    "shared_embedding_columns",
+    "split_variables",
+    "tpu_strategy",
+    "train_step",
+    "verify_artifact",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

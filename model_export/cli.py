@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from model_export.export.signature_names import DEFAULT_BATCH_SIZES
+from model_export.exporter.adopt_example import SPEC_EXAMPLE
+from model_export.exporter.export_config import CONFIG_EXAMPLE
+from model_export.exporter.signature_names import DEFAULT_BATCH_SIZES
+from model_export.report.row_names import LabelFile
 
 _DATA = Path("data/movielens-100k")
-_RUN = Path("runs/movielens")
-_MODELS = Path("models/movielens")
+DEFAULT_RUN = Path("runs/movielens")
+DEFAULT_MODELS = Path("models/movielens")
 
 _DESCRIPTION = """\
 Trains a film-rating model on TPU embeddings and exports it as a stock SavedModel whose lookups a server can run on the
@@ -23,8 +26,10 @@ or step by step:
   model-export fetch movielens --to data/movielens-100k
   model-export train                      data/movielens-100k -> runs/movielens
   model-export export                     runs/movielens -> models/movielens/<next version>
+  model-export export --config FILE       any trained model, see `model-export export --help`
+  model-export adopt DIR --spec FILE      a SavedModel that is not ours, see `model-export adopt --help`
   model-export verify models/movielens/1  compares every signature with numpy
-  model-export inspect models/movielens/1
+  model-export inspect models/movielens/1 --html report.html
 """
 
 
@@ -48,20 +53,71 @@ def build_parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train on a data set, with a checkpoint per epoch")
     _add_dataset(train)
-    train.add_argument("--run", type=Path, default=_RUN, help="folder of the run (default: %(default)s)")
+    train.add_argument("--run", type=Path, default=DEFAULT_RUN, help="folder of the run (default: %(default)s)")
     train.add_argument("--resume", action="store_true", help="go on where the run stopped")
     _add_training(train)
 
-    export = commands.add_parser("export", help="write a run's newest checkpoint as a new version")
-    export.add_argument("--run", type=Path, default=_RUN, help="folder of the run (default: %(default)s)")
+    export = commands.add_parser(
+        "export",
+        help="write a trained model as a new version: a run's newest checkpoint, or what a file says",
+        description=f"Exports a model.\n\nA configuration (--config, TOML or JSON):\n\n{CONFIG_EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = export.add_mutually_exclusive_group()
+    what.add_argument("--run", type=Path, help=f"folder of a `train` run (default: {DEFAULT_RUN})")
+    what.add_argument("--config", type=Path, metavar="FILE", help="what to export, and how; flags go before the file")
     _add_export(export)
 
-    verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
-    verify.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    adopt = commands.add_parser(
+        "adopt",
+        help="copy a SavedModel that is not ours, with a manifest, so that its lookups are served from mapped tables",
+        description="Copies a foreign SavedModel and maps its variables to tables; without --spec, lists its variables."
+        f"\n\nA spec file:\n\n{SPEC_EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    adopt.add_argument("saved_model", type=Path, metavar="DIR", help="folder of saved_model.pb; it is not changed")
+    adopt.add_argument("--spec", type=Path, metavar="FILE", help="which variables are tables, which features read them")
+    adopt.add_argument(
+        "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is a version of)"
+    )
+    adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
-    inspect = commands.add_parser("inspect", help="show what an artifact holds (no TensorFlow needed)")
-    inspect.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
+    _add_report(verify)
+
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what any SavedModel holds: tables and their health, signatures, training (no TensorFlow needed)",
+    )
+    _add_report(inspect)
+    inspect.add_argument(
+        "--labels",
+        type=_label_file,
+        action="append",
+        default=[],
+        metavar="TABLE=FILE[#COLUMN]",
+        help="colour a table's picture: CSV or TSV of key or row number, label and perhaps name; COLUMN of its header "
+        "is the label, else the second (repeatable)",
+    )
+    inspect.add_argument(
+        "--statistics", type=Path, metavar="DIR", help="lookup statistics of a training: its profile_data_directory"
+    )
+    inspect.add_argument("--run", type=Path, metavar="DIR", help="folder of the training run, for its loss curves")
+    inspect.add_argument("--fast", action="store_true", help="do not read the tables: no norms, no NaN, no dead rows")
     return parser
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument("--json", action="store_true", help="the whole report as JSON, alone on stdout")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with plots")
+
+
+def _label_file(text: str) -> LabelFile:
+    try:
+        return LabelFile.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
@@ -91,17 +147,31 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, default=_MODELS, metavar="DIR", help="folder of the versions (default: %(default)s)"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the versions (default: {DEFAULT_MODELS})")
     parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     parser.add_argument(
         "--batch_sizes",
         type=_sizes,
-        default=DEFAULT_BATCH_SIZES,
         metavar="N,N,...",
         help=f"static sizes of the tensor-core lookup (default: {','.join(map(str, DEFAULT_BATCH_SIZES))})",
     )
+    parser.add_argument(
+        "--lookup_device",
+        choices=["cpu", "tpu_tensor_core", "both"],
+        help="which lookups to write (default: both; of a configuration: cpu)",
+    )
+    parser.add_argument("--signatures", type=_names, metavar="NAME,...", help="signatures to write (default: all)")
+    parser.add_argument("--export_to_tpu", action="store_true", default=None, help="a {serve,tpu} MetaGraph too")
+    parser.add_argument(
+        "--allow_nonfinite", action="store_true", default=None, help="export tables that hold NaN or infinity"
+    )
+    parser.add_argument(
+        "--no_warmup", dest="warmup", action="store_false", default=None, help="no warm-up requests for TF Serving"
+    )
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from model_export.cli import DEFAULT_MODELS, DEFAULT_RUN
 from model_export.datasets import movielens
 from model_export.datasets.ratings import RatingData
 from model_export.datasets.synthetic import synthetic_ratings
 from model_export.errors import ExportError
-from model_export.export.inspection import describe
-from model_export.export.versions import existing_versions, new_version_folder
+from model_export.exporter.export_config import ExportConfig, read_config, run_config
+from model_export.exporter.versions import existing_versions, new_version_folder
+from model_export.report.commands import inspect, verify
 from model_export.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
 
 # Small steps suit few ratings; the rest of the synthetic settings are those of MovieLens.
 _SYNTHETIC_DEFAULTS = {"epochs": 10, "batch_size": 32}
+
+
+_EXPORT_FLAGS = (
+    "version",
+    "batch_sizes",
+    "lookup_device",
+    "signatures",
+    "export_to_tpu",
+    "allow_nonfinite",
+    "warmup",
+)
 
 
 def say(text: str) -> None:
@@ -41,8 +54,9 @@ def run_command(arguments: argparse.Namespace) -> None:
         "fetch": _fetch,
         "train": _train,
         "export": _export,
-        "verify": _verify,
-        "inspect": _inspect,
+        "adopt": _adopt,
+        "verify": verify,
+        "inspect": inspect,
     }
     commands[arguments.command](arguments)
 
@@ -61,15 +75,33 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    new_version_folder(arguments.out, arguments.version)  # before the slow part, for an early refusal
+    flags = {name: getattr(arguments, name) for name in _EXPORT_FLAGS}
+    given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v is not None}
+    if getattr(arguments, "config", None) is not None:
+        out = {} if arguments.out is None else {"out": str(arguments.out)}
+        config = read_config(arguments.config, {**given, **out})
+    else:
+        run = str(arguments.run or DEFAULT_RUN)
+        config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
+    new_version_folder(config.out, config.arguments.get("version"))  # before the slow part, for an early refusal
     say("exporting")
-    from model_export.export.artifact import export_run
+    say(f"exported and verified: {run_config(config)}")
 
-    artifact = export_run(arguments.run, arguments.out, version=arguments.version, batch_sizes=arguments.batch_sizes)
-    say(f"exported and verified: {artifact}")
+
+def _adopt(arguments: argparse.Namespace) -> None:
+    say("starting TensorFlow")
+    from model_export.exporter.adopt import adopt, candidates
+
+    if arguments.spec is None:
+        say("\n".join([f"variables of {arguments.saved_model}:", *candidates(arguments.saved_model)]))
+        say("next: write a spec file (an example is in `model-export adopt --help`) and pass it as --spec")
+        return
+    artifact = adopt(arguments.saved_model, arguments.spec, arguments.out, version=arguments.version)
+    say(f"adopted and verified: {artifact}")
 
 
 def _demo(arguments: argparse.Namespace) -> None:
+    arguments.out = arguments.out or DEFAULT_MODELS
     versions = existing_versions(arguments.out)
     if arguments.if_missing and versions:
         say(f"{arguments.out} holds version {versions[-1]}: nothing to do")
@@ -82,20 +114,6 @@ def _demo(arguments: argparse.Namespace) -> None:
         _export(arguments)
     say(_result(run))
     say(f"done in {time.monotonic() - started:.0f} s")
-
-
-def _verify(arguments: argparse.Namespace) -> None:
-    say("starting TensorFlow")
-    from model_export.export.verify import verify_artifact
-
-    parity = verify_artifact(arguments.artifact)
-    for name, entry in parity.items():
-        say(f"{name:24} {entry.cases:3} cases  largest relative error {entry.max_relative_error:.1e}")
-    say(f"{arguments.artifact}: files, index, manifest and every signature agree")
-
-
-def _inspect(arguments: argparse.Namespace) -> None:
-    say(describe(arguments.artifact))
 
 
 def _load_data(arguments: argparse.Namespace) -> RatingData:

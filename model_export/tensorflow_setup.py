@@ -7,6 +7,7 @@ five to ten seconds.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -48,5 +49,13 @@ with _quiet_start(), warnings.catch_warnings():
     import tensorflow_recommenders as tfrs
 
     tf.config.list_physical_devices()  # else the note about a missing GPU would come later
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    # The old ways of feature columns and v1 graphs are what this package is for.
+    return "is deprecated and will be removed" not in str(record.msg)
+
+
+logging.getLogger("tensorflow").addFilter(_is_news)
 
 __all__ = ["tf", "tfrs"]

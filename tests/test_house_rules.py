@@ -47,13 +47,30 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
         {"grpc", "grpc_health", "grpc_reflection"},
     ),
+    "service.client": (
+        {"service.core.types", "service.core.errors", "service.codecs"},
+        {"numpy", "google.protobuf", "orjson", "grpc", "httpx"},
+    ),
     # What is left joins the layers: app, cli, loading, settings, observability and the like.
     "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
     "model_export": (
-        {"model_export", "service.core.manifest", "service.core.types", "service.core.errors", "service.lookup.bundle"},
+        {
+            "model_export",
+            "service.core.manifest",
+            "service.core.types",
+            "service.core.errors",
+            "service.lookup.bundle",
+            # What saved_model.pb says, read as the server reads it and without TensorFlow.
+            "service.codecs.protos",
+            "service.codecs.signature_def",
+            # Free of TensorFlow, and `verify` must lower a graph as the server does.
+            "service.graph.tpu_lowering",
+        },
         {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
     ),
 }
+# Packages whose __init__.py names what is public, each name imported on first use (docs/adr/0008).
+PUBLIC_PACKAGES = [Path("model_export"), Path("service/client")]
 # (module, import): why.
 EXCEPTIONS = {
     # A program of its own for building images, where the settings say what folder to fill.
@@ -120,7 +137,10 @@ def test_only_the_graph_folder_names_tensorflow() -> None:
 
 @pytest.mark.parametrize("file", python_files("loadtest", "examples"), ids=str)
 def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
-    assert not [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
+    # What an example shows: the exporter's public names, or the client's.
+    shown = {"export": {"model_export"}, "client.py": {"service.client"}}.get(file.parts[1], set())
+    ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
+    assert not [name for name in ours if not is_below(name, shown)]
 
 
 def test_exceptions_are_still_needed() -> None:
@@ -183,11 +203,21 @@ def test_code_lines_counts_code() -> None:
     assert code_lines('"""Doc\nstring."""\n\n# comment\nx = [\n  1,\n]\ny = """a\nb"""  # two more\n') == 5
 
 
-@pytest.mark.parametrize("file", [file for file in SOURCES if file.name == "__init__.py"], ids=str)
+@pytest.mark.parametrize(
+    "file", [file for file in SOURCES if file.name == "__init__.py" and file.parent not in PUBLIC_PACKAGES], ids=str
+)
 def test_a_packages_init_holds_only_its_rule(file: Path) -> None:
     (statement,) = tree(file).body
     assert ast.get_docstring(tree(file))
     assert isinstance(statement, ast.Expr)
+
+
+@pytest.mark.parametrize("package", PUBLIC_PACKAGES, ids=str)
+def test_a_public_package_imports_nothing_until_a_name_is_used(package: Path) -> None:
+    name = ".".join(package.parts)
+    script = f"import {name}, sys; print([m for m in sys.modules if m.startswith({name!r} + '.')])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @by_file

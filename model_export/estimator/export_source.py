@@ -12,12 +12,12 @@ import numpy as np
 from model_export.estimator import checkpoints
 from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.example_fields import ExampleFields, example_fields
-from model_export.estimator.lookups import DEFAULT_MAX_IDS_PER_ROW, lookup_spec
+from model_export.estimator.lookups import DEFAULT_MAX_IDS_PER_ROW, lookup_spec, weight_keys
 from model_export.estimator.serving_graphs import ServingGraph, cpu_serving_graph, tpu_serving_graph
-from model_export.export.lookup_graph import build_lookup
-from model_export.export.signature_runner import read_saved_model
-from model_export.export.source import LookupPlan, PredictSignature, SavedParts
-from model_export.export.vocabulary_graph import vocabulary_tables
+from model_export.exporter.lookup_graph import build_lookup
+from model_export.exporter.signature_runner import read_saved_model
+from model_export.exporter.source import LookupPlan, PredictSignature, SavedParts
+from model_export.exporter.vocabulary_graph import vocabulary_tables
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 from model_export.training.partitioning import refuse_mod_export
@@ -173,8 +173,13 @@ class EstimatorSource:
             fields = example_fields(self._graph.get_tensor_by_name(inputs[key].name))
             if fields is not None:
                 # No ids travel as inputs of their own then.
-                return PredictSignature((), key, _float_fields(fields))
+                return PredictSignature((), key, _float_fields(fields), self._weight_fields(fields))
         return PredictSignature(features)
+
+    def _weight_fields(self, fields: ExampleFields) -> dict[str, str]:
+        embedding = self._estimator.model.embedding
+        weights = {} if embedding is None else weight_keys(embedding)
+        return {name: key for name, key in weights.items() if key in fields.names and key not in fields.dense}
 
 
 def _checkpoint(estimator: EmbeddingEstimator, checkpoint_path: str | None) -> str:

@@ -60,6 +60,17 @@ def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dic
     }
 
 
+def weight_keys(spec: EmbeddingConfigSpec) -> dict[str, str]:
+    """Returns feature of lookup_spec -> the key of its weights, where it is weighted."""
+    if spec.feature_columns:
+        columns = feature_names(embedding_columns(spec)).items()
+        keys = {name: getattr(column.categorical_column, "weight_feature_key", None) for name, column in columns}
+    else:
+        configs = (spec.feature_to_config_dict or {}).items()
+        keys = {safe_name(name, "feature"): config.weight_key for name, config in configs}
+    return {name: key for name, key in keys.items() if key}
+
+
 def _table(name: str, table: TableConfig) -> TableSpec:
     stddev = getattr(table.initializer, "stddev", table.initial_stddev)
     return TableSpec(safe_name(name, "table"), table.vocabulary_size, table.dimension, table.combiner or "mean", stddev)

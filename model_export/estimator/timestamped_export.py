@@ -14,8 +14,8 @@ from model_export.errors import ExportError
 from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.export_source import EstimatorSource
 from model_export.estimator.modes import ModeKeys
-from model_export.export.api import export
-from model_export.export.versions import existing_versions
+from model_export.exporter.api import export
+from model_export.exporter.versions import existing_versions
 from service.core.manifest import LookupDevice
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.export.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES
-from model_export.export.source import PredictSignature
+from model_export.exporter.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES
+from model_export.exporter.source import PredictSignature
 from model_export.layers import introspection
 from model_export.layers.lookup_source import LookupSource
 from model_export.layers.model_inputs import ModelInputs, model_inputs

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from model_export.errors import ExportError
-from model_export.export.parity_report import Disagreements, ParityReport
+from model_export.exporter.parity_report import Disagreements, ParityReport
 from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
@@ -49,7 +49,7 @@ def verify(arguments: argparse.Namespace) -> None:
       ArtifactError: it can not be read.
     """
     _remark(arguments, "starting TensorFlow")
-    from model_export.export.verify import verify_artifact
+    from model_export.exporter.verify import verify_artifact
 
     parity: ParityReport | None
     faults: tuple[str, ...] = ()

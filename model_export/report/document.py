@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_export.export.parity_report import ParityReport
+from model_export.exporter.parity_report import ParityReport
 from model_export.report.projection import Projection
 from model_export.report.statistics import TableStatistics
 from model_export.report.table_health import TableHealth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model_export.export.parity_report import ParityReport, SignatureParity
+from model_export.exporter.parity_report import ParityReport, SignatureParity
 from model_export.report.document import ArtifactReport
 from model_export.report.page import section, table
 from model_export.report.svg import escape

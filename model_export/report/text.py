@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_export.export.parity_report import DeviceDifference, ParityReport, SignatureParity
+from model_export.exporter.parity_report import DeviceDifference, ParityReport, SignatureParity
 from model_export.report.document import ArtifactReport, MetaGraphReport, TableReport, TensorReport
 from model_export.report.findings import first_ids
 from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words

@@ -137,9 +137,7 @@ class FeatureSpec:
             raise ValueError(f"{what}: sends_rows needs a vocabulary of strings")
         drops = self.on_bad_id in ("drop", "drop_negative")
         if self.vocabulary is not None and self.vocabulary.on_oov == "drop" and not drops:
-            raise ValueError(
-                f"{what}: its vocabulary drops unknown keys, on_bad_id must too, not {self.on_bad_id!r}"
-            )
+            raise ValueError(f"{what}: its vocabulary drops unknown keys, on_bad_id must too, not {self.on_bad_id!r}")
 
     @property
     def ids_input(self) -> str:

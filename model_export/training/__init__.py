@@ -1,1 +1,2 @@
-"""From ratings to trained variables: examples, baselines, the model, its loop and checkpoints; knows no SavedModel."""
+"""From ratings to trained variables: examples, baselines, the model, its loop and checkpoints; export_source.py alone
+knows SavedModels. Beside it, the optimizers of embedding tables."""

@@ -17,19 +17,21 @@ import pytest
 from model_export.__main__ import main
 from model_export.datasets.synthetic import synthetic_ratings
 from model_export.errors import ExportError
-from model_export.export import oracle
-from model_export.export.inspection import describe
-from model_export.export.integrity import check_integrity, file_sizes
-from model_export.export.parity_cases import lookup_cases
+from model_export.exporter import oracle
+from model_export.exporter.api import export
+from model_export.exporter.integrity import check_integrity, file_sizes
+from model_export.exporter.parity_cases import CaseWriter
+from model_export.exporter.saved_table import read_tables
 from model_export.training.config import TrainConfig
 from service.core.errors import ArtifactError
-from service.core.manifest import MANIFEST_PATH, Manifest
+from service.core.manifest import MANIFEST_PATH, LookupDevice, Manifest
 from service.core.types import Array, RaggedIds
 
 pytestmark = pytest.mark.tf
 
 CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 BATCH_SIZES = (1, 4)
+DEVICES: tuple[LookupDevice, ...] = ("cpu", "tpu_tensor_core")
 # float32 against float32, a few terms each.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -47,10 +49,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Version 1 of that run; not to be changed."""
-    from model_export.export.artifact import export_run
-
     base = tmp_path_factory.mktemp("models") / "synthetic"
-    return export_run(run_folder, base, batch_sizes=BATCH_SIZES, clock=lambda: CREATED)
+    return export(run_folder, base, lookup_device=DEVICES, batch_sizes=BATCH_SIZES, clock=lambda: CREATED)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,9 @@ def test_the_tables_are_those_that_were_trained(run_folder: Path, artifact: Path
     from model_export.tensorflow_setup import tf
 
     trained = tf.train.load_checkpoint(str(run_folder / "checkpoints"))
-    for name, table in oracle.read_tables(artifact, manifest).items():
+    for name, table in read_tables(artifact, manifest).items():
         key = f"model/embedding/_tpu_embedding/{name}/.ATTRIBUTES/VARIABLE_VALUE"
-        assert np.array_equal(table, trained.get_tensor(key))
+        assert np.array_equal(table[np.arange(table.shape[0])], trained.get_tensor(key))
 
 
 def test_variables_have_readable_names_and_no_optimizer_slots(artifact: Path) -> None:
@@ -150,6 +150,8 @@ def test_variables_have_readable_names_and_no_optimizer_slots(artifact: Path) ->
 
 def test_files_of_the_artifact(artifact: Path, manifest: Manifest) -> None:
     assert sorted(manifest.files) == [
+        "assets.extra/recorded_predictions",
+        "assets.extra/tf_serving_warmup_requests",
         "assets/genres.txt",
         "assets/occupation.txt",
         "fingerprint.pb",
@@ -157,7 +159,7 @@ def test_files_of_the_artifact(artifact: Path, manifest: Manifest) -> None:
         "variables/variables.data-00000-of-00001",
         "variables/variables.index",
     ]
-    assert (artifact / "assets/genre.txt").read_text().splitlines() == list(synthetic_ratings().genre_vocabulary)
+    assert (artifact / "assets/genres.txt").read_text().splitlines() == list(synthetic_ratings().genre_vocabulary)
     for path in [artifact, *artifact.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644)
     assert [path.name for path in artifact.parent.iterdir()] == ["1"]
@@ -171,6 +173,8 @@ def test_provenance_and_parity(manifest: Manifest) -> None:
     assert provenance["held_out_rmse"] > 0
     assert set(manifest.parity) == set(manifest.signatures)
     assert all(entry["cases"] and entry["max_relative_error"] < 1e-5 for entry in manifest.parity.values())
+    (epoch,) = provenance["history"]
+    assert epoch["epoch"] == 1 and epoch["held_out_rmse"] == provenance["held_out_rmse"]
 
 
 def test_weights_are_optional_on_the_wire(artifact: Path) -> None:
@@ -205,9 +209,12 @@ def test_a_session_may_leave_weights_out(artifact: Path, signatures: Any) -> Non
 def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, signatures: Any) -> None:
     from model_export.tensorflow_setup import tf
 
-    tables = oracle.read_tables(artifact, manifest)
-    for case in lookup_cases(manifest, manifest.signatures["lookup"]):
-        got = signatures["lookup"](_wire(case))
+    tables = {name: table[np.arange(table.shape[0])] for name, table in read_tables(artifact, manifest).items()}
+    entry = manifest.signatures["lookup"]
+    for asked in CaseWriter(manifest, entry, {}, dict.fromkeys(entry.features, "int64")).lookup_cases():
+        if asked.refused:
+            continue
+        got, case = signatures["lookup"](asked.inputs(entry)), asked.features
         for feature in ("genres", "recent_films"):
             table, ids = tables[manifest.features[feature].table], case[feature]
             assert isinstance(ids, RaggedIds)
@@ -225,7 +232,7 @@ def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, s
             assert got[feature].shape == (len(ids.row_splits) - 1, table.shape[1])
             rows = np.flatnonzero(is_positive[: len(theirs)])
             np.testing.assert_allclose(got[feature][rows], theirs[rows], **TOLERANCE)
-            wanted = oracle.combined(table, ids, "mean", "sum_weights")
+            wanted = oracle.looked_up(table, entry.features[feature], ids)
             np.testing.assert_allclose(got[feature], wanted, **TOLERANCE)
         for feature in ("user_id", "film_id", "occupation"):
             table = tables[manifest.features[feature].table]
@@ -319,7 +326,7 @@ def test_the_padded_lookup_is_compiled_with_static_shapes(artifact: Path) -> Non
 
 
 def test_examples_mean_what_tensors_mean(artifact: Path, manifest: Manifest, signatures: Any) -> None:
-    genres = (artifact / manifest.vocabularies["genre"].file).read_text().splitlines()
+    genres = (artifact / manifest.vocabularies["genres"].file).read_text().splitlines()
     jobs = (artifact / manifest.vocabularies["occupation"].file).read_text().splitlines()
     examples = [
         _example(user_id=[1], film_id=[3], occupation=[jobs[0]], genres=[genres[1], genres[0]], recent_films=[5, 5, 7]),
@@ -343,11 +350,10 @@ def test_examples_mean_what_tensors_mean(artifact: Path, manifest: Manifest, sig
 
 
 def test_predictions_match_the_trained_model_and_lie_in_the_range_of_ratings(run_folder: Path, signatures: Any) -> None:
-    from model_export.export.artifact import CHECKPOINTS_FOLDER, RATING_RANGE
     from model_export.tensorflow_setup import tf
     from model_export.training.checkpoints import restore_weights
     from model_export.training.layer_model import RatingModel
-    from model_export.training.run import Run
+    from model_export.training.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
 
     run = Run.read(run_folder)
     model = RatingModel(run.spec, run.config, mean_rating=0.0, rating_range=RATING_RANGE, table_optimizer=None)
@@ -369,15 +375,9 @@ def test_predictions_match_the_trained_model_and_lie_in_the_range_of_ratings(run
 def test_verify_and_inspect(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(artifact)]) == 0
     assert "every signature agree" in capsys.readouterr().out
-    text = describe(artifact)
-    for word in (
-        "film",
-        "81 x 32 float32",
-        "lookup_tpu_tensor_core",
-        "padded to 1, 4 rows",
-        "synthetic",
-        "assets/genre.txt",
-    ):
+    assert main(["inspect", str(artifact)]) == 0
+    text = capsys.readouterr().out
+    for word in ("film", "81 x 32", "lookup_tpu_tensor_core", "synthetic", "genres"):
         assert word in text
 
 
@@ -410,11 +410,11 @@ def _set_nan(artifact: Path) -> None:
         (_truncate, "bytes, the manifest says"),
         (lambda artifact: (artifact / "fingerprint.pb").unlink(), "fingerprint.pb has no bytes"),
         (lambda artifact: (artifact / "extra").write_text("x"), "nothing of it"),
-        (lambda artifact: (artifact / "assets/genre.txt").write_text("a\n" * 25 + "a"), "distinct"),
+        (lambda artifact: (artifact / "assets/genres.txt").write_text("a\n" * 25 + "a"), "distinct"),
         (_edit(lambda data: data["tables"]["film"].update(offset=4)), "the index says"),
         (_edit(lambda data: data["tables"]["film"].update(crc32c=4)), "the index says"),
         (_edit(lambda data: data["tables"]["film"].update(variable="tables/x")), "has no 'tables/x'"),
-        (_edit(lambda data: data["vocabularies"]["genre"].update(size=5)), "not 5"),
+        (_edit(lambda data: data["vocabularies"]["genres"].update(size=5)), "not 5"),
         (_set_nan, "NaN"),
     ],
     ids=["truncated", "missing", "extra", "doubled", "offset", "crc", "variable", "vocabulary size", "nan"],
@@ -432,16 +432,16 @@ def test_a_damaged_artifact_is_noticed(
 
 
 def test_a_table_read_at_a_wrong_place_fails_parity(artifact: Path, tmp_path: Path, manifest: Manifest) -> None:
-    from model_export.export.verify import check_parity
+    from model_export.exporter.verify import check_parity
 
     film = manifest.tables["film"]
-    shifted = dataclasses.replace(film, offset=film.offset - 4)
+    shifted = dataclasses.replace(film, offset=film.offset + 4)
     with pytest.raises(ExportError, match="differs from the oracle"):
         check_parity(artifact, dataclasses.replace(manifest, tables={**manifest.tables, "film": shifted}))
 
 
 def test_a_wrong_formula_fails_parity(artifact: Path, manifest: Manifest) -> None:
-    from model_export.export.verify import check_parity
+    from model_export.exporter.verify import check_parity
 
     lookup = manifest.signatures["lookup"]
     genres = dataclasses.replace(lookup.features["genres"], mean_divisor="at_least_one")
@@ -461,7 +461,7 @@ def test_an_unreadable_index_is_named(artifact: Path, tmp_path: Path) -> None:
 
 
 def test_a_failed_export_leaves_nothing(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_export.export import artifact as module
+    from model_export.exporter import artifact as module
 
     def fail(artifact: Path, manifest: Manifest) -> None:
         assert artifact.is_dir() and file_sizes(artifact)
@@ -469,58 +469,19 @@ def test_a_failed_export_leaves_nothing(run_folder: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(module, "check_parity", fail)
     with pytest.raises(ExportError, match="not the same"):
-        module.export_run(run_folder, tmp_path, batch_sizes=BATCH_SIZES)
+        export(run_folder, tmp_path, batch_sizes=BATCH_SIZES)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_table_with_nan_is_not_exported(run_folder: Path, tmp_path: Path) -> None:
-    from model_export.export import artifact as module
-    from model_export.training.layer_model import RatingModel
-    from model_export.training.run import Run
-
-    run = Run.read(run_folder)
-    model = RatingModel(run.spec, run.config, mean_rating=3.0, rating_range=(1.0, 5.0), table_optimizer=None)
-    values = model.tables["film"].numpy()
-    values[3, 2] = np.nan
-    model.tables["film"].assign(values)
-    with pytest.raises(ExportError, match="'film' holds NaN"):
-        module.write_artifact(model, run, tmp_path, version=None, batch_sizes=BATCH_SIZES, created=CREATED)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sqrtn_is_refused_for_the_tensor_core(run_folder: Path, tmp_path: Path) -> None:
-    from model_export.export import lookup_signatures
-    from model_export.training.run import Run
-
-    spec = Run.read(run_folder).spec
-    tables = tuple(dataclasses.replace(t, combiner="sqrtn") if t.name == "genre" else t for t in spec.tables)
-    with pytest.raises(ExportError, match="'genres'.* sum or mean, table 'genre' by sqrtn"):
-        lookup_signatures.tensor_core_lookup(dataclasses.replace(spec, tables=tables), {}, BATCH_SIZES)
-    with pytest.raises(ExportError, match="ascending"):
-        lookup_signatures.tensor_core_lookup(spec, {}, (8, 1))
 
 
 def test_an_interrupted_run_is_not_exported(run_folder: Path, tmp_path: Path) -> None:
-    from model_export.export.artifact import export_run
     from model_export.training.run import Run
 
     copy = shutil.copytree(run_folder, tmp_path / "run")
     run = Run.read(copy)
     dataclasses.replace(run, history=(*run.history, run.history[0])).write(copy)
     with pytest.raises(ExportError, match="resume"):
-        export_run(copy, tmp_path / "models")
+        export(copy, tmp_path / "models")
     assert not (tmp_path / "models").exists()
-
-
-def _wire(case: Mapping[str, Any]) -> dict[str, Any]:
-    inputs: dict[str, Any] = {}
-    for name, ids in case.items():
-        if isinstance(ids, RaggedIds):
-            inputs[f"{name}__values"], inputs[f"{name}__row_splits"] = ids.values, ids.row_splits
-            inputs[f"{name}__weights"] = [] if ids.weights is None else ids.weights
-        else:
-            inputs[name] = ids
-    return inputs
 
 
 def _rows(rows: Array) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Every worked example in a docstring of the service gives what it says."""
+"""Every worked example in a docstring of both packages gives what it says."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_examples_hold(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+EXPORTER = [file for file in (ROOT / "model_export").rglob("*.py") if re.search(r"^ *>>> ", file.read_text(), re.M)]
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("file", sorted(EXPORTER), ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_examples_of_the_exporter_hold(file: Path) -> None:
+    name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 

@@ -33,7 +33,7 @@ def test_commands_without_a_graph_do_not_import_tensorflow() -> None:
 
 def test_a_user_error_is_one_message_and_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 1
-    assert "no lookup manifest" in capsys.readouterr().err
+    assert "it is not a SavedModel" in capsys.readouterr().err
     (tmp_path / "7").mkdir()
     assert main(["export", "--out", str(tmp_path), "--version", "7"]) == 1
     assert "never overwritten" in capsys.readouterr().err
@@ -71,7 +71,14 @@ def test_auto_falls_back_to_synthetic_ratings_and_says_so_loudly(
 
 
 @pytest.mark.parametrize(
-    "module", ["model_export.spec.features", "model_export.training.examples", "model_export.export.oracle"]
+    "module",
+    [
+        "model_export.spec.features",
+        "model_export.training.examples",
+        "model_export.exporter.oracle",
+        "model_export.exporter.fingerprint",
+        "model_export.exporter.lookup_features",
+    ],
 )
 def test_the_examples_in_docstrings_hold(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))

@@ -15,9 +15,9 @@ from model_export.estimator.export_outputs import ClassificationOutput, PredictO
 from model_export.estimator.export_source import EstimatorSource
 from model_export.estimator.modes import ModeKeys
 from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
-from model_export.export.lookup_features import lookup_entry
-from model_export.export.signature_runner import read_saved_model
-from model_export.export.source import LookupPlan, PredictSignature
+from model_export.exporter.lookup_features import lookup_entry
+from model_export.exporter.signature_runner import read_saved_model
+from model_export.exporter.source import LookupPlan, PredictSignature
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
 from model_export.tensorflow_setup import tf

@@ -25,9 +25,9 @@ from tests.unit.model_export.layers.reference import (
 pytestmark = pytest.mark.tf
 
 LayerSource = Late("model_export.layers.export_source", "LayerSource")
-export = Late("model_export.export.api", "export")
-lookup_entry = Late("model_export.export.lookup_features", "lookup_entry")
-LookupPlan = Late("model_export.export.source", "LookupPlan")
+export = Late("model_export.exporter.api", "export")
+lookup_entry = Late("model_export.exporter.lookup_features", "lookup_entry")
+LookupPlan = Late("model_export.exporter.source", "LookupPlan")
 REQUEST = {
     "user": np.array([1, 9, 1]),
     "film_seen__values": np.array([1, 1, 2, 7]),

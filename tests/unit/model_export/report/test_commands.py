@@ -134,8 +134,8 @@ def test_a_folder_without_a_manifest_can_not_be_verified(artifact: Path, capsys:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real export with both lookups; not to be changed."""
-    from model_export.export.api import export
-    from tests.unit.model_export.export.table_source import TWO_FEATURES, TableSource
+    from model_export.exporter.api import export
+    from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     base = tmp_path_factory.mktemp("exported")
     return export(TableSource(TWO_FEATURES), base, lookup_device=["cpu", "tpu_tensor_core"])

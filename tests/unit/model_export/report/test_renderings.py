@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.export.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
+from model_export.exporter.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
 from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html

@@ -23,12 +23,14 @@ class PredictSignature:
     features: those whose ids it takes, under the input names and dtypes of their FeatureSpec.
     examples_input: the input that takes serialized tf.Example instead; each feature is then a field of its own name.
     dense_fields: float fields of such an Example, and their length.
+    weight_fields: feature -> float field of such an Example that holds one weight per id.
     Any other input is fed numbers of its dtype when the signature is checked.
     """
 
     features: tuple[str, ...] = ()
     examples_input: str | None = None
     dense_fields: Mapping[str, int] = field(default_factory=dict)
+    weight_fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class ExportSource(Protocol):
         ...
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns rows start to stop, [stop - start, D], of the trained table: what the saved bytes are held against."""
+        """Returns [stop - start, D] rows of the trained table: what the saved bytes are held against."""
         ...
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from model_export.errors import ExportError
-from model_export.export.versions import existing_versions, new_version_folder
+from model_export.exporter.versions import existing_versions, new_version_folder
 
 
 def test_the_first_is_1_and_then_the_number_after_the_highest(tmp_path: Path) -> None:

@@ -1,0 +1,215 @@
+"""Writes an artifact: into a temporary folder, verified there, then one rename makes it a version.
+
+A server that watches the folder of versions therefore never sees a half-written or a wrong one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.exporter.integrity import NONFINITE_KEY, check_integrity, file_sizes, table_chunks
+from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry, predict_entry, tensor_features
+from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
+from model_export.exporter.recording import record_requests
+from model_export.exporter.source import ExportSource, LookupPlan, SavedParts
+from model_export.exporter.verify import check_parity
+from model_export.exporter.versions import new_version_folder
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from service.core.manifest import MANIFEST_PATH, LookupDevice, Manifest, SignatureEntry
+
+_PACKAGE = "embedding-server"
+
+
+def write_artifact(
+    source: ExportSource,
+    base: Path,
+    *,
+    created: datetime,
+    version: int | None = None,
+    lookup_devices: Sequence[LookupDevice] = ("cpu",),
+    signatures: Sequence[str] | None = None,
+    batch_sizes: Sequence[int],
+    export_to_tpu: bool = False,
+    allow_nonfinite: bool = False,
+    warmup: bool = True,
+    extra_files: Mapping[str, Path] | None = None,
+) -> Path:
+    """Exports a trained model as base/<version>/ and returns that folder.
+
+    Args:
+      created: when, for provenance.
+      version: None takes the number after the highest that base has, or 1.
+      lookup_devices: which lookups to write.
+      signatures: names of those to write, lookups and predictions; None: all.
+      batch_sizes: ascending static sizes of the tensor-core lookup.
+      export_to_tpu: a {serve,tpu} MetaGraph too.
+      allow_nonfinite: export a table that holds NaN or infinity; how many is then recorded in provenance.
+      warmup: write TensorFlow Serving's warm-up requests.
+      extra_files: path within assets.extra -> file to copy there.
+
+    Raises:
+      ExportError: a signature that there is not, a version that exists, a table with NaN, saved bytes that are not the
+        trained table, or an answer that differs from its reference. Nothing is left in base then.
+    """
+    target = new_version_folder(base, version)
+    lookups, predict = _chosen(source, lookup_devices, signatures, batch_sizes)
+    base.mkdir(parents=True, exist_ok=True)
+    # Same file system as the target, so that the rename is one step; no server takes the name for a version.
+    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
+    try:
+        files = _vocabulary_files(source.spec, temporary / "vocabularies")
+        artifact = temporary / target.name
+        parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu), predict)
+        _add_missing_vocabularies(artifact, files)
+        _add_extra_files(artifact, extra_files or {})
+        manifest = build_manifest(
+            artifact,
+            source.spec,
+            {**lookups, **_predict_entries(source.spec, parts, predict)},
+            parts.table_variables,
+            provenance={**base_provenance(int(target.name), created), **source.provenance},
+        )
+        nonfinite = _check_tables(artifact, manifest, source, allow_nonfinite=allow_nonfinite)
+        if nonfinite:
+            manifest = dataclasses.replace(manifest, provenance={**manifest.provenance, NONFINITE_KEY: nonfinite})
+        manifest = record_requests(artifact, manifest, source, parts, warmup=warmup)
+        manifest = dataclasses.replace(manifest, files=file_sizes(artifact))
+        parity = check_parity(artifact, manifest)
+        finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
+    """Writes the manifest, checks the files against it, flushes them and renames the folder to target."""
+    path = artifact / MANIFEST_PATH
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(manifest.to_json())
+    written = Manifest.read(artifact)
+    assert written is not None
+    check_integrity(artifact, written)
+    _make_durable(artifact)
+    os.rename(artifact, target)
+    _sync(target.parent)
+
+
+def _chosen(
+    source: ExportSource,
+    devices: Sequence[LookupDevice],
+    signatures: Sequence[str] | None,
+    batch_sizes: Sequence[int],
+) -> tuple[dict[str, SignatureEntry], list[str]]:
+    # A model without embeddings has predictions only.
+    lookups = {SIGNATURE_OF_DEVICE[device]: device for device in devices if source.spec.features}
+    available = [*lookups, *source.predict_names]
+    chosen = available if signatures is None else list(signatures)
+    if unknown := [name for name in chosen if name not in available]:
+        raise ExportError(
+            f"signatures: {unknown} are not among those that this model has on {list(devices)}: {available}"
+        )
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ExportError(f"signatures: {chosen} must name at least one signature, and none twice")
+    entries = {
+        name: lookup_entry(source.spec, device, batch_sizes=batch_sizes)
+        for name, device in lookups.items()
+        if name in chosen
+    }
+    return entries, [name for name in chosen if name not in lookups]
+
+
+def _vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
+    folder.mkdir()
+    files = {}
+    for feature in spec.features:
+        if feature.vocabulary is not None:
+            files[feature.name] = folder / f"{feature.name}.txt"
+            text = "".join(f"{key}\n" for key in feature.vocabulary.keys)
+            files[feature.name].write_text(text, encoding="utf-8", newline="\n")
+    return files
+
+
+def _add_missing_vocabularies(artifact: Path, files: Mapping[str, Path]) -> None:
+    # TensorFlow copies those that a graph reads; the server reads the others too, for clients that send strings.
+    for feature, file in files.items():
+        asset = artifact / vocabulary_file(feature)
+        if not asset.exists():
+            asset.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, asset)
+        elif asset.read_bytes() != file.read_bytes():
+            raise ExportError(f"{asset.name}: another asset of the model has the name of feature {feature!r}")
+
+
+def _add_extra_files(artifact: Path, files: Mapping[str, Path]) -> None:
+    for name, file in files.items():
+        target = artifact / "assets.extra" / name
+        is_below = not Path(name).is_absolute() and ".." not in Path(name).parts
+        if not is_below or target.exists() or target == artifact / MANIFEST_PATH:
+            raise ExportError(f"extra_files: {name!r} is no path of its own below assets.extra")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _predict_entries(spec: ModelSpec, parts: SavedParts, predict: Sequence[str]) -> dict[str, SignatureEntry]:
+    if set(parts.predict) != set(predict):
+        raise ExportError(f"the model wrote the signatures {sorted(parts.predict)}, it was asked for {sorted(predict)}")
+    return {name: predict_entry(spec, tensor_features(parts.predict[name])) for name in predict}
+
+
+def _check_tables(artifact: Path, manifest: Manifest, source: ExportSource, *, allow_nonfinite: bool) -> dict[str, int]:
+    # Chunk by chunk: a table may fill most of the memory.
+    nonfinite = {}
+    for name, entry in manifest.tables.items():
+        bad = 0
+        for start, saved in table_chunks(artifact, entry):
+            trained = np.ascontiguousarray(source.table_rows(name, start, start + len(saved)))
+            if trained.dtype != saved.dtype or trained.tobytes() != saved.tobytes():
+                raise ExportError(f"table {name!r}: the saved bytes are not the trained variable")
+            bad += int(np.count_nonzero(~np.isfinite(saved)))
+        if bad and not allow_nonfinite:
+            raise ExportError(
+                f"table {name!r} holds {bad} numbers that are NaN or infinity; training went wrong, nothing was "
+                "exported (allow_nonfinite exports it all the same)"
+            )
+        if bad:
+            nonfinite[name] = bad
+    return nonfinite
+
+
+def base_provenance(version: int, created: datetime) -> dict[str, Any]:
+    """Returns what every artifact tells of its making."""
+    return {
+        "created": created.isoformat(timespec="seconds"),
+        "version": version,
+        "package": f"{_PACKAGE} {metadata.version(_PACKAGE)}",
+        "tensorflow": tf.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _make_durable(artifact: Path) -> None:
+    # Readable by whoever serves it, and on disk before the rename: a crash may lose a version, never half of it.
+    for path in [artifact, *artifact.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""Agreement of an artifact's manifest with its index, its files and its vocabularies; no TensorFlow here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.exporter import oracle
+from service.core.manifest import MANIFEST_PATH, Manifest, TableEntry
+from service.core.types import Array
+from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
+
+# In provenance: table -> how many of its numbers are NaN or infinite, where the export was told to allow them.
+NONFINITE_KEY = "nonfinite_values"
+VARIABLES_PREFIX = "variables/variables"
+_CHUNK_BYTES = 16 << 20
+
+
+def integrity_faults(artifact: Path, manifest: Manifest) -> list[str]:
+    """Returns every disagreement; raises ArtifactError where the index can not be read."""
+    faults = [
+        *_file_faults(artifact, manifest),
+        *_table_faults(artifact, manifest),
+        *_vocabulary_faults(artifact, manifest),
+    ]
+    if not faults:
+        faults += _number_faults(artifact, manifest)
+    return faults
+
+
+def check_integrity(artifact: Path, manifest: Manifest) -> None:
+    """Raises ExportError listing every disagreement; ArtifactError where the index can not be read."""
+    faults = integrity_faults(artifact, manifest)
+    if faults:
+        raise ExportError(f"{artifact}: " + "; ".join(faults))
+
+
+def file_sizes(artifact: Path) -> dict[str, int]:
+    """Returns the size of every file but the manifest, by path relative to the artifact."""
+    paths = sorted(path for path in artifact.rglob("*") if path.is_file())
+    sizes = {path.relative_to(artifact).as_posix(): path.stat().st_size for path in paths}
+    sizes.pop(MANIFEST_PATH, None)
+    return sizes
+
+
+def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array]]:
+    """Yields (first row, [n, D] rows) of a saved table, a few megabytes at a time, so that no second copy is made."""
+    row_bytes = entry.nbytes // entry.vocabulary_size
+    step = max(1, _CHUNK_BYTES // row_bytes)
+    with (artifact / entry.file).open("rb") as file:
+        for start in range(0, entry.vocabulary_size, step):
+            rows = min(step, entry.vocabulary_size - start)
+            file.seek(entry.offset + start * row_bytes)
+            yield start, np.frombuffer(file.read(rows * row_bytes), entry.dtype).reshape(rows, entry.embedding_dim)
+
+
+def table_entry(artifact: Path, variable: str, entry: BundleEntry) -> TableEntry:
+    """Returns the manifest's words for a whole matrix of an index."""
+    return TableEntry(
+        variable=variable,
+        vocabulary_size=entry.shape[0],
+        embedding_dim=entry.shape[1],
+        dtype=entry.dtype,
+        file=entry.file.relative_to(artifact).as_posix(),
+        offset=entry.offset,
+        nbytes=entry.nbytes,
+        crc32c=entry.crc32c,
+    )
+
+
+def _file_faults(artifact: Path, manifest: Manifest) -> list[str]:
+    found, declared = file_sizes(artifact), dict(manifest.files)
+    return [
+        f"{name} has {found.get(name, 'no')} bytes, the manifest says {declared.get(name, 'nothing of it')}"
+        for name in sorted(set(found) | set(declared))
+        if found.get(name) != declared.get(name)
+    ]
+
+
+def _table_faults(artifact: Path, manifest: Manifest) -> list[str]:
+    faults = []
+    for name, table in manifest.tables.items():
+        entry = read_bundle(prefix_of(artifact / table.file)).get(table.variable)
+        if entry is None:
+            faults.append(f"table {name!r}: the index has no {table.variable!r}")
+        elif entry.is_sliced or len(entry.shape) != 2:
+            faults.append(f"table {name!r}: saved as {entry.shape} in parts; a whole matrix is needed")
+        elif (indexed := table_entry(artifact, table.variable, entry)) != table:
+            faults.append(f"table {name!r}: the index says {indexed}, the manifest {table}")
+        elif entry.offset + entry.nbytes > manifest.files.get(table.file, 0):
+            faults.append(f"table {name!r} ends beyond {table.file}")
+    return faults
+
+
+def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
+    faults = []
+    for name, entry in manifest.vocabularies.items():
+        try:
+            words = oracle.vocabulary_lines(artifact / entry.file)
+        except OSError as error:
+            faults.append(f"vocabulary {name!r}: {error}")
+            continue
+        if len(words) != entry.size or len(set(words)) != len(words):
+            faults.append(f"vocabulary {name!r}: {len(words)} lines, {len(set(words))} distinct, not {entry.size}")
+    return faults
+
+
+def _number_faults(artifact: Path, manifest: Manifest) -> list[str]:
+    allowed = manifest.provenance.get(NONFINITE_KEY, {})
+    return [
+        f"table {name!r} holds NaN or infinity"
+        for name, entry in manifest.tables.items()
+        if name not in allowed and not all(np.isfinite(rows).all() for _, rows in table_chunks(artifact, entry))
+    ]

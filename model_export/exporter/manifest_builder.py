@@ -1,0 +1,76 @@
+"""The manifest of a saved artifact: what the spec declares, joined with where the files really are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, table_entry
+from model_export.spec.features import ModelSpec
+from service.core.manifest import FeatureEntry, Manifest, SignatureEntry, TableEntry, VocabularyEntry
+from service.lookup.bundle import read_bundle
+
+
+def build_manifest(
+    artifact: Path,
+    spec: ModelSpec,
+    signatures: Mapping[str, SignatureEntry],
+    table_variables: Mapping[str, str],
+    *,
+    provenance: Mapping[str, Any],
+    table_index: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Describes a SavedModel that was just written.
+
+    Args:
+      table_variables: table -> its key in an index.
+      table_index: table -> the index (without ".index", relative to the artifact) that has it, where it is not the one
+        of variables/.
+
+    Raises:
+      ExportError: its files do not fit the spec.
+    """
+    indices = table_index or {}
+    return Manifest(
+        tables={
+            table.name: _table(
+                artifact, spec, table.name, table_variables[table.name], indices.get(table.name, VARIABLES_PREFIX)
+            )
+            for table in spec.tables
+        },
+        features={f.name: FeatureEntry(f.table, f.name if f.vocabulary else None) for f in spec.features},
+        signatures=signatures,
+        vocabularies={
+            f.name: VocabularyEntry(
+                file=vocabulary_file(f.name),
+                size=len(f.vocabulary.keys),
+                first_id=f.vocabulary.first_id,
+                oov_id=f.vocabulary.oov_id,
+                num_oov_buckets=f.vocabulary.num_oov_buckets,
+                on_oov=f.vocabulary.on_oov,
+                key_dtype=f.vocabulary.key_dtype,
+            )
+            for f in spec.features
+            if f.vocabulary is not None
+        },
+        files=file_sizes(artifact),
+        provenance=provenance,
+    )
+
+
+def vocabulary_file(feature: str) -> str:
+    """Where a feature's vocabulary lies, relative to the artifact."""
+    return f"assets/{feature}.txt"
+
+
+def _table(artifact: Path, spec: ModelSpec, name: str, key: str, index: str) -> TableEntry:
+    entry, table = read_bundle(artifact / index).get(key), spec.table(name)
+    shape = (table.vocabulary_size, table.embedding_dim)
+    if entry is None or entry.is_sliced or entry.shape != shape:
+        found = "nothing" if entry is None else f"{'parts of ' if entry.is_sliced else ''}{list(entry.shape)}"
+        raise ExportError(f"table {name!r}: {index}.index has {found} under {key!r}, expected {list(shape)}")
+    if entry.dtype != "float32":
+        raise ExportError(f"table {name!r} is {entry.dtype}; lookups are served from float32")
+    return table_entry(artifact, key, entry)

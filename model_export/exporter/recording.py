@@ -1,0 +1,64 @@
+"""What an artifact keeps of its making: the trained model's answers to generated requests, and warm-up requests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from model_export.exporter.lookup_features import predict_entry, tensor_features
+from model_export.exporter.oracle import read_keys
+from model_export.exporter.parity_cases import CaseWriter
+from model_export.exporter.predict_requests import predict_requests
+from model_export.exporter.prediction_log import RECORDED_PATH, LoggedPrediction, write_predictions
+from model_export.exporter.signature_runner import InputInfo, read_signature_inputs
+from model_export.exporter.source import ExportSource, SavedParts
+from model_export.exporter.warmup_requests import lookup_warmup, write_warmup
+from service.core.manifest import Manifest, SignatureEntry
+from service.core.types import Array
+
+
+def record_requests(
+    artifact: Path, manifest: Manifest, source: ExportSource, parts: SavedParts, *, warmup: bool
+) -> Manifest:
+    """Asks the model in memory, and writes its answers and the warm-up requests beside the manifest.
+
+    Returns:
+      The manifest, its predict entries now with the inputs that the SavedModel really has.
+    """
+    inputs = read_signature_inputs(artifact)
+    signatures = dict(manifest.signatures)
+    recorded: list[LoggedPrediction] = []
+    warm: dict[str, list[Mapping[str, Array]]] = {}
+    for name, entry in manifest.signatures.items():
+        if entry.kind == "lookup":
+            warm[name] = list(_lookup_requests(artifact, manifest, entry, inputs[name]))
+            continue
+        described = parts.predict[name]
+        signatures[name] = predict_entry(source.spec, tensor_features(described), list(inputs[name]))
+        keys = read_keys(artifact, manifest, _id_dtypes(source, inputs[name]))
+        requests = list(predict_requests(manifest, source.spec, described, inputs[name], keys))
+        recorded += [LoggedPrediction(name, request, source.predict(name, request)) for request in requests]
+        warm[name] = list(requests[:1])
+    if recorded:
+        write_predictions(artifact / RECORDED_PATH, recorded)
+    if warmup:
+        write_warmup(artifact, warm)
+    return dataclasses.replace(manifest, signatures=signatures)
+
+
+def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[str, str]:
+    # A feature that travels in a tf.Example has no input of its own; its keys are strings there.
+    dtypes = {}
+    for feature in source.spec.features:
+        info = inputs.get(feature.ids_input)
+        dtypes[feature.name] = feature.id_dtype if info is None else info.dtype
+    return dtypes
+
+
+def _lookup_requests(
+    artifact: Path, manifest: Manifest, entry: SignatureEntry, inputs: Mapping[str, InputInfo]
+) -> list[dict[str, Array]]:
+    id_dtypes = {name: inputs[feature.ids].dtype for name, feature in entry.features.items()}
+    writer = CaseWriter(manifest, entry, read_keys(artifact, manifest, id_dtypes), id_dtypes)
+    return list(lookup_warmup(writer, {name: info.dtype for name, info in inputs.items()}))

@@ -1,0 +1,34 @@
+"""Warm-up requests: TensorFlow Serving replays them when it loads a version, before it serves it.
+
+One per signature, and one per static batch size of a padded lookup, so that what XLA compiles is compiled then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from model_export.exporter.parity_cases import CaseWriter
+from model_export.exporter.prediction_log import MAX_WARMUP_REQUESTS, WARMUP_PATH, LoggedPrediction, write_predictions
+from service.core.types import Array
+
+
+def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]]]) -> int:
+    """Writes the artifact's warm-up file; returns the number of requests.
+
+    Args:
+      requests: signature -> requests that it answers; TensorFlow Serving refuses a version whose warm-up fails.
+    """
+    predictions = [LoggedPrediction(name, inputs) for name, several in requests.items() for inputs in several]
+    return write_predictions(artifact / WARMUP_PATH, predictions[:MAX_WARMUP_REQUESTS])
+
+
+def lookup_warmup(writer: CaseWriter, dtypes: Mapping[str, str]) -> Iterator[dict[str, Array]]:
+    """Yields requests of a lookup: of 1 row, or of each of its static sizes. Weights are sent empty.
+
+    Args:
+      dtypes: of the signature's inputs.
+    """
+    for case in writer.predict_cases(writer.signature.batch_sizes or (1,)):
+        inputs = case.inputs(writer.signature)
+        yield {n: array if dtypes[n] == "string" else array.astype(dtypes[n]) for n, array in inputs.items()}

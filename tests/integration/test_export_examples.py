@@ -1,0 +1,78 @@
+"""Every example of the exporter runs as its docstring says, and what it writes is served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.core.engine import Engine
+from service.core.manifest import Manifest
+from tests.conformance.wires import http_client
+from tests.conftest import RecordingObserver, serving
+from tests.integration.process import ROOT, environment
+
+pytestmark = pytest.mark.tf
+
+EXAMPLES = sorted(path.name for path in (ROOT / "examples/export").glob("*.py"))
+# Example -> more flags, and one row of each feature of its lookups.
+CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "feature_columns.py": ([], {"city": [["Lima"]], "tag": [[3, 4]], "clicks": [[5, 6, 7]]}),
+    "foreign_savedmodel.py": ([], {"film_id": [7], "seen": [[1, 2]]}),
+    "layer_functional.py": ([], {"user": [3], "seen": [[4, 5]], "clicks": [[6]]}),
+    "layer_subclass.py": ([], {"genres": [["drama", "never heard of"]]}),
+    "movielens_estimator.py": (
+        ["--dataset=synthetic", "--epochs=1"],
+        {
+            "user_id": [[1]],
+            "film_id": [[2]],
+            "recent_films": [[3, 4]],
+            "genres": [["comedy"]],
+            "occupation": [["writer"]],
+        },
+    ),
+    "separate_optimizers.py": ([], {"user_id": [3], "film_id": [4]}),
+    "shared_columns.py": ([], {"watched": [[1, 2]], "liked": [[2]]}),
+}
+
+
+def test_every_example_has_a_case() -> None:
+    assert sorted(CASES) == EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs all examples, one after another in one process, which starts TensorFlow once; returns what each wrote."""
+    bases = {name: tmp_path_factory.mktemp("examples") / "model" for name in CASES}
+    runs = [[name, f"--out={bases[name]}", *flags] for name, (flags, _) in CASES.items()]
+    script = (
+        "import runpy, sys\n"
+        f"for argv in {runs!r}:\n"
+        "    sys.argv = argv\n"
+        "    runpy.run_path(f'examples/export/{argv[0]}', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line.rpartition(" ")[2] for line in done.stdout.splitlines() if "and verified: " in line]
+    assert said == [f"{base}/1" for base in bases.values()]
+    assert [line for line in done.stderr.splitlines() if "no TPU is attached" not in line] == []
+    return bases
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_examples_model_is_served(name: str, bases: dict[str, Path]) -> None:
+    features = CASES[name][1]
+    manifest = Manifest.read(bases[name] / "1")
+    assert manifest is not None
+    assert set(manifest.signatures["lookup"].features) == set(features)
+    engine = Engine(serving(bases[name], name="example"), RecordingObserver())
+    with http_client(engine) as http:
+        status, answer = http.post("/v1/models/example:lookup", json.dumps({"features": features}))
+    assert status == 200, answer
+    assert {feature: len(rows) for feature, rows in answer["embeddings"].items()} == dict.fromkeys(features, 1)

@@ -1,0 +1,184 @@
+"""What the last TPUEstimator wrote is answered by our server: both MetaGraphs, over every wire that takes the inputs.
+
+The numbers are TensorFlow 2.15's own: `serve` is what its {serve} graph answered, `serve_tpu_lowered` what the
+tensor-core arithmetic of its {serve, tpu} graph gives, where a row of six ids is cut at four.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from service.core.engine import Engine
+from service.core.errors import ArtifactError
+from service.core.registry import Registry
+from service.core.types import ModelRef
+from service.loading import ServableLoader
+from tests.conformance.wires import HttpClient, grpc_channel, http_client
+from tests.conftest import SHARED, RecordingObserver
+from tests.integration.process import ServerProcess, predict_grpc
+
+pytestmark = pytest.mark.tf
+
+TOLERANCE = {"rtol": 0, "atol": 1e-6}
+TAGS = {"serve": frozenset({"serve"}), "tpu": frozenset({"serve", "tpu"})}
+
+# (export, tags): whose numbers it answers. Version 2 of the export API wrote the CPU's lookup into both graphs, since
+# there was no TPU; the export for CPUs alone has one graph.
+ANSWERS = {
+    ("cpu", "serve"): "serve",
+    ("tpu_v1", "serve"): "serve",
+    ("tpu_v1", "tpu"): "serve_tpu_lowered",
+    ("tpu_v2", "serve"): "serve",
+    ("tpu_v2", "tpu"): "serve",
+    ("tpu_sparse", "serve"): "serve",
+    ("tpu_sparse", "tpu"): "serve_tpu_lowered",
+}
+EXAMPLES = [key for key in ANSWERS if key[0] != "tpu_sparse"]
+by_export = pytest.mark.parametrize(("export", "tags"), ANSWERS, ids=["-".join(key) for key in ANSWERS])
+by_example = pytest.mark.parametrize(("export", "tags"), EXAMPLES, ids=["-".join(key) for key in EXAMPLES])
+
+
+@pytest.fixture(scope="module")
+def golden() -> Path:
+    """The exports, which are not part of the repository."""
+    folder = SHARED / "golden" / "tpu_estimator_2_15" / "tensor_core"
+    if not folder.is_dir():
+        pytest.skip("…/shared is not here")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(golden: Path) -> Any:
+    """Rows and answers."""
+    return json.loads((golden / "expected.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def engine(golden: Path) -> Engine:
+    """All of them behind one engine, as models named <export>-<tags>."""
+    registry = Registry(lambda model, status: None)
+    for export, tags in ANSWERS:
+        name = f"{export}-{tags}"
+        registry.add_model(name)
+        registry.start(name, 1)
+        registry.publish(ServableLoader(TAGS[tags], "auto", 1)(name, 1, golden / export / "1"))
+    return Engine(registry, RecordingObserver())
+
+
+@pytest.fixture(scope="module")
+def http(engine: Engine) -> Iterator[HttpClient]:
+    """A client of the HTTP application."""
+    with http_client(engine) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def channel(engine: Engine) -> Iterator[grpc.Channel]:
+    """A connection to the gRPC server."""
+    with grpc_channel(engine) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="module")
+def examples(tf: Any, expected: Any) -> list[bytes]:
+    """The rows as serialized tf.Examples."""
+
+    def example(row: dict[str, list[int]]) -> bytes:
+        ids = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=value)) for name, value in row.items()}
+        return bytes(tf.train.Example(features=tf.train.Features(feature=ids)).SerializeToString())
+
+    return [example(row) for row in expected["rows"]]
+
+
+def inputs_of(export: str, expected: Any, examples: list[bytes]) -> dict[str, np.ndarray]:
+    """Returns the rows as the tensors that an export's signature takes."""
+    if export != "tpu_sparse":
+        return {"examples": np.array(examples, object)}
+    inputs = {}
+    for name in "abc":
+        rows = [row[name] for row in expected["rows"]]
+        inputs[f"{name}__values"] = np.array([i for row in rows for i in row], np.int64)
+        inputs[f"{name}__row_splits"] = np.cumsum([0, *map(len, rows)])
+    return inputs
+
+
+def check(outputs: Any, answer: Any) -> None:
+    """Compares all outputs with TensorFlow 2.15's."""
+    assert set(outputs) == {"embedding", "score"}
+    for name, array in outputs.items():
+        np.testing.assert_allclose(np.array(array, np.float32), np.array(answer[name], np.float32), **TOLERANCE)
+
+
+def test_the_two_answers_differ_where_a_row_is_cut(expected: Any) -> None:
+    serve, tensor_core = (np.array(expected[name]["embedding"]) for name in ("serve", "serve_tpu_lowered"))
+    rows = np.abs(serve - tensor_core).max(axis=1) > 1e-3
+    assert rows.tolist() == [len(row["c"]) > 4 for row in expected["rows"]]
+    assert rows.any()
+
+
+@by_export
+def test_engine(engine: Engine, expected: Any, examples: list[bytes], export: str, tags: str) -> None:
+    with engine.bind(ModelRef(f"{export}-{tags}"), "", api="test") as bound:
+        check(bound.run(inputs_of(export, expected, examples)), expected[ANSWERS[export, tags]])
+
+
+@by_export
+def test_grpc(channel: grpc.Channel, expected: Any, examples: list[bytes], export: str, tags: str) -> None:
+    outputs = predict_grpc(channel, inputs_of(export, expected, examples), "serving_default", model=f"{export}-{tags}")
+    check(outputs, expected[ANSWERS[export, tags]])
+
+
+@by_example
+def test_http_examples(http: HttpClient, expected: Any, examples: list[bytes], export: str, tags: str) -> None:
+    instances = [{"b64": base64.b64encode(example).decode()} for example in examples]
+    status, answer = http.post(f"/v1/models/{export}-{tags}:predict", json.dumps({"instances": instances}))
+    assert status == 200, answer
+    columns = {name: [row[name] for row in answer["predictions"]] for name in answer["predictions"][0]}
+    check(columns, expected[ANSWERS[export, tags]])
+
+
+@pytest.mark.parametrize("tags", TAGS)
+def test_http_sparse_inputs_are_lists_of_ids(http: HttpClient, expected: Any, tags: str) -> None:
+    answer_of = expected[ANSWERS["tpu_sparse", tags]]
+    status, answer = http.post(f"/v1/models/tpu_sparse-{tags}:predict", json.dumps({"instances": expected["rows"]}))
+    assert status == 200, answer
+    check({name: [row[name] for row in answer["predictions"]] for name in ("embedding", "score")}, answer_of)
+    columns = {name: [row[name] for row in expected["rows"]] for name in "abc"}
+    status, answer = http.post(f"/v1/models/tpu_sparse-{tags}:predict", json.dumps({"inputs": columns}))
+    assert status == 200, answer
+    check(answer["outputs"], answer_of)
+
+
+def test_the_server_itself_by_its_flag(golden: Path, expected: Any, examples: list[bytes], tmp_path: Path) -> None:
+    flags = {
+        "model_base_path": golden / "tpu_v1",
+        "saved_model_tags": "serve,tpu",
+        "kernel_cache_dir": tmp_path,
+    }
+    with ServerProcess(**flags) as server:
+        server.ready()
+        outputs = server.predict_grpc({"examples": np.array(examples, object)}, "serving_default")
+        check(outputs, expected["serve_tpu_lowered"])
+        signature = server.http.get("/v1/models/default/metadata").json()["metadata"]["signature_def"]["signature_def"]
+        # What the chosen MetaGraph says, which TPUEstimator wrote without shapes.
+        assert signature["serving_default"]["inputs"]["examples"]["name"] == "examples:0"
+        assert signature["serving_default"]["outputs"]["score"] == {
+            "dtype": "DT_FLOAT",
+            "tensor_shape": {"dim": [], "unknown_rank": True},
+            "name": "TPUPartitionedCall:3",
+        }
+
+
+def test_tags_that_are_not_there_are_refused_with_those_that_are(golden: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"no meta graph tagged \{serve, tpu\}\. Tags it has: \{serve\}\."):
+        ServableLoader(TAGS["tpu"], "auto", 1)("m", 1, golden / "cpu" / "1")
+    with pytest.raises(ArtifactError, match=r"tagged \{gpu, serve\}\. Tags it has: \{serve\}; \{serve, tpu\}\."):
+        ServableLoader(frozenset({"serve", "gpu"}), "auto", 1)("m", 1, golden / "tpu_v1" / "1")

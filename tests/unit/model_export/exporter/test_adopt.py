@@ -1,0 +1,260 @@
+"""SavedModels that are not ours, from TensorFlow 1 and 2, adopted and served by our loader."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_export.__main__ import main
+from model_export.errors import ExportError
+from service.core.manifest import Manifest
+from service.loading import ServableLoader
+
+pytestmark = pytest.mark.tf
+
+FILMS = np.arange(20, dtype=np.float32).reshape(10, 2)
+WORDS = np.arange(12, dtype=np.float32).reshape(4, 3)
+ONE_FEATURE = '[tables.film]\n[features.film]\ntable = "film"\n'
+CREATED = datetime(2024, 5, 6, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def tf2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TensorFlow 2 model, version 1: serving_default is a lookup of film, score multiplies it; not to be changed."""
+    from model_export.tensorflow_setup import tf
+
+    class Model(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = {"film": tf.Variable(FILMS), "copy": tf.Variable(WORDS)}
+            self.kernel = tf.Variable(np.ones((2, 2), np.float32))
+            self.step = tf.Variable(3, dtype=tf.int64)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator]
+        def look_up(self, film: Any) -> dict[str, Any]:
+            return {"film": tf.gather(self.embedding["film"], film)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator]
+        def score(self, film: Any) -> dict[str, Any]:
+            return {"film": tf.gather(self.embedding["film"], film) @ self.kernel}
+
+    folder = tmp_path_factory.mktemp("tf2") / "model" / "1"
+    model = Model()
+    signatures = {"serving_default": model.look_up, "score": model.score}
+    tf.saved_model.save(model, str(folder), signatures=signatures)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tf1_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TensorFlow 1 model with a variable in three parts and a reference variable; not to be changed."""
+    from model_export.tensorflow_setup import tf
+
+    v1 = tf.compat.v1
+    folder = tmp_path_factory.mktemp("tf1") / "saved"
+    with tf.Graph().as_default(), v1.Session() as session:
+        partitioner = v1.fixed_size_partitioner(3)
+        films = v1.get_variable("film", [10, 2], partitioner=partitioner, initializer=v1.zeros_initializer())
+        v1.get_variable("word", initializer=WORDS, use_resource=False)
+        ids = v1.placeholder(tf.int64, [None], "ids")
+        vectors = v1.nn.embedding_lookup(films, ids, partition_strategy="div")
+        session.run(v1.global_variables_initializer())
+        for part, rows in zip(films, (FILMS[:4], FILMS[4:7], FILMS[7:]), strict=True):
+            part.load(rows, session)
+        builder = v1.saved_model.Builder(str(folder))
+        definition = v1.saved_model.predict_signature_def({"ids": ids}, {"vectors": vectors})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": definition})
+        builder.save()
+    return folder
+
+
+def spec_file(folder: Path, text: str) -> Path:
+    """Writes a spec."""
+    path = folder / "spec.toml"
+    path.write_text(text)
+    return path
+
+
+def manifest_of(artifact: Path) -> Manifest:
+    """Returns an artifact's manifest."""
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    return manifest
+
+
+def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns what our server answers, without TensorFlow."""
+    servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, artifact)
+    arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
+    outputs = tuple(manifest_of(artifact).signatures[signature].features)
+    entry = manifest_of(artifact).signatures[signature]
+    names = tuple(entry.features[feature].output or feature for feature in outputs)
+    answer = servable.backends[signature].run(signature, arrays, names)
+    return {name: vectors.tolist() for name, vectors in answer.items()}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns all files of a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+
+    before = contents(tf2_model)
+    artifact = adopt(tf2_model, spec_file(tmp_path, ONE_FEATURE), tmp_path / "out", clock=lambda: CREATED)
+    assert contents(tf2_model) == before
+    assert artifact == tmp_path / "out" / "1"
+    manifest = manifest_of(artifact)
+    # score takes the same input and answers the same name, but no rows of the table.
+    assert list(manifest.signatures) == ["serving_default"]
+    assert manifest.tables["film"].variable == "embedding/film/.ATTRIBUTES/VARIABLE_VALUE"
+    assert manifest.provenance["created"].startswith("2024-05-06") and manifest.provenance["adopted_from"] == "1"
+    copied = contents(artifact)
+    assert {name: copied[name] for name in before} == before
+    assert served(artifact, "serving_default", {"film": [9, 0]}) == {"film": [[18, 19], [0, 1]]}
+
+
+def test_where_none_fits_a_lookup_is_added_and_the_rest_still_runs(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+    from model_export.exporter.signature_runner import open_signatures
+    from model_export.tensorflow_setup import tf
+
+    (tmp_path / "words.txt").write_text("x\ny\n")
+    text = """
+        [tables.film]
+        variable = "embedding/film"
+        combiner = "sum"
+        [features.films]
+        table = "film"
+        is_ragged = true
+        max_ids_per_row = 3
+        on_bad_id = "drop"
+        vocabulary = { file = "words.txt", first_id = 1, oov_id = 0 }
+        [lookup]
+        device = ["cpu", "tpu_tensor_core"]
+        batch_sizes = [2, 4]
+    """
+    artifact = adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out", version=7)
+    manifest = manifest_of(artifact)
+    assert artifact.name == "7"
+    assert sorted(manifest.signatures) == ["lookup", "lookup_tpu_tensor_core"]
+    assert manifest.signatures["lookup_tpu_tensor_core"].batch_sizes == (2, 4)
+    assert (artifact / "assets/films.txt").read_text() == "x\ny\n"
+    ids = {"films__values": [1, 2, -1], "films__row_splits": [0, 3, 3]}
+    assert served(artifact, "lookup", ids) == {"films": [[6, 8], [0, 0]]}
+    with open_signatures(artifact) as runner:
+        assert runner.names == ["lookup", "lookup_tpu_tensor_core", "score", "serving_default"]
+        assert runner.run("lookup", {k: np.array(v) for k, v in ids.items()})["films"].tolist() == [[6, 8], [0, 0]]
+        assert runner.run("score", {"film": np.array([1])})["film"].tolist() == [[5, 5]]
+    loaded = tf.saved_model.load(str(artifact))
+    assert loaded.signatures["score"](film=tf.constant([1], tf.int64))["film"].numpy().tolist() == [[5, 5]]
+
+
+def test_a_variable_in_parts_becomes_one_table_beside_the_variables(tf1_model: Path, tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+
+    text = """
+        [tables.film]
+        [tables.word]
+        [features.ids]
+        table = "film"
+        [features.words]
+        table = "word"
+        is_ragged = true
+        [signatures.serving_default]
+        outputs = { ids = "vectors" }
+        [lookup]
+        device = "cpu"
+    """
+    before = contents(tf1_model)
+    artifact = adopt(tf1_model, spec_file(tmp_path, text), tmp_path / "out")
+    assert contents(tf1_model) == before
+    manifest = manifest_of(artifact)
+    film = manifest.tables["film"]
+    assert film.file == "assets.extra/table_film.data-00000-of-00001"
+    assert np.fromfile(artifact / film.file, np.float32, 20, offset=film.offset).tolist() == FILMS.ravel().tolist()
+    assert manifest.tables["word"].file == "variables/variables.data-00000-of-00001"
+    assert sorted(manifest.signatures) == ["lookup", "serving_default"]
+    assert served(artifact, "serving_default", {"ids": [5, 9]}) == {"vectors": [[10, 11], [18, 19]]}
+    both = served(artifact, "lookup", {"ids": [4], "words__values": [1, 3], "words__row_splits": [0, 2]})
+    assert both == {"ids": [[8, 9]], "words": [[6, 7, 8]]}
+
+
+def test_inputs_of_other_names_are_mapped(tf1_model: Path, tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+
+    text = """
+        [tables.film]
+        [features.item]
+        table = "film"
+        [signatures.serving_default]
+        inputs = { item = { ids = "ids" } }
+        outputs = { item = "vectors" }
+    """
+    artifact = adopt(tf1_model, spec_file(tmp_path, text), tmp_path / "out")
+    assert list(manifest_of(artifact).signatures) == ["serving_default"]
+    assert served(artifact, "serving_default", {"ids": [1]}) == {"vectors": [[2, 3]]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ONE_FEATURE + '[signatures.score]\noutputs = { film = "film" }\n', "'score', output 'film' differs from"),
+        (ONE_FEATURE + "[signatures.absent]\n", r"\[signatures.absent\]: the SavedModel has signatures \['score', "),
+        (ONE_FEATURE + '[signatures.score]\ninputs = { film = { ids = "x" } }\n', "the manifest says"),
+        (ONE_FEATURE.replace("film]\n[f", 'film]\nvariable = "nothing"\n[f'), "'nothing' is not there"),
+        (ONE_FEATURE.replace("film]\n[f", 'film]\nvariable = "step"\n[f'), r"'step' is int64 \[\]; a table is a"),
+    ],
+)
+def test_a_spec_that_does_not_fit_is_refused_and_leaves_nothing(
+    tf2_model: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    from model_export.exporter.adopt import adopt
+
+    with pytest.raises(ExportError, match=message):
+        adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_policy_that_the_signature_does_not_have_is_noticed(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+
+    text = ONE_FEATURE + 'on_bad_id = "clamp"\n[signatures.serving_default]\n'
+    with pytest.raises(ExportError, match="refuses a request that the manifest allows"):
+        adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
+
+
+def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+
+    first = adopt(tf2_model, spec_file(tmp_path, ONE_FEATURE + "[lookup]\n"), tmp_path / "out")
+    with pytest.raises(ExportError, match="has a lookup manifest already"):
+        adopt(first, tmp_path / "spec.toml", tmp_path / "out")
+    shutil.rmtree(first / "assets.extra")
+    with pytest.raises(ExportError, match=r"has signatures \['lookup'\] already"):
+        adopt(first, tmp_path / "spec.toml", tmp_path / "out")
+
+
+def test_the_command_lists_variables_and_adopts_beside_the_version(
+    tf2_model: Path, tf1_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = shutil.copytree(tf2_model, tmp_path / "model" / "1")
+    assert main(["adopt", str(version)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("table? embedding/film/.ATTRIBUTES/VARIABLE_VALUE  [10, 2] float32" in line for line in lines)
+    assert any(line.split() == ["step/.ATTRIBUTES/VARIABLE_VALUE", "[]", "int64"] for line in lines)
+    assert main(["adopt", str(version), "--spec", str(spec_file(tmp_path, ONE_FEATURE))]) == 0
+    assert "adopted and verified" in capsys.readouterr().out and (tmp_path / "model" / "2").is_dir()
+    assert main(["adopt", str(tf1_model)]) == 0
+    assert "film  [10, 2] float32, in parts" in capsys.readouterr().out
+    assert main(["adopt", str(tf1_model), "--spec", str(tmp_path / "spec.toml")]) == 1
+    assert "is not a version of a model; say where the copy goes" in capsys.readouterr().err
+    assert main(["adopt", str(tmp_path)]) == 1
+    assert "saved_model.pb" in capsys.readouterr().err

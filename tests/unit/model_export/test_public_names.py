@@ -1,0 +1,38 @@
+"""Every public name of model_export is there, in its own words and no other's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import model_export
+
+pytestmark = pytest.mark.tf
+
+
+def test_every_name_is_imported_from_its_home() -> None:
+    # In a process of its own: here other tests may have imported the modules before.
+    script = (
+        "import model_export\n"
+        "for name in model_export.__all__:\n"
+        "    found = getattr(model_export, name)\n"
+        "    assert found.__name__ == name and found.__doc__, name\n"
+        "    assert found.__module__.startswith('model_export.'), name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_name_is_hidden_by_a_folder() -> None:
+    # `from model_export import x` gives the folder x once it has been imported.
+    import importlib.util
+
+    folders = [name for name in model_export.__all__ if importlib.util.find_spec(f"model_export.{name}")]
+    assert folders == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'embeding_column'"):
+        _ = model_export.embeding_column
