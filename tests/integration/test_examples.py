@@ -81,13 +81,12 @@ def test_the_load_test_counts_no_failure_on_either_wire(base: Path, kernel_cache
             "--exit-code-on-error=1",
             "--users=4",
             "--spawn-rate=4",
-            "--run-time=4s",
+            "--run-time=8s",
             f"--host=http://127.0.0.1:{server.http_port}",
             f"--grpc_host=127.0.0.1:{server.grpc_port}",
         )
     for name in (":lookup", ":predict", "Predict lookup", "Predict serving_default"):
-        (requests,) = re.findall(rf"{name} +(\d+) +0\(0\.00%\)", summary)
-        assert int(requests) > 0
+        assert re.search(rf"{name} +[1-9]\d* +0\(0\.00%\)", summary), summary
 
 
 def test_the_benchmark_compares_answers_and_prints_a_ratio(base: Path) -> None:
