@@ -1,0 +1,200 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import random as random_module
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from service.client.answers import ModelMetadata
+from service.client.calls import Arrays, Call, Flow
+from service.client.errors import EmbeddingError
+from service.client.grpc_channel import GrpcTransport
+from service.client.http_pool import HttpTransport
+from service.client.inputs import FeatureIds, FeatureWeights, TensorInput
+from service.client.methods import Methods
+from service.client.retry import Attempts, RetryPolicy
+from service.client.targets import Target, Tls
+from service.core.types import Array, VersionStatus
+
+T = TypeVar("T")
+
+
+class _Transport(Protocol):
+    def send(self, call: Call[Any], timeout_s: float) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class EmbeddingClient:
+    """Asks one model of a server for embeddings and predictions; numpy in, numpy out.
+
+        with EmbeddingClient("localhost:8500", model="movielens") as client:
+            client.lookup({"user_id": [1, 2], "genres": [["Drama"], []]})["genres"]   # [2, D] float32
+
+    Concurrency: any thread; connections are kept and shared. Not across a fork.
+
+    Args:
+      target: "host:port" or "grpc://host:port" or "unix:/path" speaks gRPC, "http://host:port" HTTP; grpcs:// and
+        https:// are the same over TLS.
+      model: its name on the server.
+      timeout_s: for a call, all its tries and the waits between them included.
+      retries: how often a call is tried again where the server can not be reached or says UNAVAILABLE, and for no other
+        error; a RetryPolicy also says how soon.
+      tls: certificates, where the defaults do not do.
+      http_target: "http://host:port" of the same server for `rows`, which gRPC lacks.
+      clock, sleep, random: time in seconds (monotonic), waiting, and [0, 1); for tests.
+
+    Raises:
+      ValueError: an argument that can not be used.
+      OSError: a certificate that can not be read.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        model: str,
+        timeout_s: float = 1.0,
+        retries: int | RetryPolicy = 2,
+        tls: Tls | None = None,
+        http_target: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+        random: Callable[[], float] = random_module.random,
+    ) -> None:
+        self._methods = Methods(target, model, tls, http_target)
+        self._policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random
+        # Checks the timeout now and not at the first call.
+        self._attempts(None)
+        self._transport = self._open(self._methods.target)
+        rows_target = self._methods.rows_target
+        self._rows_transport = self._transport if rows_target is None else self._open(rows_target)
+        self._is_closed = False
+
+    def lookup(
+        self,
+        features: Mapping[str, FeatureIds],
+        weights: Mapping[str, FeatureWeights] | None = None,
+        *,
+        version: int | None = None,
+        label: str | None = None,
+        signature: str = "lookup",
+        outputs: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Arrays:
+        """Returns {output: [B, D] float32}, one combined embedding per row and feature; an empty row is zeros.
+
+        Args:
+          features: ids by feature. A flat list or [B] array is one id per row; a list of lists, a [B, K] array or
+            RaggedIds is a ragged feature, whatever its lengths. Ids are integers, or strings where the feature has a
+            vocabulary.
+          weights: for ragged features, one factor per id, nested as the ids or flat.
+          version, label: which version, at most one of them; default: the latest.
+          outputs: keeps only these.
+          timeout_s: in place of the client's.
+
+        Raises:
+          EmbeddingError: see service.client.errors.
+        """
+        flow = self._methods.lookup(
+            features, weights, version=version, label=label, signature=signature, outputs=outputs
+        )
+        return self._run(flow, self._transport, timeout_s)
+
+    def predict(
+        self,
+        inputs: Mapping[str, TensorInput],
+        *,
+        version: int | None = None,
+        label: str | None = None,
+        signature: str = "serving_default",
+        outputs: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Arrays:
+        """Runs any signature and returns its outputs by name.
+
+        Args:
+          inputs: tensors by name. Arrays are dense and keep their dtype. RaggedIds, and nested lists of integers or
+            strings two deep, are ragged features under their plain name; all other lists are dense, floats as float32.
+          version, label, outputs, timeout_s: as in lookup.
+
+        Raises:
+          EmbeddingError: see service.client.errors.
+        """
+        flow = self._methods.predict(inputs, version=version, label=label, signature=signature, outputs=outputs)
+        return self._run(flow, self._transport, timeout_s)
+
+    def rows(
+        self,
+        table: str,
+        ids: Sequence[int] | Array,
+        *,
+        version: int | None = None,
+        label: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Returns [N, D] float32, rows of a table as they are stored; over HTTP only.
+
+        Raises:
+          EmbeddingError: Unimplemented where the client has no HTTP address; others as in service.client.errors.
+        """
+        flow = self._methods.rows(table, ids, version=version, label=label)
+        return self._run(flow, self._rows_transport, timeout_s)
+
+    def status(self, version: int | None = None, *, timeout_s: float | None = None) -> tuple[VersionStatus, ...]:
+        """Returns the states of the model's versions, newest first; raises EmbeddingError."""
+        return self._run(self._methods.status(version), self._transport, timeout_s)
+
+    def metadata(
+        self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
+    ) -> ModelMetadata:
+        """Returns the model's signatures; raises EmbeddingError."""
+        return self._run(self._methods.metadata(version, label), self._transport, timeout_s)
+
+    def close(self) -> None:
+        """Closes the connections. Calls in flight may fail; later ones do."""
+        self._is_closed = True
+        self._transport.close()
+        self._rows_transport.close()
+
+    def __enter__(self) -> EmbeddingClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, target: Target) -> _Transport:
+        return GrpcTransport(target) if target.wire == "grpc" else HttpTransport(target, self._clock)
+
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return Attempts(self._policy, timeout_s, self._clock, self._random)
+
+    def _run(self, flow: Flow[T], transport: _Transport, timeout_s: float | None) -> T:
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+        attempts = self._attempts(timeout_s)
+        answer: Any = None
+        while True:
+            try:
+                call = flow.send(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer = self._answer(call, transport, attempts)
+
+    def _answer(self, call: Call[T], transport: _Transport, attempts: Attempts) -> T:
+        while True:
+            try:
+                return call.read(transport.send(call, attempts.begin()))
+            except EmbeddingError as error:
+                self._sleep(attempts.wait_s(error))

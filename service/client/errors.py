@@ -1,0 +1,102 @@
+"""What a call can raise: the same type and code on both wires for the same fault.
+
+EmbeddingError
+  InvalidRequest     INVALID_ARGUMENT  FAILED_PRECONDITION  OUT_OF_RANGE   it can not succeed as it was sent
+  NotFound           NOT_FOUND                                             no such model, version or table
+  TooLarge           RESOURCE_EXHAUSTED                                    over a limit of the server's
+  Refused            UNAUTHENTICATED  PERMISSION_DENIED
+  Unavailable        UNAVAILABLE                                           no connection, loading, overloaded: try later
+  DeadlineExceeded   DEADLINE_EXCEEDED                                     no answer within timeout_s
+  Unimplemented      UNIMPLEMENTED                                         not on this server, or not on this wire
+  ServerFault        INTERNAL  UNKNOWN  DATA_LOSS  ABORTED  ALREADY_EXISTS  CANCELLED
+
+Source of the codes: google/rpc/code.proto.
+"""
+
+from __future__ import annotations
+
+
+class EmbeddingError(Exception):
+    """Base of all.
+
+    code: a name of google.rpc.Code.
+    message: the server's text, or what the client found wrong by itself.
+    retry_after_s: how long the server asks to wait before the next try; None where it says nothing.
+    attempts: how often the request was sent; 0 where the client refused it.
+    """
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(code, message, retry_after_s)
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.attempts = 0
+
+    @property
+    def is_retryable(self) -> bool:
+        """Says whether the same request may succeed later; the client has then tried as often as it may."""
+        return self.code == "UNAVAILABLE"
+
+    def __str__(self) -> str:
+        tries = f" (tried {self.attempts} times)" if self.attempts > 1 else ""
+        return f"{self.code}: {self.message}{tries}"
+
+
+class InvalidRequest(EmbeddingError):
+    """The request can never succeed as it was sent."""
+
+
+class NotFound(EmbeddingError):
+    """The server has no such model, version or table."""
+
+
+class TooLarge(EmbeddingError):
+    """The request, or the answer that it asks for, is over a limit."""
+
+
+class Refused(EmbeddingError):
+    """Something on the way to the server wants other credentials."""
+
+
+class Unavailable(EmbeddingError):
+    """No connection, or the server can not answer now."""
+
+
+class DeadlineExceeded(EmbeddingError):
+    """No answer in time."""
+
+
+class Unimplemented(EmbeddingError):
+    """The server, or this wire, has no such method."""
+
+
+class ServerFault(EmbeddingError):
+    """A fault on the server's side, or an answer that can not be read."""
+
+
+_CLASS_OF_CODE: dict[str, type[EmbeddingError]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "FAILED_PRECONDITION": InvalidRequest,
+    "OUT_OF_RANGE": InvalidRequest,
+    "NOT_FOUND": NotFound,
+    "RESOURCE_EXHAUSTED": TooLarge,
+    "UNAUTHENTICATED": Refused,
+    "PERMISSION_DENIED": Refused,
+    "UNAVAILABLE": Unavailable,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "UNIMPLEMENTED": Unimplemented,
+}
+
+
+def error_of(code: str, message: str, retry_after_s: float | None = None) -> EmbeddingError:
+    """Returns the error of a code; ServerFault for those that stand for no fault of the client's.
+
+    >>> error_of("NOT_FOUND", "Servable not found for request: Latest(m)")
+    NotFound('NOT_FOUND', 'Servable not found for request: Latest(m)', None)
+    """
+    return _CLASS_OF_CODE.get(code, ServerFault)(code, message, retry_after_s)
+
+
+def invalid(message: str) -> InvalidRequest:
+    """Returns the error of a request that the client refuses by itself."""
+    return InvalidRequest("INVALID_ARGUMENT", message)

@@ -1,0 +1,61 @@
+"""An HTTP status as a result or as the error that gRPC would have given."""
+
+from __future__ import annotations
+
+import orjson
+
+from service.client.errors import EmbeddingError, error_of
+
+_CODE_OF_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    413: "RESOURCE_EXHAUSTED",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    501: "UNIMPLEMENTED",
+    # A proxy's: nobody behind it.
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+# How TensorFlow Serving and this server begin what is FAILED_PRECONDITION over gRPC and a plain 400 over HTTP.
+_PRECONDITIONS = ("Serving signature ", 'Signature "')
+_SHOWN_CHARS = 300
+
+
+def checked(status: int, body: bytes, retry_after: str | None) -> bytes:
+    """Returns the body of a good answer.
+
+    Args:
+      retry_after: the header; a date in place of seconds is not heeded.
+
+    Raises:
+      EmbeddingError: any other status than 200.
+    """
+    if status == 200:
+        return body
+    raise _error(status, body, retry_after)
+
+
+def _error(status: int, body: bytes, retry_after: str | None) -> EmbeddingError:
+    text = _text(body) or f"HTTP status {status} without a text."
+    code = _CODE_OF_STATUS.get(status)
+    if code is None:
+        code = "INVALID_ARGUMENT" if 400 <= status < 500 else "INTERNAL" if status == 500 else "UNKNOWN"
+    if status == 400 and text.startswith(_PRECONDITIONS):
+        code = "FAILED_PRECONDITION"
+    seconds = float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else None
+    return error_of(code, text, seconds)
+
+
+def _text(body: bytes) -> str:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        # A proxy's page.
+        return body.decode("utf-8", "replace")[:_SHOWN_CHARS]
+    error = document.get("error") if isinstance(document, dict) else None
+    return error if isinstance(error, str) else body.decode("utf-8", "replace")[:_SHOWN_CHARS]

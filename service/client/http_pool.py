@@ -1,0 +1,136 @@
+"""Blocking calls over kept HTTP connections; nothing but the standard library."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from io import BufferedReader, RawIOBase
+from typing import Any
+
+from service.client.calls import Call
+from service.client.errors import DeadlineExceeded, Unavailable
+from service.client.http_answers import checked
+from service.client.targets import Target
+
+_MAX_IDLE = 64
+_GET_HEADERS: dict[str, str] = {}
+_POST_HEADERS = {"Content-Type": "application/json"}
+
+
+class HttpTransport:
+    """A connection per request at the same time, each used again. Concurrency: any thread."""
+
+    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
+        self._target = target
+        self._clock = clock
+        self._context: ssl.SSLContext | None = None if target.tls is None else target.tls.ssl_context()
+        # The one used last is the one least likely to be closed by the server; a deque's ends need no lock.
+        self._idle: deque[HTTPConnection] = deque()
+        self._is_closed = False
+
+    def send(self, call: Call[Any], timeout_s: float) -> bytes:
+        """Returns the answer's body; raises EmbeddingError."""
+        deadline_s = self._clock() + timeout_s
+        while True:
+            connection = self._kept()
+            is_kept = connection is not None
+            if connection is None:
+                connection = self._new()
+            try:
+                status, retry_after, body = self._exchange(connection, call, deadline_s)
+            except TimeoutError as error:
+                connection.close()
+                text = f"No answer from {self._target} within {timeout_s:.3g} s."
+                raise DeadlineExceeded("DEADLINE_EXCEEDED", text) from error
+            except (OSError, HTTPException) as error:
+                connection.close()
+                if is_kept:
+                    # The server may close what is idle at any moment; then so are the others, and the request is as
+                    # good as not sent.
+                    self._drop_idle()
+                    continue
+                reason = f"{type(error).__name__}: {error}"
+                raise Unavailable("UNAVAILABLE", f"No connection to {self._target}: {reason}") from error
+            except BaseException:
+                connection.close()
+                raise
+            self._keep(connection)
+            return checked(status, body, retry_after)
+
+    def close(self) -> None:
+        """Closes idle connections now and the others when their request is done."""
+        self._is_closed = True
+        self._drop_idle()
+
+    def _exchange(
+        self, connection: HTTPConnection, call: Call[Any], deadline_s: float
+    ) -> tuple[int, str | None, bytes]:
+        remaining = partial(self._remaining, deadline_s)
+        connection.timeout = remaining()
+        if connection.sock is None:
+            connection.connect()
+        connection.sock.settimeout(remaining())
+        connection.response_class = partial(_response, remaining)  # type: ignore[assignment]
+        if call.body is None:
+            connection.request("GET", call.path, headers=_GET_HEADERS)
+        else:
+            connection.request("POST", call.path, call.body, _POST_HEADERS)
+        with connection.getresponse() as response:
+            return response.status, response.getheader("Retry-After"), response.read()
+
+    def _remaining(self, deadline_s: float) -> float:
+        remaining_s = deadline_s - self._clock()
+        # A socket's timeout of 0 would mean: do not wait at all, and fail as "would block".
+        if remaining_s <= 0:
+            raise TimeoutError
+        return remaining_s
+
+    def _kept(self) -> HTTPConnection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _new(self) -> HTTPConnection:
+        if self._context is None:
+            return HTTPConnection(self._target.host, self._target.port)
+        return HTTPSConnection(self._target.host, self._target.port, context=self._context)
+
+    def _keep(self, connection: HTTPConnection) -> None:
+        if self._is_closed or connection.sock is None or len(self._idle) >= _MAX_IDLE:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def _drop_idle(self) -> None:
+        while (connection := self._kept()) is not None:
+            connection.close()
+
+
+def _response(remaining: Callable[[], float], sock: socket.socket, **options: Any) -> HTTPResponse:
+    response = HTTPResponse(sock, **options)
+    # A socket's timeout is for one packet, so a server that sends a byte at a time would be waited for without end.
+    response.fp = BufferedReader(_DeadlineReader(response.fp.detach(), sock, remaining))
+    return response
+
+
+class _DeadlineReader(RawIOBase):
+    def __init__(self, raw: RawIOBase, sock: socket.socket, remaining: Callable[[], float]) -> None:
+        self._raw = raw
+        self._sock = sock
+        self._remaining = remaining
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(self._remaining())
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

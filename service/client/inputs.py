@@ -1,0 +1,176 @@
+"""What a caller may pass for ids and tensors, made into arrays.
+
+For a lookup one rule tells a feature of one id per row from a ragged one, and it looks at the form alone: what is
+nested is ragged.
+
+    [1, 2], np.array([1, 2]), ["a", "b"]            one id per row
+    [[1, 5], []], np.array([[1, 5]]), RaggedIds     ragged
+
+Ids are integers or strings (str or bytes), never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from service.client.errors import invalid
+from service.client.leaves import leaf_array, to_array
+from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, RaggedIds
+
+Id: TypeAlias = int | str | bytes
+FeatureIds: TypeAlias = Array | RaggedIds | Sequence[Id] | Sequence[Sequence[Id]] | Sequence[Array]
+FeatureWeights: TypeAlias = Array | Sequence[float] | Sequence[Sequence[float]] | Sequence[Array]
+TensorInput: TypeAlias = Array | RaggedIds | Sequence[Any] | Id | float | bool
+
+# One id per row, or ragged.
+Ids: TypeAlias = Array | RaggedIds
+
+_NESTS = (list, tuple, np.ndarray)
+_LEAVES = frozenset({int, float, str, bytes})
+
+
+def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, FeatureWeights] | None) -> dict[str, Ids]:
+    """Returns the ids of each feature, weights with the ragged ones.
+
+    Raises:
+      InvalidRequest: no feature, a value of no such form, ids and strings mixed, or weights that do not fit.
+    """
+    if not features:
+        raise invalid("a lookup needs at least one feature.")
+    weights = weights or {}
+    for name in weights:
+        if name not in features:
+            raise invalid(f'feature "{name}": weights were sent without ids.')
+    return {name: feature_ids(name, value, weights.get(name)) for name, value in features.items()}
+
+
+def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = None) -> Ids:
+    """Returns one feature's ids: [B] as they are, or ragged.
+
+    >>> feature_ids("genres", [[1, 5], []]).row_splits.tolist()
+    [0, 2, 2]
+
+    Raises:
+      InvalidRequest: as lookup_ids.
+    """
+    ids = _ids(name, value)
+    if weights is None:
+        return ids
+    if not isinstance(ids, RaggedIds):
+        raise invalid(f'feature "{name}" has one id per row and takes no weights.')
+    if ids.weights is not None:
+        raise invalid(f'feature "{name}": weights were sent both in RaggedIds and beside it.')
+    return ids._replace(weights=_weights(name, weights, ids))
+
+
+def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
+    """Returns the tensors of a predict, a ragged feature as its parts.
+
+    RaggedIds and nested lists of integers or strings two deep are ragged; every array, and every other list, is the
+    dense tensor that it looks like. Python's floats become float32 and its integers int64.
+
+    Raises:
+      InvalidRequest: a value that is no tensor.
+    """
+    arrays: dict[str, Array] = {}
+    for name, value in inputs.items():
+        if isinstance(value, RaggedIds) or _is_nested_ids(value):
+            ids = _ids(name, value)
+            assert isinstance(ids, RaggedIds)
+            arrays.update(ragged_parts(name, ids))
+        else:
+            arrays[name] = to_array(f'input "{name}"', value)
+    return arrays
+
+
+def ragged_parts(name: str, ids: RaggedIds) -> dict[str, Array]:
+    """Names the tensors of a ragged feature as signatures do."""
+    parts = {name + VALUES_SUFFIX: ids.values, name + ROW_SPLITS_SUFFIX: ids.row_splits}
+    if ids.weights is not None:
+        parts[name + WEIGHTS_SUFFIX] = ids.weights
+    return parts
+
+
+def _ids(name: str, value: Any) -> Ids:
+    what = f'feature "{name}"'
+    if isinstance(value, RaggedIds):
+        return _checked(name, value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        array = to_array(what, value)
+        if array.ndim == 1:
+            return array
+        if array.ndim == 2:
+            num_rows, num_ids = array.shape
+            return RaggedIds(array.reshape(-1), np.arange(num_rows + 1, dtype=np.int64) * num_ids)
+        raise invalid(f"{what}: expected ids of rank 1 or 2, got rank {array.ndim}.")
+    if not isinstance(value, _NESTS) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        raise invalid(f"{what}: expected a list or an array of ids, got {type(value).__name__}.")
+    flat, splits = _flat(what, value)
+    values = leaf_array(what, flat)
+    return values if splits is None else RaggedIds(values, splits)
+
+
+def _flat(what: str, rows: Sequence[Any] | Array) -> tuple[list[Any], Array | None]:
+    """Returns all leaves, and the row splits of what is nested."""
+    kinds = set(map(type, rows))
+    # The plain cases first: most lookups are a row or two, and then every microsecond counts.
+    if kinds <= _LEAVES:
+        return list(rows), None
+    if kinds != {list}:
+        is_nest = set(map(_is_nest, kinds))
+        if is_nest == {False}:
+            return list(rows), None
+        if len(is_nest) > 1:
+            raise invalid(f"{what}: lists and bare values are mixed.")
+    splits = np.array([0, *accumulate(map(len, rows))], np.int64)
+    return list(chain.from_iterable(rows)), splits
+
+
+def _is_nest(kind: type) -> bool:
+    return issubclass(kind, _NESTS)
+
+
+def _is_nested_ids(value: Any) -> bool:
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    if not all(map(_is_nest, set(map(type, value)))):
+        return False
+    leaf_types = set(map(type, chain.from_iterable(value)))
+    return all(issubclass(kind, (int, np.integer, str, bytes)) and kind is not bool for kind in leaf_types)
+
+
+def _checked(name: str, ids: RaggedIds) -> RaggedIds:
+    what = f'feature "{name}"'
+    values, splits = to_array(what, ids.values), to_array(f"{what}: row_splits", ids.row_splits)
+    if values.ndim != 1 or splits.ndim != 1 or splits.dtype.kind not in "iu":
+        raise invalid(f"{what}: values and row_splits must be of rank 1, and row_splits integers.")
+    splits = splits.astype(np.int64, copy=False)
+    if not splits.size or splits[0] != 0 or splits[-1] != values.size or (splits[1:] < splits[:-1]).any():
+        raise invalid(
+            f"{what}: row_splits must start with 0, not decrease, and end with the number of values, {values.size}."
+        )
+    checked = RaggedIds(values, splits)
+    return checked if ids.weights is None else checked._replace(weights=_weights(name, ids.weights, checked))
+
+
+def _weights(name: str, weights: Any, ids: RaggedIds) -> Array:
+    what = f'weights of feature "{name}"'
+    splits: Array | None = None
+    if isinstance(weights, np.ndarray) and weights.dtype != object:
+        if weights.ndim == 2:
+            splits = np.arange(len(weights) + 1) * weights.shape[1]
+        array = to_array(what, weights).reshape(-1)
+    elif isinstance(weights, (list, tuple)):
+        flat, splits = _flat(what, weights)
+        array = leaf_array(what, flat)
+    else:
+        raise invalid(f"{what}: expected a list or an array, got {type(weights).__name__}.")
+    if array.dtype.kind not in "iuf":
+        raise invalid(f"{what}: expected numbers.")
+    if array.size != ids.values.size or (splits is not None and not np.array_equal(splits, ids.row_splits)):
+        raise invalid(f"{what}: expected one weight per id, in rows as long as the ids'.")
+    return array.astype(np.float32, copy=False)

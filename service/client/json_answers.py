@@ -1,0 +1,85 @@
+"""JSON numbers and strings to arrays, to the last bit.
+
+A float32 is written in the shortest decimal form that reads back as the same float32. Python reads decimals as
+float64, and the way over float64 rounds twice: 7.038531e-26 lies below the middle of two float32, is read as exactly
+that middle, and is then rounded up. So what lands in a middle is compared with its decimal form, which float64 still
+tells.
+"""
+
+from __future__ import annotations
+
+import base64
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from service.client.answers import TensorDescription
+from service.core.types import Array
+
+# Of a float64, the bits that a float32 has no room for, and their value in the middle of two normal float32.
+_LOST_BITS = np.int64((1 << 29) - 1)
+_MIDDLE = np.int64(1 << 28)
+_SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
+
+
+def float32_array(value: Any) -> Array:
+    """Returns float32 of JSON's numbers, each the one nearest to its decimal form.
+
+    >>> float(float32_array([7.038531e-26])[0]), float(np.float32(7.038531e-26))
+    (7.038530691851209e-26, 7.038531308148791e-26)
+    """
+    exact = np.array(value, np.float64)
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(np.float32)
+    is_suspect = (exact.view(np.int64) & _LOST_BITS) == _MIDDLE
+    # Subnormal float32 have fewer bits, and so other middles.
+    is_suspect |= (np.abs(exact) < _SMALLEST_NORMAL) & (exact != 0)
+    if is_suspect.any():
+        flat, result = exact.reshape(-1), rounded.reshape(-1)
+        for position in np.flatnonzero(is_suspect).tolist():
+            result[position] = _nearest(flat[position], result[position])
+        # A scalar's reshape is a copy.
+        rounded = result.reshape(exact.shape)
+    return rounded
+
+
+def typed_array(value: Any, description: TensorDescription) -> Array:
+    """Returns an output as gRPC would have given it: its dtype, its shape also where empty, strings as bytes."""
+    dtype = description.dtype
+    if dtype == "float32":
+        array = float32_array(value)
+    elif dtype == "string":
+        array = np.array(value, object)
+        array = np.array([_bytes(item) for item in array.reshape(-1).tolist()], object).reshape(array.shape)
+    else:
+        array = np.array(value, np.dtype(dtype))
+    return array if array.size else with_shape(array, description.shape)
+
+
+def with_shape(array: Array, shape: tuple[int | None, ...] | None) -> Array:
+    """Returns an array without elements in as many dimensions as it has: lists end where there is nothing in them.
+
+    >>> with_shape(np.empty((0,)), (None, 8)).shape
+    (0, 8)
+    """
+    if shape is None or len(shape) <= array.ndim:
+        return array
+    return array.reshape(array.shape + tuple(size or 0 for size in shape[array.ndim :]))
+
+
+def _nearest(exact: np.float64, rounded: np.float32) -> np.float32:
+    low = rounded if rounded <= exact else np.nextafter(rounded, np.float32(-np.inf))
+    high = np.nextafter(low, np.float32(np.inf))
+    # Both sums are exact: float64 has twice the bits.
+    if float(exact) * 2 != float(low) + float(high):
+        return rounded
+    # Of at most nine digits, the decimal form that came is the shortest one of this float64.
+    shortest, middle = Decimal(repr(float(exact))), Decimal(float(exact))
+    if shortest == middle:
+        return rounded
+    return low if shortest < middle else high
+
+
+def _bytes(item: str | dict[str, str]) -> bytes:
+    return item.encode() if isinstance(item, str) else base64.b64decode(item["b64"])

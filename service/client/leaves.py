@@ -1,0 +1,91 @@
+"""Python values to arrays of the dtypes that a request can hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from service.client.errors import invalid
+from service.core.types import Array
+
+_STRINGS = (str, bytes)
+_INTS = (int, np.integer)
+_FLOATS = (float, np.floating)
+_BOOLS = (bool, np.bool_)
+
+
+def leaf_array(what: str, flat: list[Any]) -> Array:
+    """Returns [N] values of one kind: int64, float32, bool, or object (bytes) for strings; none are int64.
+
+    Args:
+      what: names the values in messages.
+
+    Raises:
+      InvalidRequest: kinds are mixed, or a value is of no such kind.
+    """
+    types = set(map(type, flat))
+    if types <= {int}:
+        return _int64(what, flat)
+    if _all(types, _STRINGS):
+        return _encoded(what, flat)
+    if _all(types, _BOOLS):
+        return np.array(flat, np.bool_)
+    if not any(issubclass(kind, _BOOLS) for kind in types):
+        if _all(types, _INTS):
+            return _int64(what, flat)
+        if _all(types, _INTS + _FLOATS):
+            return np.array(flat, np.float32)
+    names = ", ".join(sorted(kind.__name__ for kind in types))
+    raise invalid(f"{what}: expected integers, floats, booleans or strings, all of one kind, got {names}.")
+
+
+def to_array(what: str, value: Any) -> Array:
+    """Returns an array of any rank as it can be sent: native byte order, strings as objects (bytes).
+
+    A numpy array keeps its dtype, lists get leaf_array's.
+
+    Raises:
+      InvalidRequest: rows differ in length, or a value that can not be sent.
+    """
+    if not isinstance(value, np.ndarray):
+        value = _objects(what, value)
+    kind = value.dtype.kind
+    if kind in "biufc":
+        native: Array = value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+        return native
+    if kind not in "OSU":
+        raise invalid(f"{what}: dtype {value.dtype} can not be sent.")
+    return leaf_array(what, value.reshape(-1).tolist()).reshape(value.shape)
+
+
+def _objects(what: str, value: Any) -> Array:
+    unequal = f"{what}: lists of unequal length make no dense tensor."
+    try:
+        array = np.array(value, object)
+    except ValueError as error:
+        raise invalid(unequal) from error
+    # Most unequal lists give numpy an array of lists.
+    if any(issubclass(kind, (list, tuple)) for kind in set(map(type, array.reshape(-1).tolist()))):
+        raise invalid(unequal)
+    return array
+
+
+def _all(types: set[type], kinds: tuple[type, ...]) -> bool:
+    return all(issubclass(kind, kinds) for kind in types)
+
+
+def _int64(what: str, flat: list[Any]) -> Array:
+    try:
+        return np.array(flat, np.int64)
+    except OverflowError as error:
+        raise invalid(f"{what}: a value does not fit int64.") from error
+
+
+def _encoded(what: str, flat: list[Any]) -> Array:
+    array = np.empty(len(flat), object)
+    try:
+        array[:] = [item.encode() if isinstance(item, str) else bytes(item) for item in flat]
+    except UnicodeEncodeError as error:
+        raise invalid(f"{what}: a string holds a lone surrogate, which UTF-8 can not write.") from error
+    return array

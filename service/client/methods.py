@@ -1,0 +1,95 @@
+"""What both clients share: their targets, and each method's arguments made into a flow of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from service.client.answers import ModelMetadata
+from service.client.calls import Arrays, Calls, Flow, where
+from service.client.errors import invalid
+from service.client.grpc_calls import GrpcCalls
+from service.client.http_calls import HttpCalls
+from service.client.inputs import FeatureIds, FeatureWeights, TensorInput, lookup_ids, tensors
+from service.client.leaves import to_array
+from service.client.targets import Target, Tls, parse_target
+from service.core.types import Array, VersionStatus
+
+
+class Methods:
+    """The methods of one model at one server. Concurrency: any thread.
+
+    target: where everything but `rows` goes.
+    rows_target: where `rows` goes; None where it goes to target.
+    """
+
+    def __init__(self, target: str, model: str, tls: Tls | None, http_target: str | None) -> None:
+        if not model:
+            raise ValueError("model is empty: expected the name of a served model")
+        self.target = parse_target(target, tls)
+        self._calls = _calls(self.target, model)
+        self._rows_calls = self._calls
+        self.rows_target: Target | None = None
+        if http_target is None:
+            return
+        if self.target.wire == "http":
+            raise ValueError(f"http_target {http_target!r} was given although the target speaks HTTP itself")
+        self.rows_target = parse_target(http_target, tls)
+        if self.rows_target.wire != "http":
+            raise ValueError(f"http_target {http_target!r}: expected http://host:port or https://host:port")
+        self._rows_calls = _calls(self.rows_target, model)
+
+    def lookup(
+        self,
+        features: Mapping[str, FeatureIds],
+        weights: Mapping[str, FeatureWeights] | None,
+        *,
+        version: int | None,
+        label: str | None,
+        signature: str,
+        outputs: Sequence[str] | None,
+    ) -> Flow[Arrays]:
+        """Returns the flow of a lookup; raises InvalidRequest."""
+        return self._calls.lookup(
+            lookup_ids(features, weights), _names(outputs), where(version, label), signature or "lookup"
+        )
+
+    def predict(
+        self,
+        inputs: Mapping[str, TensorInput],
+        *,
+        version: int | None,
+        label: str | None,
+        signature: str,
+        outputs: Sequence[str] | None,
+    ) -> Flow[Arrays]:
+        """Returns the flow of a predict; raises InvalidRequest."""
+        return self._calls.predict(tensors(inputs), _names(outputs), where(version, label), signature)
+
+    def rows(self, table: str, ids: Any, *, version: int | None, label: str | None) -> Flow[Array]:
+        """Returns the flow of a read of rows; raises InvalidRequest."""
+        array = to_array("ids", np.empty(0, np.int64) if isinstance(ids, (list, tuple)) and not ids else ids)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise invalid(f"ids: expected a list or an array of integers, got {array.dtype} of rank {array.ndim}.")
+        return self._rows_calls.rows(table, array, where(version, label))
+
+    def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
+        """Returns the flow of a status."""
+        return self._calls.status(version)
+
+    def metadata(self, version: int | None, label: str | None) -> Flow[ModelMetadata]:
+        """Returns the flow of a metadata; raises InvalidRequest."""
+        return self._calls.metadata(where(version, label))
+
+
+def _calls(target: Target, model: str) -> Calls:
+    return GrpcCalls(model) if target.wire == "grpc" else HttpCalls(model)
+
+
+def _names(outputs: Sequence[str] | None) -> Sequence[str]:
+    # A bare string is a sequence of its letters.
+    if isinstance(outputs, str):
+        raise invalid(f"outputs: expected a list of names, got the string {outputs!r}.")
+    return () if outputs is None else outputs

@@ -1,0 +1,79 @@
+"""When to try again: only what may succeed later, ever later, and never past the caller's deadline.
+
+No loop and no sleep here, so that the blocking and the asynchronous client share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.client.errors import EmbeddingError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how soon.
+
+    retries: tries after the first.
+    first_wait_s: the wait before the first of them, which doubles up to max_wait_s; each is cut by a random part of up
+      to a half, so that clients that failed together do not come back together.
+    """
+
+    retries: int = 2
+    first_wait_s: float = 0.05
+    max_wait_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"retries is {self.retries}: expected 0 or more")
+        if not 0 <= self.first_wait_s <= self.max_wait_s:
+            raise ValueError(f"first_wait_s is {self.first_wait_s}: expected 0 to max_wait_s, {self.max_wait_s}")
+
+
+class Attempts:
+    """The tries of one call. Concurrency: one caller at a time.
+
+    Args:
+      timeout_s: for all of them together, waits included.
+      clock: seconds, monotonic.
+      random: gives [0, 1).
+    """
+
+    __slots__ = ("_clock", "_deadline_s", "_number", "_policy", "_random")
+
+    def __init__(
+        self, policy: RetryPolicy, timeout_s: float, clock: Callable[[], float], random: Callable[[], float]
+    ) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s is {timeout_s}: expected more than 0")
+        self._policy = policy
+        self._clock = clock
+        self._random = random
+        self._deadline_s = clock() + timeout_s
+        self._number = 0
+
+    def begin(self) -> float:
+        """Counts a try and returns how many seconds it has; 0 or less where the time is up."""
+        self._number += 1
+        return self._deadline_s - self._clock()
+
+    def wait_s(self, error: EmbeddingError) -> float:
+        """Returns the seconds to wait before trying again, the server's own wish if it named one.
+
+        Raises:
+          EmbeddingError: the error itself, where another try is useless, is one too many, or would come too late.
+        """
+        error.attempts = self._number
+        retry = self._number - 1
+        if not error.is_retryable or retry >= self._policy.retries:
+            raise error
+        if error.retry_after_s is not None:
+            wait_s = error.retry_after_s
+        else:
+            # The exponent is bounded because 2.0**1024 overflows.
+            longest_s = min(self._policy.first_wait_s * 2.0 ** min(retry, 64), self._policy.max_wait_s)
+            wait_s = longest_s * (1 - self._random() / 2)
+        if self._clock() + wait_s >= self._deadline_s:
+            raise error
+        return wait_s

@@ -1,0 +1,615 @@
+"""The Python client against real servers: both wires, blocking and asynchronous, through restarts, freezes and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.client import AsyncEmbeddingClient, EmbeddingClient
+from service.client.errors import (
+    DeadlineExceeded,
+    EmbeddingError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
+from service.client.retry import RetryPolicy
+from service.client.targets import Tls
+from service.core.engine import Engine
+from service.core.types import RaggedIds, State, VersionStatus
+from service.transports.grpc.grpcio_server import GrpcServer
+from tests.integration.conftest import Serve, add_version
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment
+from tests.toy_model import TAG_STRINGS, write_toy_model
+
+# Tries until the server is back, however slow the machine.
+STUBBORN = RetryPolicy(10_000, 0.02, 0.1)
+WIRES = ["grpc", "http"]
+USER = {"user": [1, 4]}
+USER_ROWS = [[1, 10], [4, 40]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+    """A server of the toy model that tests only read from."""
+    base = tmp_path_factory.mktemp("client") / "model"
+    write_toy_model(base / "1")
+    with ServerProcess(model_base_path=base, graph_signatures="off", kernel_cache_dir=kernel_cache) as server:
+        yield server.ready()
+
+
+def target_of(server: ServerProcess, wire: str) -> str:
+    """Returns where a wire is served."""
+    return f"127.0.0.1:{server.grpc_port}" if wire == "grpc" else f"http://127.0.0.1:{server.http_port}"
+
+
+class AsyncOnOneLoop:
+    """An AsyncEmbeddingClient with EmbeddingClient's face, so that one test holds for both."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncEmbeddingClient(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+        return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
+
+    def __enter__(self) -> AsyncOnOneLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+
+KINDS = [(wire, kind) for wire in WIRES for kind in ("blocking", "async")]
+
+
+def client_of(server: Any, wire: str, kind: str, **options: Any) -> Any:
+    """Returns a client of the toy model."""
+    client_class = EmbeddingClient if kind == "blocking" else AsyncOnOneLoop
+    return client_class(target_of(server, wire), **({"model": "default", "timeout_s": PATIENCE_S} | options))
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def connect(request: pytest.FixtureRequest) -> partial[Any]:
+    """Makes a client of each wire and kind: connect(server, **options)."""
+    wire, kind = request.param
+    return partial(client_of, wire=wire, kind=kind)
+
+
+def test_a_lookup_of_every_form(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server) as client:
+        rows = client.lookup({**USER, "tags": [["red", "green"], []], "tags_sum": np.array([[1, 2], [3, 3]])})
+        assert {name: array.dtype for name, array in rows.items()} == dict.fromkeys(rows, np.float32)
+        assert rows["user"].tolist() == USER_ROWS
+        assert rows["tags"].tolist() == [[1.5, 2.5, 1], [0, 0, 0]]
+        assert rows["tags_sum"].tolist() == [[3, 5, 2], [6, 18, 2]]
+        ragged = RaggedIds(np.array([b"blue", b"?"], object), np.array([0, 0, 2]), np.array([2, 1], np.float32))
+        assert client.lookup({"tags_sum": ragged})["tags_sum"].tolist() == [[0, 0, 0], [6, 18, 3]]
+        weighted = client.lookup({"tags": [[1, 3], [2]]}, {"tags": [[1, 3], [5]]})["tags"]
+        assert weighted.tolist() == [[2.5, 7, 1], [2, 4, 1]]
+
+
+def test_versions_signatures_and_outputs(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server) as client:
+        assert client.lookup(USER, version=1)["user"].tolist() == USER_ROWS
+        small = client.lookup(USER | {"tags": [[1], [2]]}, signature="lookup_tpu_tensor_core", outputs=["tags"])
+        assert {name: array.tolist() for name, array in small.items()} == {"tags": [[1, 1, 1], [2, 4, 1]]}
+        predicted = client.predict({"tags": [[1], [2]]}, signature="lookup")
+        assert {name: array.tolist() for name, array in predicted.items()} == {"tags": [[1, 1, 1], [2, 4, 1]]}
+
+
+def test_no_rows_keep_their_width(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server) as client:
+        rows = client.lookup({"user": np.empty(0, np.int64), "tags": np.empty((0, 3), np.int64)})
+        assert {name: array.shape for name, array in rows.items()} == {"user": (0, 2), "tags": (0, 3)}
+
+
+def test_status_and_metadata(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server) as client:
+        assert client.status() == client.status(1) == (VersionStatus(1, State.AVAILABLE),)
+        metadata = client.metadata()
+        assert (metadata.model, metadata.version) == ("default", 1)
+        assert sorted(metadata.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
+        assert metadata.signatures["lookup"].ragged == {"tags", "tags_sum", "tags_sqrtn"}
+        assert metadata.signatures["lookup_tpu_tensor_core"].inputs["user"].dtype == "int32"
+        assert metadata.signatures["lookup"].outputs["user"].shape == (None, 2)
+
+
+def test_rows_go_over_http(server: ServerProcess, connect: partial[Any]) -> None:
+    http_target = target_of(server, "http") if connect.keywords["wire"] == "grpc" else None
+    with connect(server, http_target=http_target) as client:
+        rows = client.rows("tag", [3, 0])
+        np.testing.assert_array_equal(rows, np.array([[3, 9, 1], [0, 0, 1]], np.float32), strict=True)
+        with pytest.raises(NotFound, match="no table"):
+            client.rows("tga", [1])
+    if connect.keywords["wire"] == "grpc":
+        with connect(server) as client, pytest.raises(Unimplemented, match="http_target"):
+            client.rows("tag", [3, 0])
+
+
+FAULTS: dict[str, tuple[Callable[[Any], Any], type[EmbeddingError], str, str]] = {
+    "id out of range": (lambda c: c.lookup({"user": [5]}), InvalidRequest, "INVALID_ARGUMENT", "id 5 .* out of range"),
+    "wrong dtype": (lambda c: c.lookup({"user": [1.5]}), InvalidRequest, "INVALID_ARGUMENT", '"user".*int64'),
+    "nested for flat": (lambda c: c.lookup({"user": [[1]]}), InvalidRequest, "INVALID_ARGUMENT", "user"),
+    "flat for nested": (lambda c: c.lookup({"tags": [1]}), InvalidRequest, "INVALID_ARGUMENT", "tags"),
+    "strings without vocabulary": (lambda c: c.lookup({"user": ["a"]}), InvalidRequest, "INVALID_ARGUMENT", "user"),
+    "no such feature": (lambda c: c.lookup({"x": [1]}), InvalidRequest, "INVALID_ARGUMENT", "x"),
+    "no such output": (lambda c: c.lookup(USER, outputs=["x"]), InvalidRequest, "INVALID_ARGUMENT", "signature: x"),
+    "no such signature": (lambda c: c.lookup(USER, signature="x"), InvalidRequest, "FAILED_PRECONDITION", '"x" not'),
+    "predict without TensorFlow": (
+        lambda c: c.predict({"user": [1], "tags": [[1]]}),
+        InvalidRequest,
+        "FAILED_PRECONDITION",
+        "runs a TensorFlow graph",
+    ),
+    "no such version": (lambda c: c.lookup(USER, version=9), NotFound, "NOT_FOUND", r"Specific\(default, 9\)"),
+    "no such label": (lambda c: c.lookup(USER, label="x"), InvalidRequest, "INVALID_ARGUMENT", "label: x"),
+    "no status": (lambda c: c.status(9), NotFound, "NOT_FOUND", "Could not find version 9"),
+    "no metadata": (lambda c: c.metadata(9), NotFound, "NOT_FOUND", r"Specific\(default, 9\)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_has_one_type_and_code_on_every_wire(server: ServerProcess, connect: partial[Any], fault: str) -> None:
+    call, error_class, code, text = FAULTS[fault]
+    with connect(server, sleep=_never) as client, pytest.raises(error_class, match=text) as caught:
+        call(client)
+    assert (type(caught.value), caught.value.code) == (error_class, code)
+    # 0 where the client says it for the server, such as for outputs over HTTP.
+    assert caught.value.attempts <= 1
+
+
+def _never(seconds: float) -> Any:
+    raise AssertionError("an error that stays was tried again")
+
+
+def test_a_model_that_nobody_has(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server, model="a bü") as client, pytest.raises(NotFound, match=r"Latest\(a bü\)"):
+        client.lookup(USER)
+
+
+def test_float32_is_the_same_to_the_last_bit_on_both_wires(server: ServerProcess) -> None:
+    # Row 1 of `tag` is [1, 1, 1], so a sum gives each weight back: any float32 goes both ways through JSON.
+    bits = np.random.default_rng(3).integers(1 << 23, 0x7F800000, 5000, np.uint32)
+    # The last is read as a neighbour by what reads decimals as float64 and rounds again.
+    weights = np.append(bits, np.uint32(363742205)).view(np.float32)
+    ids = RaggedIds(np.ones(len(weights), np.int64), np.arange(len(weights) + 1), weights)
+    answers = []
+    for wire in WIRES:
+        with EmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client:
+            answers.append(client.lookup({"tags_sum": ids})["tags_sum"])
+    assert answers[0].tobytes() == np.repeat(weights[:, None], 3, 1).tobytes()
+    assert answers[1].tobytes() == answers[0].tobytes()
+
+
+def test_weights_that_are_not_finite_mean_the_same_on_both_wires(server: ServerProcess) -> None:
+    answers = []
+    for wire in WIRES:
+        with EmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client:
+            answers.append(client.lookup({"tags_sum": [[1, 2], [3]]}, {"tags_sum": [[np.nan, 1], [np.inf]]}))
+    np.testing.assert_array_equal(answers[0]["tags_sum"], answers[1]["tags_sum"])
+    assert np.isinf(answers[0]["tags_sum"][1, 0])
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_many_threads_share_a_client(server: ServerProcess, wire: str) -> None:
+    def lookups(thread: int) -> bool:
+        ids = [(thread + i) % 5 for i in range(20)]
+        return all(client.lookup({"user": [i]})["user"].tolist() == [[i, 10 * i]] for i in ids)
+
+    with (
+        EmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        assert all(threads.map(lookups, range(16)))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_hundred_lookups_at_once_on_one_event_loop(server: ServerProcess, wire: str) -> None:
+    async def gather() -> list[Any]:
+        async with AsyncEmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client:
+            answers = await asyncio.gather(*(client.lookup({"user": [i % 5]}) for i in range(100)))
+        return [answer["user"].tolist() for answer in answers]
+
+    assert asyncio.run(gather()) == [[[i % 5, 10 * (i % 5)]] for i in range(100)]
+
+
+def test_a_server_that_was_killed_is_found_again(serve: Serve, base: Path) -> None:
+    first = serve().ready()
+    waits: list[list[float]] = [[] for _ in KINDS]
+
+    def knock(number: int) -> Any:
+        wire, kind = KINDS[number]
+        with client_of(first, wire, kind, retries=STUBBORN, sleep=Sleep(waits[number])) as client:
+            assert client.lookup(USER)["user"].tolist() == USER_ROWS
+            connected.wait()
+            killed.wait()
+            return client.lookup(USER)["user"].tolist()
+
+    connected, killed = threading.Barrier(len(KINDS) + 1), threading.Barrier(len(KINDS) + 1)
+    with ThreadPoolExecutor(len(KINDS)) as threads:
+        answers = [threads.submit(knock, number) for number in range(len(KINDS))]
+        connected.wait(PATIENCE_S)
+        first.signal(signal.SIGKILL)
+        first.exit_code()
+        with client_of(first, "http", "blocking", retries=0) as hasty, pytest.raises(Unavailable):
+            hasty.lookup(USER)
+        killed.wait(PATIENCE_S)
+        add_version(base, 2, scale=3)
+        second = serve(port=first.grpc_port, rest_api_port=first.http_port)
+        assert [answer.result(PATIENCE_S) for answer in answers] == [[[3, 30], [12, 120]]] * len(KINDS)
+        second.wait_for_log("loaded")
+    assert all(waits), "each has waited, and tried again"
+
+
+def test_a_server_that_hangs_ends_at_the_deadline_and_not_before(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server, retries=STUBBORN) as client:
+        client.lookup(USER)
+        server.signal(signal.SIGSTOP)
+        try:
+            start_s = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match="No answer from .* within 0.[23]") as caught:
+                client.lookup(USER, timeout_s=0.3)
+            assert time.monotonic() - start_s >= 0.29
+            assert caught.value.attempts == 1, "a late answer is not asked for again"
+        finally:
+            server.signal(signal.SIGCONT)
+        assert client.lookup(USER)["user"].tolist() == USER_ROWS
+
+
+def test_nobody_there_is_tried_as_often_as_allowed_and_waits_between(connect: partial[Any]) -> None:
+    class Nobody:
+        grpc_port = http_port = 1
+
+    waits: list[float] = []
+    with connect(Nobody(), retries=RetryPolicy(3, 0.001, 1), random=lambda: 0.5, sleep=Sleep(waits)) as client:
+        with pytest.raises(Unavailable) as caught:
+            client.lookup(USER)
+    assert caught.value.attempts == 4
+    assert waits == pytest.approx([0.00075, 0.0015, 0.003])
+
+
+class Sleep:
+    """Notes how long it was asked to sleep, and sleeps; for clients of both kinds."""
+
+    def __init__(self, waits: list[float], scale: float = 1) -> None:
+        self._waits = waits
+        self._scale = scale
+
+    def __call__(self, seconds: float) -> Any:
+        self._waits.append(seconds)
+        seconds *= self._scale
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return time.sleep(seconds)
+        return asyncio.sleep(seconds)
+
+
+def test_a_closed_client_says_so(server: ServerProcess, connect: partial[Any]) -> None:
+    client = connect(server)
+    with client:
+        client.lookup(USER)
+        client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            client.lookup(USER)
+
+
+class Forwarder:
+    """Passes connections on to a server, and counts them; with a certificate, it speaks TLS to clients.
+
+    num_connections: accepted so far.
+    """
+
+    def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
+        self.num_connections = 0
+        self._upstream = port
+        self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context))
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def drop(self) -> None:
+        """Closes all connections, as a server does with idle ones."""
+        self._call(self._drop())
+
+    async def _drop(self) -> None:
+        for writer in self._open:
+            writer.close()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def close(self) -> None:
+        """Ends it."""
+        self.drop()
+        self._server.close()
+        self._call(asyncio.sleep(0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._upstream)
+        self._open |= {writer, upstream}
+        await asyncio.gather(self._copy(reader, upstream), self._copy(upstream_reader, writer))
+        self._serving.discard(task)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+            try:
+                await writer.wait_closed()
+            except OSError:
+                pass
+            self._open.discard(writer)
+
+
+@contextmanager
+def forwarding(port: int, context: ssl.SSLContext | None = None) -> Iterator[Forwarder]:
+    """Gives a forwarder and ends it."""
+    forwarder = Forwarder(port, context)
+    try:
+        yield forwarder
+    finally:
+        forwarder.close()
+
+
+def test_http_connections_are_kept_and_replaced_when_the_server_drops_them(server: ServerProcess) -> None:
+    with (
+        forwarding(server.http_port) as forwarder,
+        EmbeddingClient(
+            f"http://127.0.0.1:{forwarder.port}", model="default", timeout_s=PATIENCE_S, retries=0
+        ) as client,
+    ):
+        for _ in range(20):
+            client.lookup(USER)
+            with pytest.raises(NotFound):
+                client.lookup(USER, version=9)
+        assert forwarder.num_connections == 1
+        forwarder.drop()
+        assert client.lookup(USER)["user"].tolist() == USER_ROWS
+        assert forwarder.num_connections == 2
+
+
+@contextmanager
+def answering(*answers: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Gives the address of an HTTP server that answers its requests as told, the last way again and again."""
+    left = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            """Answers."""
+            self.rfile.read(int(self.headers["Content-Length"]))
+            (left.pop(0) if len(left) > 1 else left[0])(self)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http_server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http_server.server_port}"
+    finally:
+        http_server.shutdown()
+        thread.join()
+        http_server.server_close()
+
+
+EMBEDDINGS = b'{"embeddings":{"user":[[1.0,10.0],[4.0,40.0]]}}'
+
+
+def good(handler: BaseHTTPRequestHandler) -> None:
+    """Answers a lookup."""
+    respond(handler, 200, EMBEDDINGS)
+
+
+def overloaded(handler: BaseHTTPRequestHandler) -> None:
+    """Asks to come back."""
+    respond(handler, 503, b'{"error": "full"}', {"Retry-After": "7"})
+
+
+def respond(
+    handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str] | None = None
+) -> None:
+    """Writes an answer."""
+    handler.send_response(status)
+    for name, value in ({"Content-Length": str(len(body))} | dict(headers or {})).items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def drip(data: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Answers one byte at a time, each sooner than any timeout."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        with suppress(OSError):
+            for byte in data:
+                handler.wfile.write(bytes((byte,)))
+                time.sleep(0.02)
+        handler.close_connection = True
+
+    return answer
+
+
+def cut_short(handler: BaseHTTPRequestHandler) -> None:
+    """Promises more than comes."""
+    respond(handler, 200, EMBEDDINGS, {"Content-Length": "1000"})
+    handler.close_connection = True
+
+
+def goodbye(handler: BaseHTTPRequestHandler) -> None:
+    """Answers and ends the connection."""
+    respond(handler, 200, EMBEDDINGS, {"Connection": "close"})
+
+
+HTTP_CLIENTS = pytest.mark.parametrize("client_class", [EmbeddingClient, AsyncOnOneLoop])
+
+
+@HTTP_CLIENTS
+def test_retry_after_is_waited_for(client_class: Any) -> None:
+    waits: list[float] = []
+    sleep = Sleep(waits, scale=0.001)
+    with answering(overloaded, good) as target:
+        with client_class(target, model="m", timeout_s=PATIENCE_S, sleep=sleep) as client:
+            assert client.lookup(USER)["user"].tolist() == USER_ROWS
+    assert waits == [7]
+
+
+@HTTP_CLIENTS
+def test_retry_after_beyond_the_deadline_is_an_error_at_once(client_class: Any) -> None:
+    with answering(overloaded) as target, client_class(target, model="m", timeout_s=6.5, sleep=_never) as client:
+        with pytest.raises(Unavailable, match="full") as caught:
+            client.lookup(USER)
+    assert caught.value.retry_after_s == 7
+
+
+@HTTP_CLIENTS
+@pytest.mark.parametrize("dripping", [b"HTTP/1.1 200 OK" + b" " * 100, b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 100])
+def test_a_byte_at_a_time_ends_at_the_deadline(client_class: Any, dripping: bytes) -> None:
+    # Whoever waits to the end, 2 s, meets another error: the answer is none.
+    with answering(drip(dripping)) as target, client_class(target, model="m", timeout_s=0.5, retries=0) as client:
+        with pytest.raises(DeadlineExceeded):
+            client.lookup(USER)
+
+
+@HTTP_CLIENTS
+def test_an_answer_cut_short_is_asked_for_again(client_class: Any) -> None:
+    waits: list[float] = []
+    with answering(cut_short, good) as target:
+        with client_class(target, model="m", timeout_s=PATIENCE_S, sleep=Sleep(waits)) as client:
+            assert client.lookup(USER)["user"].tolist() == USER_ROWS
+    assert len(waits) == 1
+
+
+@HTTP_CLIENTS
+def test_a_server_that_ends_each_connection_is_no_fault(client_class: Any) -> None:
+    with answering(goodbye) as target:
+        with client_class(target, model="m", timeout_s=PATIENCE_S, retries=0) as client:
+            for _ in range(3):
+                assert client.lookup(USER)["user"].tolist() == USER_ROWS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority's certificate, and one of "localhost" that it signed."""
+    folder = tmp_path_factory.mktemp("certificates")
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    for command in (
+        f"req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=authority -days 2",
+        f"req {key} -keyout server.key -out server.csr -subj /CN=localhost",
+        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names -days 2 -out server.pem",
+    ):
+        try:
+            subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("there is no openssl to make certificates with")
+    return folder
+
+
+def test_tls(server: ServerProcess, connect: partial[Any], certificates: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.pem")
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2", "http/1.1"] if connect.keywords["wire"] == "grpc" else ["http/1.1"])
+
+    class Forwarded:
+        grpc_port = http_port = 0
+
+    ca, cert, key = certificates / "ca.pem", certificates / "server.pem", certificates / "server.key"
+    with forwarding(server.grpc_port if connect.keywords["wire"] == "grpc" else server.http_port, context) as forwarder:
+        Forwarded.grpc_port = Forwarded.http_port = forwarder.port
+        with connect(Forwarded, tls=Tls(ca, cert, key)) as client:
+            assert client.lookup(USER)["user"].tolist() == USER_ROWS
+        for stranger in (Tls(ca), Tls(cert_file=cert, key_file=key)):
+            with connect(Forwarded, tls=stranger, retries=0) as client, pytest.raises(Unavailable):
+                client.lookup(USER)
+
+
+def test_a_unix_socket(toy_engine: Engine, tmp_path: Path) -> None:
+    grpc_server = GrpcServer(toy_engine, address=f"unix:{tmp_path}/s", max_message_bytes=1 << 20, max_workers=1)
+    grpc_server.start()
+    try:
+        with EmbeddingClient(f"unix:{tmp_path}/s", model="toy", timeout_s=PATIENCE_S) as client:
+            assert client.lookup(USER)["user"].tolist() == USER_ROWS
+    finally:
+        grpc_server.stop(0)
+
+
+@pytest.mark.tf
+def test_predict_of_a_foreign_model(tf_serving_testdata: Path, kernel_cache: Path, tmp_path: Path, tf: Any) -> None:
+    base = tf_serving_testdata / "saved_model_half_plus_two_cpu"
+    with ServerProcess(model_base_path=base, kernel_cache_dir=kernel_cache) as server:
+        server.ready()
+        for wire in WIRES:
+            with EmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client:
+                for x in ([1.0, 2.0], np.array([1, 2], np.float32)):
+                    answer = client.predict({"x": x})
+                    np.testing.assert_array_equal(answer["y"], np.array([2.5, 3], np.float32), strict=True)
+                    assert list(answer) == ["y"]
+
+
+def test_the_example_shows_answers(server: ServerProcess) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/client.py", f"--server={target_of(server, 'grpc')}"]
+        + [f"--rest={target_of(server, 'http')}", "--model_name=default", "--table=tag"]
+        + [f'--features={{"user": [1, 4], "tags": [["{TAG_STRINGS[0]}"], []]}}'],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    for wire in ("gRPC", "HTTP"):
+        assert f"user over {wire}: float32 (2, 2) [1.0, 10.0] ..." in done.stdout
+    assert "rows of tag: (2, 3)" in done.stdout
+    assert "as expected: INVALID_ARGUMENT" in done.stdout
+    assert "lookups at once: 10" in done.stdout
+
+
+def test_the_client_brings_no_server_and_no_tensorflow() -> None:
+    script = (
+        "import sys; from service.client import AsyncEmbeddingClient, EmbeddingClient\n"
+        "heavy = {'tensorflow', 'tensorflow_serving', 'numba', 'fastapi', 'uvicorn', 'httpx', 'service.core.engine'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

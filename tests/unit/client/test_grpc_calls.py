@@ -1,0 +1,83 @@
+"""What is asked over gRPC and how answers are read, against the server's own encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.client.answers import TensorDescription
+from service.client.calls import Where
+from service.client.errors import ServerFault, Unimplemented
+from service.client.grpc_calls import GrpcCalls
+from service.codecs.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
+from service.codecs.signature_def import encode_metadata
+from service.codecs.status import encode_statuses
+from service.core.types import ModelRef, RaggedIds, SignatureSpec, State, TensorSpec, VersionStatus
+
+CALLS = GrpcCalls("m")
+
+
+def answer(flow: Generator[Any, Any, Any], *bodies: bytes) -> tuple[Any, list[Any]]:
+    """Drives a flow with answers; returns its result and its calls."""
+    calls = [next(flow)]
+    for body in bodies:
+        try:
+            calls.append(flow.send(calls[-1].read(body)))
+        except StopIteration as end:
+            return end.value, calls
+    raise AssertionError("the flow wants more")
+
+
+def test_a_lookup_names_the_parts_of_ragged_features() -> None:
+    ragged = RaggedIds(np.array([b"a", b"b"], object), np.array([0, 2, 2]), np.array([1, 0.5], np.float32))
+    body = encode_response({"user": np.ones((2, 3), np.float32)}, model="m", version=4, signature_name="lookup")
+    ids = {"user": np.array([1, 2]), "tags": ragged}
+    arrays, calls = answer(CALLS.lookup(ids, ("user",), Where(4), "lookup"), body)
+    assert arrays["user"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert calls[0].path == "/tensorflow.serving.PredictionService/Predict"
+    request = decode_request(calls[0].body)
+    assert (request.ref, request.signature_name, request.output_filter) == (ModelRef("m", 4), "lookup", ("user",))
+    sent = {name: array.tolist() for name, array in decode_inputs(request).items()}
+    assert sent == {
+        "user": [1, 2],
+        "tags__values": [b"a", b"b"],
+        "tags__row_splits": [0, 2, 2],
+        "tags__weights": [1, 0.5],
+    }
+
+
+def test_statuses_come_as_they_were_sent() -> None:
+    statuses = (VersionStatus(2, State.AVAILABLE), VersionStatus(1, State.END, "FAILED_PRECONDITION", "no file"))
+    got, calls = answer(CALLS.status(2), encode_statuses(statuses))
+    assert got == statuses
+    request = parse_message("tensorflow.serving.GetModelStatusRequest", calls[0].body)
+    assert (request.model_spec.name, request.model_spec.version.value) == ("m", 2)
+
+
+def test_metadata_tells_signatures() -> None:
+    inputs = {name: TensorSpec(name, "int64", (None,), "x:0") for name in ("g__values", "g__row_splits")}
+    outputs = {"g": TensorSpec("g", "float32", (None, 8), "y:0"), "any": TensorSpec("any", "string", None, "z:0")}
+    specs = {"lookup": SignatureSpec("lookup", "lookup", "method", inputs, outputs, frozenset("g"))}
+    metadata, calls = answer(CALLS.metadata(Where(None)), encode_metadata("m", 3, specs))
+    assert (metadata.model, metadata.version) == ("m", 3)
+    signature = metadata.signatures["lookup"]
+    assert signature.ragged == {"g"}
+    assert signature.method_name == "method"
+    assert signature.outputs == {"any": TensorDescription("string", None), "g": TensorDescription("float32", (None, 8))}
+    request = parse_message("tensorflow.serving.GetModelMetadataRequest", calls[0].body)
+    assert read_model_spec(request) == (ModelRef("m"), "")
+    assert list(request.metadata_field) == ["signature_def"]
+
+
+def test_rows_say_what_they_need() -> None:
+    with pytest.raises(Unimplemented, match='http_target="http://host:port"'):
+        next(CALLS.rows("t", np.array([1]), Where()))
+
+
+def test_an_answer_of_other_bytes_is_the_servers_fault() -> None:
+    call = next(CALLS.lookup({"user": np.array([1])}, (), Where(), "lookup"))
+    with pytest.raises(ServerFault, match="can not be read"):
+        call.read(b"\xff\xff\xff")

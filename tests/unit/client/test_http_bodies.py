@@ -1,0 +1,71 @@
+"""Bodies that the server's own decoders read back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from service.client.errors import InvalidRequest
+from service.client.http_bodies import lookup_body, predict_body, rows_body
+from service.codecs.json_lookup import decode_lookup, decode_rows
+from service.codecs.json_tensor import decode_inputs, decode_predict
+from service.core.types import RaggedIds, SignatureSpec, TensorSpec
+
+
+def test_a_lookup_is_nested_by_row() -> None:
+    ragged = RaggedIds(np.array([b"a", b"\xff"], object), np.array([0, 2, 2]), np.array([0.1, 2], np.float32))
+    body = decode_lookup(lookup_body({"user": np.array([1, 2], np.int32), "tags": ragged}, "lookup"))
+    assert body.signature_name == "lookup"
+    assert body.features == {"user": [1, 2], "tags": [["a", {"b64": "/w=="}], []]}
+    # Every digit of the float32, so that it is the same again whoever reads it.
+    assert body.weights == {"tags": [[0.10000000149011612, 2.0], []]}
+
+
+def test_a_float32_is_the_same_again_though_the_server_rounds_twice() -> None:
+    # Its shortest decimal form lies beside the middle of two float32 and would be read as the other.
+    given = np.array([363742205], np.uint32).view(np.float32)
+    spec = SignatureSpec("s", "predict", "m", {"x": TensorSpec("x", "float32", None)}, {})
+    read = decode_inputs(decode_predict(predict_body({"x": given}, "s")), spec)["x"]
+    assert read.tobytes() == given.tobytes()
+
+
+def test_weights_that_are_not_finite_are_bare_tokens() -> None:
+    ragged = RaggedIds(np.array([1, 2, 3]), np.array([0, 3]), np.array([np.nan, np.inf, 1], np.float32))
+    (row,) = decode_lookup(lookup_body({"tags": ragged}, "lookup")).weights["tags"]
+    np.testing.assert_array_equal(row, [np.nan, np.inf, 1])
+
+
+def test_a_lookup_without_rows() -> None:
+    ragged = RaggedIds(np.array([], np.int64), np.array([0]))
+    assert decode_lookup(lookup_body({"tags": ragged}, "x")).features == {"tags": []}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8", "bool", "string"])
+def test_a_predict_goes_by_column(dtype: str) -> None:
+    if dtype == "string":
+        given = np.array([[b"a", b"null"], [b"", b"\xfe"]], object)
+    else:
+        given = (np.array([[0, 1], [7, 100]]) / 3).astype(dtype)
+    spec = SignatureSpec("s", "predict", "m", {"x": TensorSpec("x", dtype, None)}, {})
+    body = decode_predict(predict_body({"x": given}, "s"))
+    assert (body.signature_name, body.layout) == ("s", "columnar")
+    np.testing.assert_array_equal(decode_inputs(body, spec)["x"], given, strict=True)
+
+
+def test_scalars_and_what_is_not_finite() -> None:
+    x = np.array([np.nan, np.inf, -np.inf], np.float32)
+    text = predict_body({"x": x, "y": np.array(2, np.int64)}, "").decode()
+    document = json.loads(text)
+    assert document["inputs"]["y"] == 2
+    np.testing.assert_array_equal(np.array(document["inputs"]["x"], np.float32), x)
+
+
+def test_what_json_can_not_say() -> None:
+    with pytest.raises(InvalidRequest, match='"x": dtype complex64 has no JSON form; use gRPC'):
+        predict_body({"x": np.zeros(1, np.complex64)}, "")
+
+
+def test_rows() -> None:
+    assert decode_rows(rows_body(np.arange(10)[::3])).tolist() == [0, 3, 6, 9]

@@ -1,0 +1,163 @@
+"""What is asked over HTTP and how answers are read, against the server's own encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from service.client.answers import TensorDescription
+from service.client.calls import Where
+from service.client.errors import InvalidRequest, ServerFault
+from service.client.http_calls import HttpCalls
+from service.codecs.json_lookup import encode_lookup, encode_rows
+from service.codecs.json_tensor import encode_predict
+from service.codecs.signature_def import metadata_json
+from service.codecs.status import statuses_json
+from service.core.types import SignatureSpec, State, TensorSpec, VersionStatus
+from tests.unit.client.test_grpc_calls import answer
+
+X = {"x": np.array([1.0], np.float32)}
+IDS = {"user": np.array([1])}
+
+
+def metadata(**outputs: tuple[str, tuple[int | None, ...] | None]) -> bytes:
+    """Returns the metadata of a model whose signature "s" has these outputs."""
+    tensors = {name: TensorSpec(name, dtype, shape, f"{name}:0") for name, (dtype, shape) in outputs.items()}
+    inputs = {"user": TensorSpec("user", "int64", (None,), "user:0")}
+    return metadata_json("m", 3, {"s": SignatureSpec("s", "predict", "method", inputs, tensors)})
+
+
+def predicted(**outputs: Any) -> bytes:
+    """Returns the answer to a predict by column."""
+    return encode_predict({name: np.asarray(array) for name, array in outputs.items()}, "columnar")
+
+
+@pytest.mark.parametrize(
+    ("model", "at", "path"),
+    [
+        ("m", Where(), "/v1/models/m:lookup"),
+        ("a/b ü:c", Where(), "/v1/models/a%2Fb%20%C3%BC%3Ac:lookup"),
+        ("m", Where(0), "/v1/models/m/versions/0:lookup"),
+        ("m", Where(None, "a/b"), "/v1/models/m/labels/a%2Fb:lookup"),
+    ],
+)
+def test_paths(model: str, at: Where, path: str) -> None:
+    assert next(HttpCalls(model).lookup(IDS, (), at, "lookup")).path == path
+
+
+def test_a_version_is_not_negative() -> None:
+    with pytest.raises(InvalidRequest, match="version is -1"):
+        next(HttpCalls("m").status(-1))
+
+
+def test_a_lookup_takes_one_call() -> None:
+    body = encode_lookup({"user": np.array([[0.1, np.nan]], np.float32)})
+    arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "lookup"), body)
+    np.testing.assert_array_equal(arrays["user"], np.array([[0.1, np.nan]], np.float32), strict=True)
+    assert len(calls) == 1
+
+
+def test_no_rows_have_the_signatures_width() -> None:
+    body = encode_lookup({"user": np.empty((0, 5), np.float32)})
+    arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "s"), body, metadata(user=("float32", (None, 5))))
+    assert arrays["user"].shape == (0, 5)
+    assert [call.path for call in calls] == ["/v1/models/m:lookup", "/v1/models/m/metadata"]
+
+
+def test_outputs_are_chosen_as_grpcs_filter_does() -> None:
+    body = encode_lookup({"a": np.ones((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)})
+    described = metadata(a=("float32", (None, 2)), b=("float32", (None, 2)), c=("float32", (None, 2)))
+
+    def chosen(*names: str) -> Any:
+        return answer(HttpCalls("m").lookup(IDS, names, Where(), "s"), body, described)[0]
+
+    assert list(chosen("b")) == ["b"]
+    assert list(chosen("b", "a")) == ["b", "a"]
+    assert list(chosen("a", "c")) == ["a"], "c is an output whose feature was not sent"
+    with pytest.raises(InvalidRequest, match=r"alias not found in signature: z Outputs expected .* \{a,b,c\}"):
+        chosen("z")
+    with pytest.raises(InvalidRequest, match="duplicate output tensor alias: a"):
+        chosen("a", "a")
+
+
+def test_a_predict_asks_for_its_signature_once() -> None:
+    calls_of = HttpCalls("m")
+    described = metadata(y=("float16", (None,)))
+    for bodies in ((predicted(y=np.float16([0.1])), described), (predicted(y=np.float16([0.2])),)):
+        arrays, calls = answer(calls_of.predict(X, (), Where(3), "s"), *bodies)
+        assert arrays["y"].dtype == np.float16
+        assert [call.path.rpartition("3")[2] for call in calls] == [":predict", "/metadata"][: len(bodies)]
+
+
+def test_a_predict_of_several_outputs_has_their_dtypes() -> None:
+    body = predicted(y=np.float32([[0.1]]), n=np.int32([7]), s_bytes=np.array([b"\0"], object))
+    described = metadata(y=("float32", (None, 1)), n=("int32", (None,)), s_bytes=("string", (None,)))
+    arrays, _ = answer(HttpCalls("m").predict(X, (), Where(), "s"), body, described)
+    assert {name: array.dtype.name for name, array in arrays.items()} == {
+        "y": "float32",
+        "n": "int32",
+        "s_bytes": "object",
+    }
+    assert arrays["s_bytes"].tolist() == [b"\0"]
+
+
+@pytest.mark.parametrize("feature", ["a", "a__values"])
+def test_a_single_output_of_a_lookup_is_named_by_its_feature(feature: str) -> None:
+    described = metadata(a=("float32", (None, 1)), b=("float32", (None, 1)))
+    inputs = {feature: np.array([1])}
+    arrays, _ = answer(HttpCalls("m").predict(inputs, (), Where(), "s"), predicted(a=np.float32([[2]])), described)
+    assert arrays["a"].tolist() == [[2]]
+
+
+def test_a_signature_that_changed_is_asked_for_again() -> None:
+    calls_of = HttpCalls("m")
+    answer(calls_of.predict(X, (), Where(), "s"), predicted(y=np.float32([1])), metadata(y=("float32", (None,))))
+    body, described = predicted(y=[1.0], z=[2]), metadata(y=("float64", (None,)), z=("int64", (None,)))
+    arrays, calls = answer(calls_of.predict(X, (), Where(), "s"), body, described)
+    assert len(calls) == 2
+    assert {name: array.dtype.name for name, array in arrays.items()} == {"y": "float64", "z": "int64"}
+
+
+@pytest.mark.parametrize(
+    ("body", "described"),
+    [
+        (predicted(y=[1.0], z=[2]), metadata(y=("float32", (None,)))),
+        (predicted(y=[1.0]), metadata(a=("float32", (None,)), b=("float32", (None,)))),
+        (predicted(y=np.array([b"a"], object)), metadata(y=("float32", (None,)))),
+        (b'{"outputs": [1, [2]]}', metadata(y=("int64", (None,)))),
+    ],
+)
+def test_an_answer_that_is_not_the_signatures_is_the_servers_fault(body: bytes, described: bytes) -> None:
+    with pytest.raises(ServerFault, match="signature's|no (float32|int64) tensor"):
+        answer(HttpCalls("m").predict(X, (), Where(), "s"), body, described)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"embeddings": 5}', b'{"embeddings": {"a": ["x"]}}'])
+def test_an_answer_of_another_form_is_the_servers_fault(body: bytes) -> None:
+    with pytest.raises(ServerFault, match="can not be read"):
+        next(HttpCalls("m").lookup(IDS, (), Where(), "s")).read(body)
+
+
+def test_rows_statuses_and_metadata() -> None:
+    rows, calls = answer(HttpCalls("m").rows("a/t", np.array([5]), Where(2)), encode_rows(np.float32([[1, 2]])))
+    np.testing.assert_array_equal(rows, np.float32([[1, 2]]), strict=True)
+    assert calls[0].path == "/v1/models/m/versions/2/tables/a%2Ft:rows"
+    assert orjson.loads(calls[0].body) == {"ids": [5]}
+
+    statuses = (VersionStatus(2, State.LOADING), VersionStatus(1, State.END, "FAILED_PRECONDITION", "no file"))
+    got, calls = answer(HttpCalls("m").status(None), statuses_json(statuses))
+    assert got == statuses
+    assert (calls[0].path, calls[0].body) == ("/v1/models/m", None)
+
+    shapes: dict[str, tuple[str, tuple[int | None, ...] | None]] = {
+        "a": ("float32", (None, 3)),
+        "b": ("string", None),
+        "c": ("float64", ()),
+        "d": ("uint8", (2,)),
+    }
+    described, _ = answer(HttpCalls("m").metadata(Where()), metadata(**shapes))
+    assert (described.model, described.version) == ("m", 3)
+    assert described.signatures["s"].outputs == {name: TensorDescription(*spec) for name, spec in shapes.items()}

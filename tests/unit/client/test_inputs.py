@@ -1,0 +1,160 @@
+"""What is one id per row, what is ragged, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.client.errors import InvalidRequest
+from service.client.inputs import feature_ids, lookup_ids, tensors
+from service.core.types import RaggedIds
+
+ROWS = [[1, 5], [], [7]]
+SPLITS = [0, 2, 2, 3]
+
+
+def parts(ids: Any) -> tuple[list[Any], list[int]]:
+    """Returns the values and row splits of what must be ragged."""
+    assert isinstance(ids, RaggedIds)
+    assert ids.row_splits.dtype == np.int64
+    return ids.values.tolist(), ids.row_splits.tolist()
+
+
+@pytest.mark.parametrize(
+    "value", [[4, 5], (4, 5), np.array([4, 5]), np.array([4, 5], object), np.array([4, 5], np.int32)]
+)
+def test_flat_is_one_id_per_row(value: Any) -> None:
+    ids = feature_ids("f", value)
+    assert not isinstance(ids, RaggedIds)
+    assert ids.tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ROWS,
+        tuple(map(tuple, ROWS)),
+        [np.array(row, np.int32) for row in ROWS],
+        np.array([np.array(row, int) for row in ROWS], object),
+        RaggedIds(np.array([1, 5, 7]), np.array(SPLITS)),
+        RaggedIds(np.array([1, 5, 7]), np.array(SPLITS, np.int32)),
+        RaggedIds([1, 5, 7], SPLITS),  # type: ignore[arg-type]
+    ],
+    ids=["lists", "tuples", "arrays", "object array", "RaggedIds", "int32 splits", "RaggedIds of lists"],
+)
+def test_nested_is_ragged(value: Any) -> None:
+    assert parts(feature_ids("f", value)) == ([1, 5, 7], SPLITS)
+
+
+def test_a_matrix_is_ragged_whatever_its_width() -> None:
+    assert parts(feature_ids("f", np.array([[1, 2], [3, 4]]))) == ([1, 2, 3, 4], [0, 2, 4])
+    assert parts(feature_ids("f", np.empty((3, 0), np.int64))) == ([], [0, 0, 0, 0])
+    assert parts(feature_ids("f", np.array([["a"], ["b"]]))) == ([b"a", b"b"], [0, 1, 2])
+
+
+def test_rows_without_any_id_are_int64() -> None:
+    ids = feature_ids("f", [[], []])
+    assert parts(ids) == ([], [0, 0, 0])
+    assert isinstance(ids, RaggedIds)
+    assert ids.values.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (5, "got int"),
+        ("drama", "got str"),
+        (np.int64(5), "got int64"),
+        (np.zeros((1, 1, 1), int), "rank 3"),
+        ([[[1]]], "got list"),
+        ([1, [2]], "lists and bare values are mixed"),
+        ([1, "a"], "all of one kind"),
+        ([["a"], [1]], "all of one kind"),
+        (RaggedIds(np.array([1]), np.array([0, 2])), "end with the number of values, 1"),
+        (RaggedIds(np.array([1]), np.array([1, 1])), "start with 0"),
+        (RaggedIds(np.array([1]), np.array([0, 2, 1])), "not decrease"),
+        (RaggedIds(np.array([1]), np.array([], int)), "row_splits"),
+        (RaggedIds(np.array([[1]]), np.array([0, 1])), "rank 1"),
+        (RaggedIds(np.array([1]), np.array([0.0, 1.0])), "integers"),
+    ],
+)
+def test_what_are_no_ids(value: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=f'feature "f".*{problem}'):
+        feature_ids("f", value)
+
+
+@pytest.mark.parametrize("weights", [[[1.5, 2], [], [0.25]], [1.5, 2, 0.25], np.array([1.5, 2, 0.25])])
+def test_weights_are_nested_as_the_ids_or_flat(weights: Any) -> None:
+    ids = lookup_ids({"f": ROWS}, {"f": weights})["f"]
+    assert isinstance(ids, RaggedIds)
+    assert ids.weights is not None
+    assert ids.weights.dtype == np.float32
+    assert ids.weights.tolist() == [1.5, 2, 0.25]
+
+
+def test_a_matrix_takes_a_matrix_of_weights() -> None:
+    ids = feature_ids("f", np.array([[1, 2]]), np.array([[0.5, 1]]))
+    assert isinstance(ids, RaggedIds)
+    assert ids.weights is not None
+    assert ids.weights.tolist() == [0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "weights", "problem"),
+    [
+        ([1, 2], [1.0, 1.0], "takes no weights"),
+        (ROWS, [[1.0], [1.0], [1.0]], "in rows as long"),
+        (ROWS, [1.0, 1.0], "one weight per id"),
+        (ROWS, ["a", "b", "c"], "expected numbers"),
+        (ROWS, 1.0, "got float"),
+        (RaggedIds(np.array([1]), np.array([0, 1]), np.array([1.0])), [1.0], "both"),
+    ],
+)
+def test_weights_that_do_not_fit(value: Any, weights: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=f'feature "f".*{problem}'):
+        lookup_ids({"f": value}, {"f": weights})
+
+
+def test_weights_need_their_ids() -> None:
+    with pytest.raises(InvalidRequest, match='"g": weights were sent without ids'):
+        lookup_ids({"f": ROWS}, {"g": [1.0]})
+
+
+def test_a_lookup_needs_a_feature() -> None:
+    with pytest.raises(InvalidRequest, match="at least one feature"):
+        lookup_ids({}, None)
+
+
+def test_a_predict_tells_ragged_by_nested_ids_and_nothing_else() -> None:
+    arrays = tensors(
+        {
+            "a": [[1, 2], [3]],
+            "b": RaggedIds(np.array([1]), np.array([0, 1]), np.array([0.5])),
+            "c": np.array([[1, 2]]),
+            "d": [[1.0, 2.0]],
+            "e": [1, 2],
+            "f": 3.5,
+            "g": [["x"]],
+            "h": [[True]],
+            "i": [],
+            "j": [[[1]]],
+        }
+    )
+    assert {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == {
+        "a__values": ("int64", (3,)),
+        "a__row_splits": ("int64", (3,)),
+        "b__values": ("int64", (1,)),
+        "b__row_splits": ("int64", (2,)),
+        "b__weights": ("float32", (1,)),
+        "c": ("int64", (1, 2)),
+        "d": ("float32", (1, 2)),
+        "e": ("int64", (2,)),
+        "f": ("float32", ()),
+        "g__values": ("object", (1,)),
+        "g__row_splits": ("int64", (2,)),
+        "h": ("bool", (1, 1)),
+        "i": ("int64", (0,)),
+        "j": ("int64", (1, 1, 1)),
+    }
