@@ -14,6 +14,7 @@ from model_export.estimator.lookup_statistics import statistics_hooks
 from model_export.estimator.model_graph import Model, ModelGraph, build_model_graph
 from model_export.estimator.modes import ModeKeys
 from model_export.estimator.run_config import RunConfig
+from model_export.estimator.step_rate import StepRateHook
 from model_export.estimator.warm_start import WarmStartSettings, warm_start
 from model_export.tensorflow_setup import tf
 
@@ -63,10 +64,10 @@ def train(
             *statistics_hooks(model.embedding, seen),
         ]
         savers = [hook for hook in all_hooks if isinstance(hook, v1.train.CheckpointSaverHook)]
-        chief_hooks = []
+        chief_hooks = _step_rate_hooks(model_dir, config)
         if not savers and (config.save_checkpoints_secs or config.save_checkpoints_steps):
-            chief_hooks.append(_saver_hook(model_dir, config, scaffold))
-            savers = chief_hooks
+            savers = [_saver_hook(model_dir, config, scaffold)]
+            chief_hooks += savers
         if saving_listeners and not savers:
             raise ValueError(
                 "There should be a CheckpointSaverHook to use saving_listeners. Please set one of the "
@@ -88,7 +89,7 @@ def train(
             save_summaries_steps=config.save_summary_steps,
             config=config.session_config,
             max_wait_secs=config.session_creation_timeout_secs,
-            log_step_count_steps=config.log_step_count_steps,
+            log_step_count_steps=None,  # ours counts without a false alarm
             save_graph_def=config.checkpoint_save_graph_def,
         ) as session:
             loss = None
@@ -179,6 +180,12 @@ def _add_loss_summary(loss: Any) -> None:
     if not any(summary.op.name == "loss" for summary in v1.get_collection(v1.GraphKeys.SUMMARIES)):
         v1.summary.scalar("loss", loss)
     v1.add_to_collection(v1.GraphKeys.LOSSES, loss)
+
+
+def _step_rate_hooks(model_dir: str, config: RunConfig) -> list[Any]:
+    if config.log_step_count_steps is None:
+        return []
+    return [StepRateHook(every_n_steps=config.log_step_count_steps, output_dir=model_dir)]
 
 
 def _log_hooks(loss: Any, step: Any, config: RunConfig) -> list[Any]:

@@ -1,0 +1,33 @@
+"""The warning of a global step that stands still: not when it was fetched once after and then before an increase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from model_export.estimator.step_rate import StepRateHook
+from model_export.tensorflow_setup import tf
+
+pytestmark = pytest.mark.tf
+
+
+def warnings_of(fetched: Sequence[int], caplog: pytest.LogCaptureFixture) -> int:
+    """Returns how often the hook warns where the step was fetched with these values."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.train.create_global_step()
+        hook = StepRateHook(every_n_steps=1000)
+        hook.begin()
+        for number in fetched:
+            context = v1.train.SessionRunContext(hook.before_run(None), session)
+            hook.after_run(context, v1.train.SessionRunValues(number, None, None))
+    return sum("has not been increased" in record.getMessage() for record in caplog.records)
+
+
+def test_a_growing_step_that_was_read_before_or_after_is_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings_of([1, 1, 2, 3, 3, 4, 6, 6, 7], caplog) == 0
+
+
+def test_a_step_that_stands_still_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings_of([1, 1, 1], caplog) == 1
