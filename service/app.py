@@ -14,10 +14,14 @@ from pathlib import Path
 import uvicorn
 
 from service.core.engine import Engine
+from service.core.errors import ConfigConflict, ServiceError
+from service.core.model_config import ModelConfig
+from service.core.model_set import ModelSet
 from service.core.registry import Registry
-from service.core.repository import ModelWatcher
+from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
 from service.loading import ServableLoader
+from service.model_config import ConfigFile
 from service.observability import Metrics
 from service.settings import Settings
 from service.transports.grpc.grpcio_server import GrpcServer
@@ -49,15 +53,31 @@ class App:
         self._metrics = Metrics()
         self._registry = Registry(self._version_changed)
         self._stop_watching = threading.Event()
-        self._watcher = ModelWatcher(
-            name=settings.model_name,
-            base_path=Path(settings.model_base_path),
-            registry=self._registry,
-            load=ServableLoader(settings.tags, settings.graph_signatures, settings.graph_threads),
+        rules = LoadRules(
+            load=ServableLoader(
+                settings.tags, settings.graph_signatures, settings.graph_threads, settings.warmup_iterations
+            ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
+            settle_s=settings.version_settle_s,
         )
-        self._engine = Engine(self._registry, self._metrics, max_response_bytes=settings.max_response_bytes)
+        self._models = ModelSet(
+            self._registry,
+            rules,
+            poll_interval_s=settings.file_system_poll_wait_seconds,
+            reload_timeout_s=settings.model_reload_timeout_s,
+            allow_labels_for_unavailable=settings.allow_version_labels_for_unavailable_models,
+            on_change=self._show_health,
+        )
+        self._config_file: ConfigFile | None = None
+        if settings.model_config_file:
+            self._config_file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
+        self._engine = Engine(
+            self._registry,
+            self._metrics,
+            max_response_bytes=settings.max_response_bytes,
+            reload=self._models.reload,
+        )
         self._grpc = GrpcServer(
             self._engine,
             address=f"{_bracketed(settings.host)}:{settings.port}",
@@ -69,6 +89,7 @@ class App:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight. Raises StartError."""
         settings = self._settings
         stop = asyncio.Event()
+        configs = self._first_models()
         http_socket = _listen(settings.host, settings.rest_api_port)
         try:
             grpc_port = self._grpc.start()
@@ -79,18 +100,29 @@ class App:
         self._handle_signals(stop, http)
         serving = asyncio.create_task(http.serve(sockets=[http_socket]))
         serving.add_done_callback(lambda _: stop.set())
-        watching = threading.Thread(
-            target=self._watcher.run,
-            args=(self._stop_watching, settings.file_system_poll_wait_seconds),
-            name="watch",
-            daemon=True,
-        )
-        watching.start()
+        self._models.start(configs)
+        if self._config_file is not None and settings.model_config_file_poll_wait_seconds > 0:
+            polling = (self._models.reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
+            threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
         http_port = http_socket.getsockname()[1]
         logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
         await stop.wait()
         await self._shut_down(http, serving)
-        await asyncio.to_thread(watching.join)
+        await asyncio.to_thread(self._models.stop)
+
+    def _first_models(self) -> tuple[ModelConfig, ...]:
+        settings = self._settings
+        if self._config_file is None:
+            return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
+        try:
+            configs = self._config_file.read()
+            self._models.check(configs)
+        except ServiceError as error:
+            hint = ""
+            if isinstance(error, ConfigConflict):
+                hint = ". Labels can be set at the start with --allow_version_labels_for_unavailable_models=true"
+            raise StartError(f"--model_config_file={settings.model_config_file}: {error.message}{hint}") from error
+        return configs
 
     def _http_server(self) -> _HttpServer:
         settings = self._settings
@@ -142,10 +174,13 @@ class App:
 
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)
-        self._grpc.set_serving(self._registry.is_ready)
+        self._show_health()
         extra = {"model": model, "version": status.version, "state": status.state.name}
         level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
         logger.log(level, "version state", extra=extra)
+
+    def _show_health(self) -> None:
+        self._grpc.set_serving(self._registry.is_ready)
 
 
 def _listen(host: str, port: int) -> socket.socket:

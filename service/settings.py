@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 ENV_PREFIX = "EMB_"
+_BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def _setting(
@@ -27,8 +28,23 @@ def _setting(
 class Settings:
     """What the server runs with; every field is a flag of the same name and a variable EMB_<NAME>."""
 
-    model_base_path: str = _setting("", "Folder of the model, with one sub-folder per version named by an integer.")
-    model_name: str = _setting("default", "Name under which the model is served.")
+    model_base_path: str = _setting(
+        "",
+        "Folder of the model, with one sub-folder per version named by an integer; not used with a model_config_file.",
+    )
+    model_name: str = _setting("default", "Name under which the model is served; not used with a model_config_file.")
+    model_config_file: str = _setting(
+        "", "File that lists the models: the text form of TensorFlow Serving's ModelServerConfig."
+    )
+    model_config_file_poll_wait_seconds: float = _setting(
+        0.0, "Seconds between looks at that file; 0 reads it once, at the start.", 0, 86400
+    )
+    model_reload_timeout_s: float = _setting(
+        300.0, "Seconds that a new list of models, by file or by request, gets until its new models answer.", 0, 86400
+    )
+    allow_version_labels_for_unavailable_models: bool = _setting(
+        False, "Whether a version label that is new may point to a version that is not AVAILABLE."
+    )
     host: str = _setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
     port: int = _setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
     rest_api_port: int = _setting(8501, "HTTP port; 0 picks a free one.", 0, 65535)
@@ -37,6 +53,19 @@ class Settings:
     )
     max_num_load_retries: int = _setting(5, "How often a version that failed to load is tried again.", 0, 1000)
     load_retry_interval_micros: int = _setting(60_000_000, "Microseconds between those tries.", 0, 10**12)
+    version_settle_s: float = _setting(
+        1.0,
+        "Seconds for which a version's folder must not have changed before it is loaded, unless its manifest shows "
+        "that all of it is there.",
+        0,
+        3600,
+    )
+    enable_model_warmup: bool = _setting(
+        True, "Whether assets.extra/tf_serving_warmup_requests is replayed before a version is AVAILABLE."
+    )
+    num_request_iterations_for_warmup: int = _setting(
+        0, "How often each of its requests is run; 0 means once.", 0, 1_000_000
+    )
     saved_model_tags: str = _setting("serve", "Comma-separated tags of the MetaGraph to load.")
     graph_signatures: Literal["auto", "lazy", "off"] = _setting(
         "auto",
@@ -76,6 +105,11 @@ class Settings:
         return self.load_retry_interval_micros / 1e6
 
     @property
+    def warmup_iterations(self) -> int:
+        """How often each recorded warm-up request is run."""
+        return max(self.num_request_iterations_for_warmup, 1) if self.enable_model_warmup else 0
+
+    @property
     def rest_api_timeout_s(self) -> float:
         """Seconds after which an HTTP request gives up."""
         return self.rest_api_timeout_in_ms / 1e3
@@ -88,8 +122,10 @@ class Settings:
     def faults(self) -> list[str]:
         """Returns what is wrong with these settings, all at once; empty when they can be used."""
         found = []
-        if not self.model_base_path:
-            found.append("--model_base_path is required, for example --model_base_path=models/movielens")
+        if not self.model_base_path and not self.model_config_file:
+            found.append(
+                "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
+            )
         if not self.model_name or "/" in self.model_name:
             found.append(f"--model_name is {self.model_name!r}: it must not be empty or hold a '/'")
         if self.port == self.rest_api_port != 0:
@@ -165,7 +201,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
-        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default)
+        # `--flag` alone says true, as for TensorFlow Serving's own flags.
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **alone)
     return parser
 
 
@@ -174,6 +212,10 @@ def _parse(kind: Any, text: str) -> Any:
         if text not in get_args(kind):
             raise ValueError(f"expected one of {', '.join(get_args(kind))}")
         return text
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ValueError("expected true or false")
+        return _BOOLEANS[text.lower()]
     try:
         return kind(text)
     except ValueError:
