@@ -49,7 +49,8 @@ class Registry:
     Concurrency: any thread; each model has one writer.
 
     Args:
-      on_transition: called with (model, status) after each change of state.
+      on_transition: called with (model, status) after each change of state; UNKNOWN: a failure that status told of is
+        told no more.
     """
 
     def __init__(self, on_transition: Callable[[str, VersionStatus], None]) -> None:
@@ -161,6 +162,7 @@ class Registry:
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             new = _Model(live, old.available, is_configured=is_configured)
             self._snapshot = {**self._snapshot, name: new}
+        self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
 
     def configure(self, labels: Mapping[str, Mapping[str, int]]) -> None:
         """Makes these models the ones that are served, with these labels, for all requests at the same moment.
@@ -175,15 +177,17 @@ class Registry:
 
     def drop(self, names: Iterable[str]) -> None:
         """Takes models out of status, unless they are configured or still have a version that has not ended."""
-        dropped = set(names)
         with self._write:
-            self._snapshot = {
+            dropped = {
                 name: model
-                for name, model in self._snapshot.items()
-                if name not in dropped
-                or model.is_configured
-                or any(status.state is not State.END for status in model.statuses.values())
+                for name in names
+                if (model := self._snapshot.get(name))
+                and not model.is_configured
+                and all(status.state is State.END for status in model.statuses.values())
             }
+            self._snapshot = {name: model for name, model in self._snapshot.items() if name not in dropped}
+        for name, model in dropped.items():
+            self._told_no_more(name, model.statuses.values())
 
     def note_problem(self, name: str, problem: str) -> None:
         """Keeps why a model has no versions at all, for readiness and errors."""
@@ -227,9 +231,18 @@ class Registry:
     def forget(self, name: str, version: int) -> None:
         """Drops the status of a version that ended, so that status does not grow for ever."""
         with self._write:
-            if model := self._snapshot.get(name):
-                statuses = {v: s for v, s in model.statuses.items() if v != version or s.state is not State.END}
-                self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses)}
+            model = self._snapshot.get(name)
+            status = model.statuses.get(version) if model else None
+            if model is None or status is None or status.state is not State.END:
+                return
+            statuses = {v: s for v, s in model.statuses.items() if v != version}
+            self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses)}
+        self._told_no_more(name, [status])
+
+    def _told_no_more(self, name: str, statuses: Iterable[VersionStatus]) -> None:
+        for status in statuses:
+            if status.code != "OK":
+                self._on_transition(name, VersionStatus(status.version, State.UNKNOWN))
 
     def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> None:
         with self._write:

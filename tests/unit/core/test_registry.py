@@ -275,6 +275,27 @@ def test_forget_drops_only_what_has_ended() -> None:
     assert [s.version for s in registry.statuses("m")] == [1]
 
 
+@pytest.mark.parametrize("how", ["forget", "drop", "add again"])
+def test_a_failure_that_is_told_no_more_is_reported_and_an_end_without_one_is_not(how: str) -> None:
+    seen: list[tuple[str, VersionStatus]] = []
+    registry = new_registry(seen)
+    publish(registry, 1)
+    registry.unload("m", 1)
+    registry.start("m", 2)
+    registry.fail("m", 2, ArtifactError("broken"))
+    seen.clear()
+    if how == "forget":
+        for version in (1, 2, 2, 3):
+            registry.forget("m", version)
+    else:
+        registry.configure({})
+        if how == "drop":
+            registry.drop(["m", "nobody"])
+        else:
+            registry.add_model("m")
+    assert seen == [("m", VersionStatus(2, State.UNKNOWN))]
+
+
 def test_a_lease_pins_its_version_across_a_swap() -> None:
     registry, old = new_registry(), FakeBackend()
     publish(registry, 1, old)
