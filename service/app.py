@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import uvicorn
@@ -37,7 +37,7 @@ class StartError(Exception):
 class _HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is App's decision."""
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
@@ -53,13 +53,15 @@ class App:
         self._metrics = Metrics()
         self._registry = Registry(self._version_changed)
         self._stop_watching = threading.Event()
+        threads, inter_op_threads = settings.parallelism
         rules = LoadRules(
             load=ServableLoader(
-                settings.tags, settings.graph_signatures, settings.graph_threads, settings.warmup_iterations
+                settings.tags, settings.graph_signatures, threads, settings.warmup_iterations, inter_op_threads
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
             settle_s=settings.version_settle_s,
+            slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
         )
         self._models = ModelSet(
             self._registry,

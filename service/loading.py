@@ -25,6 +25,7 @@ class ServableLoader:
     """Loads version folders. Concurrency: any thread.
 
     graph_signatures: "auto", "lazy" or "off", as in Settings.
+    graph_threads: TensorFlow's threads; inter_op_threads: those for runs side by side, where it is another number.
     warmup_iterations: how often each recorded warm-up request is run; 0: none is.
     """
 
@@ -32,6 +33,7 @@ class ServableLoader:
     graph_signatures: str
     graph_threads: int
     warmup_iterations: int = 1
+    inter_op_threads: int | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
@@ -80,6 +82,8 @@ class ServableLoader:
 
     def _open_graph(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
         def open_now() -> Backend:
-            return open_savedmodel(path, signatures, self.tags, threads=self.graph_threads)
+            return open_savedmodel(
+                path, signatures, self.tags, threads=self.graph_threads, inter_op_threads=self.inter_op_threads
+            )
 
         return LazyBackend(open_now) if self.graph_signatures == "lazy" else open_now()

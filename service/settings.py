@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from service.model_server_flags import FOREIGN_FLAGS
 
 ENV_PREFIX = "EMB_"
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
@@ -51,8 +54,13 @@ class Settings:
     file_system_poll_wait_seconds: float = _setting(
         1.0, "Seconds between looks for new versions; 0 looks once, at the start.", 0, 86400
     )
+    num_load_threads: int = _setting(
+        0, "How many versions may load at the same time, all models together; 0: one of each model.", 0, 1024
+    )
     max_num_load_retries: int = _setting(5, "How often a version that failed to load is tried again.", 0, 1000)
-    load_retry_interval_micros: int = _setting(60_000_000, "Microseconds between those tries.", 0, 10**12)
+    load_retry_interval_micros: int = _setting(
+        60_000_000, "Microseconds between those tries; less than 0 is 0.", -(10**12), 10**12
+    )
     version_settle_s: float = _setting(
         1.0,
         "Seconds for which a version's folder must not have changed before it is loaded, unless its manifest shows "
@@ -79,6 +87,15 @@ class Settings:
         1024,
         default_about="number of processors",
     )
+    tensorflow_session_parallelism: int = _setting(
+        0, "TensorFlow threads, within an operation and of operations side by side; 0: graph_threads.", 0, 1024
+    )
+    tensorflow_intra_op_parallelism: int = _setting(
+        0, "TensorFlow threads within an operation; 0: chosen by TensorFlow where the next one is given.", 0, 1024
+    )
+    tensorflow_inter_op_parallelism: int = _setting(
+        0, "Operations that TensorFlow runs side by side; 0: chosen by it where the one before is given.", 0, 1024
+    )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
@@ -102,7 +119,14 @@ class Settings:
     @property
     def load_retry_interval_s(self) -> float:
         """Seconds between tries of a version that failed to load."""
-        return self.load_retry_interval_micros / 1e6
+        return max(self.load_retry_interval_micros, 0) / 1e6
+
+    @property
+    def parallelism(self) -> tuple[int, int]:
+        """TensorFlow's threads within an operation, and its operations side by side; 0: TensorFlow chooses."""
+        own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
+        both = self.tensorflow_session_parallelism or self.graph_threads
+        return own if any(own) else (both, both)
 
     @property
     def warmup_iterations(self) -> int:
@@ -132,6 +156,12 @@ class Settings:
             found.append(f"--port and --rest_api_port are both {self.port}: gRPC and HTTP need one each")
         if not self.tags:
             found.append("--saved_model_tags names no tag")
+        own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
+        if self.tensorflow_session_parallelism and all(own):
+            found.append(
+                "--tensorflow_session_parallelism is for both of --tensorflow_intra_op_parallelism and "
+                "--tensorflow_inter_op_parallelism: give it or them"
+            )
         for setting in dataclasses.fields(self):
             value, low, high = getattr(self, setting.name), setting.metadata["low"], setting.metadata["high"]
             if low is not None and not low <= value <= high:
@@ -169,9 +199,32 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
                 faults.append(f"--{name} is {text!r}: {error}")
     settings = Settings(**values)
     faults += settings.faults()
+    foreign, unread = _foreign_values(flags)
+    faults += unread
+    faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]
     if faults:
         raise SettingsError("\n".join(faults))
     return settings
+
+
+def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
+    """Names the flags of a command line that read_settings took and that change nothing, each with the reason."""
+    foreign, _ = _foreign_values(vars(_parser().parse_args(arguments)))
+    return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
+
+
+def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
+    """Returns what is so here instead, by flag of tensorflow_model_server that asks for something; and the faults."""
+    asking: dict[str, str] = {}
+    faults: list[str] = []
+    for name, flag in FOREIGN_FLAGS.items():
+        text = flags[name]
+        try:
+            if text is not None and not flag.asks_for_nothing(_parse(flag.kind, text)):
+                asking[name] = flag.why
+        except ValueError as error:
+            faults.append(f"--{name} is {text!r}: {error}")
+    return asking, faults
 
 
 def kernel_cache_dir(configured: str | None = None) -> Path:
@@ -201,10 +254,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
-        # `--flag` alone says true, as for TensorFlow Serving's own flags.
-        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
-        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **alone)
+        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")
+    for name, flag in FOREIGN_FLAGS.items():
+        about = ("Refused: " if flag.is_refused else "No effect: ") + flag.why + "."
+        group.add_argument(f"--{name}", metavar=flag.kind.__name__.upper(), help=about, **_alone(flag.kind))
     return parser
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("embedding-server")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed, run from its sources)"
+
+
+def _alone(kind: Any) -> dict[str, Any]:
+    # `--flag` alone says true, as for TensorFlow Serving's own flags.
+    return {"nargs": "?", "const": "true"} if kind is bool else {}
 
 
 def _parse(kind: Any, text: str) -> Any:

@@ -10,8 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from service.core.completeness import Arrival, Fingerprint
 from service.core.errors import ArtifactError, ServiceError
@@ -47,6 +49,7 @@ class LoadRules:
     max_retries: how often a version that failed is tried again, retry_interval_s apart.
     settle_s: how long a folder without a manifest must not have changed before it is loaded.
     clock, wall_clock: seconds; the first is monotonic, the second is the file system's.
+    slots: held during a load, so that not too many go on at once.
     """
 
     load: Load
@@ -55,6 +58,7 @@ class LoadRules:
     settle_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
+    slots: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
 
 @dataclass(slots=True)
@@ -141,14 +145,20 @@ class ModelWatcher:
                 self._registry.announce(self._name, version)
                 self._announced.add(version)
         for version in wanted:
-            if self._config is not config:
-                # What is wanted has changed while a version was loading; run() looks again at once.
-                return None
             if version not in self._loaded and self._may_try(version, found[version]):
-                self._try_load(version, found[version])
+                with self._rules.slots:
+                    if self._is_outdated(config):
+                        return None
+                    self._try_load(version, found[version])
+            if self._is_outdated(config):
+                return None
         if not wanted or self._loaded & set(wanted):
             self._unload_all_but(wanted)
         return self._due_s(wanted)
+
+    def _is_outdated(self, config: ModelConfig | None) -> bool:
+        # What is wanted has changed while a version was loading, or waited for its slot: run() looks again at once.
+        return self._config is not config or self._is_stopped
 
     def _look(self, base_path: Path) -> dict[int, Path] | None:
         try:

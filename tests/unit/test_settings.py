@@ -55,6 +55,10 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "port": ("0", 0),
     "rest_api_port": ("65535", 65535),
     "file_system_poll_wait_seconds": ("0.5", 0.5),
+    "num_load_threads": ("2", 2),
+    "tensorflow_session_parallelism": ("2", 2),
+    "tensorflow_intra_op_parallelism": ("2", 2),
+    "tensorflow_inter_op_parallelism": ("2", 2),
     "max_num_load_retries": ("0", 0),
     "load_retry_interval_micros": ("1", 1),
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
@@ -155,6 +159,35 @@ def test_derived_values_are_in_seconds_and_sets() -> None:
     )
     assert (settings.load_retry_interval_s, settings.rest_api_timeout_s) == (1.5, 0.25)
     assert settings.tags == {"serve", "tpu"}
+
+
+def test_a_negative_wait_before_a_retry_is_none() -> None:
+    assert read_settings([*BASE, "--load_retry_interval_micros=-1"], {}).load_retry_interval_s == 0
+
+
+@pytest.mark.parametrize(
+    ("session", "intra", "inter", "threads"),
+    [(0, 0, 0, (7, 7)), (3, 0, 0, (3, 3)), (0, 2, 0, (2, 0)), (0, 2, 5, (2, 5)), (3, 0, 5, (0, 5))],
+)
+def test_tensorflows_threads_are_its_own_flags_or_ours(
+    session: int, intra: int, inter: int, threads: tuple[int, int]
+) -> None:
+    settings = Settings(
+        graph_threads=7,
+        tensorflow_session_parallelism=session,
+        tensorflow_intra_op_parallelism=intra,
+        tensorflow_inter_op_parallelism=inter,
+    )
+    assert settings.parallelism == threads
+
+
+def test_all_three_of_tensorflows_flags_are_one_too_many() -> None:
+    names = ("session_parallelism", "intra_op_parallelism", "inter_op_parallelism")
+    fault = (
+        "--tensorflow_session_parallelism is for both of --tensorflow_intra_op_parallelism and "
+        "--tensorflow_inter_op_parallelism: give it or them"
+    )
+    assert faults_of([*BASE, *(f"--tensorflow_{name}=1" for name in names)]) == [fault]
 
 
 def test_settings_can_not_be_changed() -> None:

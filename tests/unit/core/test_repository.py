@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ class World:
         self.base, self.clock = base, clock
         self.broken: dict[int, Exception] = {}
         self.loads: list[tuple[int, str]] = []
+        self.on_load: Callable[[], object] = lambda: None
         self.backends: dict[int, FakeBackend] = {}
         self.transitions: list[tuple[int, str]] = []
         self.registry = Registry(lambda model, status: self.transitions.append((status.version, status.state.name)))
@@ -50,6 +53,7 @@ class World:
 
     def load(self, name: str, version: int, path: Path) -> Servable:
         self.loads.append((version, path.name))
+        self.on_load()
         if version in self.broken:
             raise self.broken[version]
         self.backends[version] = FakeBackend()
@@ -474,3 +478,49 @@ def test_polling_goes_on_after_a_surprise_and_ends_when_told(
     watcher.run(7.0)
     assert wake.waits == [7.0, 7.0, 7.0]
     assert [r.getMessage() for r in caplog.records] == ["polling failed"] * 3
+
+
+class Slots:
+    """Notes that it is held, and does something when it is about to be."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.is_held = False
+        self.before: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> None:
+        self.before()
+        self.entered += 1
+        self.is_held = True
+
+    def __exit__(self, *error: object) -> None:
+        self.is_held = False
+
+
+@pytest.fixture
+def slots(world: World) -> Slots:
+    """What the world's loads hold."""
+    slots = Slots()
+    rules = dataclasses.replace(world.rules, slots=slots)
+    world.watcher = ModelWatcher(world.config(), world.registry, rules)
+    return slots
+
+
+def test_a_slot_is_held_during_a_load_and_not_longer(world: World, slots: Slots) -> None:
+    seen: list[bool] = []
+    world.on_load = lambda: seen.append(slots.is_held)
+    world.add("1")
+    for _ in range(3):
+        world.poll()
+    world.broken[2] = ArtifactError("broken")
+    world.add("2")
+    world.poll()
+    assert (seen, slots.entered, slots.is_held) == ([True, True], 2, False)
+
+
+@pytest.mark.parametrize("what", ["another config", "the end"])
+def test_what_is_not_wanted_any_more_when_a_slot_is_free_is_not_loaded(world: World, slots: Slots, what: str) -> None:
+    world.add("1")
+    slots.before = world.watcher.stop if what == "the end" else lambda: world.watcher.configure(None)
+    world.poll()
+    assert (world.loads, slots.entered) == ([], 1)
