@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -53,6 +54,7 @@ class App:
         self._metrics = Metrics()
         self._registry = Registry(self._version_changed)
         self._stop_watching = threading.Event()
+        self._is_forced = False
         threads, inter_op_threads = settings.parallelism
         rules = LoadRules(
             load=ServableLoader(
@@ -87,8 +89,15 @@ class App:
             max_workers=settings.grpc_max_threads,
         )
 
-    async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight. Raises StartError."""
+    async def run(self) -> list[str]:
+        """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
+
+        Returns:
+          The models whose threads could not be ended, for a load can not be interrupted.
+
+        Raises:
+          StartError: a port is in use, or the list of models is wrong.
+        """
         settings = self._settings
         stop = asyncio.Event()
         configs = self._first_models()
@@ -110,7 +119,7 @@ class App:
         logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
         await stop.wait()
         await self._shut_down(http, serving)
-        await asyncio.to_thread(self._models.stop)
+        return await self._stop_models()
 
     def _first_models(self) -> tuple[ModelConfig, ...]:
         settings = self._settings
@@ -154,6 +163,7 @@ class App:
             name = signal.Signals(number).name
             if stop.is_set():
                 logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
+                self._is_forced = True
                 http.force_exit = True
                 self._grpc.stop(0)
                 return
@@ -167,12 +177,20 @@ class App:
     async def _shut_down(self, http: _HttpServer, serving: asyncio.Task[None]) -> None:
         settings = self._settings
         self._registry.drain()
+        self._models.drain()
         self._grpc.set_serving(False)
         await asyncio.sleep(settings.shutdown_delay_s)
         http.should_exit = True
         await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
         self._stop_watching.set()
         logger.info("stopped")
+
+    async def _stop_models(self) -> list[str]:
+        end_s = time.monotonic() + self._settings.drain_timeout_s
+        while True:
+            loading = await asyncio.to_thread(self._models.stop, 0.1)
+            if not loading or self._is_forced or time.monotonic() >= end_s:
+                return loading
 
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)

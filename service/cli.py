@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -34,8 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from service.app import App, StartError
 
     try:
-        uvloop.run(App(settings).run())
+        loading = uvloop.run(App(settings).run())
     except StartError as error:
         logger.error("cannot start", extra={"reason": str(error)})
         return 2
+    if loading:
+        logger.warning("not waiting for models that still load", extra={"models": loading})
+        logging.shutdown()
+        # The interpreter's own end would pull the ground from under what runs in TensorFlow.
+        os._exit(0)
     return 0

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from service.core.errors import ConfigConflict, DeadlineExceeded, NotReady, ReloadFailed, ServiceError
+from service.core.errors import ConfigConflict, DeadlineExceeded, NotReady, Overloaded, ReloadFailed, ServiceError
 from service.core.model_config import ModelConfig, check_list, check_platforms_kept, check_platforms_known
 from service.core.registry import Registry
 from service.core.repository import LoadRules, ModelWatcher
@@ -55,6 +55,10 @@ class ModelSet:
         self._allow_labels_for_unavailable = allow_labels_for_unavailable
         self._on_change = on_change
         self._changing = threading.Lock()
+        # One reload goes on and one may wait: each holds a thread that requests need as well.
+        self._reloads = threading.BoundedSemaphore(2)
+        # Held while a refused model is dropped, so that one that comes again with its name is not.
+        self._dropping = threading.Lock()
         self._configs: Mapping[str, ModelConfig] = {}
         self._watchers: dict[str, ModelWatcher] = {}
         self._threads: dict[str, threading.Thread] = {}
@@ -92,12 +96,23 @@ class ModelSet:
           InvalidRequest, ConfigConflict: as check does.
           ReloadFailed: a new model has no version that loads.
           DeadlineExceeded: not done in time.
+          Overloaded: another reload waits already.
+          NotReady: the server is shutting down.
         """
+        if not self._reloads.acquire(blocking=False):
+            raise Overloaded("A reload is going on and another one waits for it; nothing was changed.")
+        try:
+            self._reload(configs, deadline_s)
+        finally:
+            self._reloads.release()
+
+    def _reload(self, configs: Sequence[ModelConfig], deadline_s: float | None) -> None:
         latest_s = self._rules.clock() + self._reload_timeout_s
         until_s = latest_s if deadline_s is None else min(latest_s, deadline_s)
         if not self._changing.acquire(timeout=max(until_s - self._rules.clock(), 0)):
             raise DeadlineExceeded("Another reload was still going on when the time for this one was over.")
         try:
+            self._refuse_if_stopped()
             self.check(configs)
             new = [config for config in configs if config.name not in self._configs]
             try:
@@ -112,14 +127,28 @@ class ModelSet:
         finally:
             self._changing.release()
 
-    def stop(self) -> None:
-        """Ends the watchers and waits for them; what is loaded stays loaded."""
+    def drain(self) -> None:
+        """Ends reloads, those that wait for their models too, so that no shutdown waits for them."""
         self._is_stopped = True
+
+    def stop(self, timeout_s: float | None = None) -> list[str]:
+        """Ends the watchers and waits for them, which no load can be told; what is loaded stays loaded.
+
+        Returns:
+          The models that still load, or unload, when the time is over.
+        """
+        self.drain()
         with self._changing:
             for watcher in self._watchers.values():
                 watcher.stop()
+        until_s = None if timeout_s is None else self._rules.clock() + timeout_s
         for thread in self._threads.values():
-            thread.join()
+            thread.join(None if until_s is None else max(until_s - self._rules.clock(), 0))
+        return sorted(name for name, thread in self._threads.items() if thread.is_alive())
+
+    def _refuse_if_stopped(self) -> None:
+        if self._is_stopped:
+            raise NotReady("The server is shutting down.")
 
     def _check_label(self, model: str, label: str, version: int) -> None:
         is_moved = self._registry.labels(model).get(label, version) != version
@@ -154,8 +183,9 @@ class ModelSet:
     def _watch(self, config: ModelConfig) -> None:
         """Begins to load a model that no request can reach yet."""
         name = config.name
-        self._refused.discard(name)
-        self._registry.add_model(name, is_configured=False)
+        with self._dropping:
+            self._refused.discard(name)
+            self._registry.add_model(name, is_configured=False)
         if self._is_watched(config):
             # It was removed a moment ago and is still unloading: the same thread goes on with it.
             return
@@ -166,8 +196,9 @@ class ModelSet:
 
     def _run(self, name: str, watcher: ModelWatcher) -> None:
         watcher.run(self._poll_interval_s)
-        if name in self._refused:
-            self._registry.drop([name])
+        with self._dropping:
+            if name in self._refused:
+                self._registry.drop([name])
 
     def _take_back(self, names: Sequence[str]) -> None:
         self._refused.update(names)
@@ -187,8 +218,7 @@ class ModelSet:
                 raise ReloadFailed(f"{len(failed)} model(s) did not become available: {{{listed}}}")
             if not waiting:
                 return
-            if self._is_stopped:
-                raise NotReady("The server is shutting down.")
+            self._refuse_if_stopped()
             if self._rules.clock() >= until_s:
                 raise DeadlineExceeded(f"Not available in time, so nothing was changed: {', '.join(waiting)}")
             time.sleep(_LOOK_AGAIN_S)

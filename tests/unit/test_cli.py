@@ -27,10 +27,11 @@ class FakeApp:
     def __init__(self, settings: Settings) -> None:
         self.seen.append(settings)
 
-    async def run(self) -> None:
+    async def run(self) -> list[str]:
         """Ends at once, or can not start."""
         if self.problem:
             raise StartError(self.problem)
+        return []
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from service.core.errors import (
     LabelNotFound,
     ModelNotFound,
     NotReady,
+    Overloaded,
     ReloadFailed,
     ServiceError,
 )
@@ -295,24 +296,69 @@ def test_a_second_reload_waits_for_the_first_no_longer_than_it_may(world: World)
     assert world.registry.models() == ["b"]
 
 
-def test_a_server_that_stops_does_not_wait_for_a_reload(world: World) -> None:
+class Reloads:
+    """Reloads in threads of their own; errors has what refused them, by the name of the model."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._threads: list[threading.Thread] = []
+        self.errors: dict[str, str] = {}
+
+    def start(self, name: str) -> None:
+        self._threads.append(threading.Thread(target=self._reload, args=(name,)))
+        self._threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def _reload(self, name: str) -> None:
+        try:
+            self._world.models.reload([self._world.config(name)])
+        except ServiceError as error:
+            self.errors[name] = error.message
+
+
+def test_a_third_reload_is_refused_so_that_they_do_not_take_all_threads(world: World) -> None:
     world.start(world.config("a"))
     world.gates["b"] = threading.Event()
-    errors: list[Exception] = []
-
-    def reload() -> None:
-        try:
-            world.models.reload([world.config("b")])
-        except NotReady as error:
-            errors.append(error)
-
-    reloading = threading.Thread(target=reload)
-    reloading.start()
+    reloads = Reloads(world)
+    reloads.start("b")
     until(lambda: bool(world.registry.all_statuses("b")))
-    stopping = threading.Thread(target=world.models.stop)
-    stopping.start()
-    reloading.join(30)
+    reloads.start("a")
+    before = world.trace()
+
+    def refusal() -> str:
+        try:
+            world.models.reload([world.config("c")], deadline_s=0.0)
+        except Overloaded as error:
+            return error.message
+        except DeadlineExceeded:
+            # The second one does not wait yet.
+            return ""
+        raise AssertionError
+
+    until(lambda: bool(refusal()))
+    assert refusal() == "A reload is going on and another one waits for it; nothing was changed."
+    assert world.trace() == before
     world.gates["b"].set()
-    stopping.join(30)
-    assert not stopping.is_alive()
-    assert [error.args[0] for error in errors] == ["The server is shutting down."]
+    reloads.join()
+    assert (reloads.errors, world.registry.models()) == ({}, ["a"])
+    world.models.reload([world.config("c")])
+
+
+def test_a_server_that_stops_does_not_wait_for_reloads(world: World) -> None:
+    world.start(world.config("a"))
+    world.gates["b"] = threading.Event()
+    reloads = Reloads(world)
+    reloads.start("b")
+    until(lambda: bool(world.registry.all_statuses("b")))
+    reloads.start("c")
+    world.models.drain()
+    reloads.join()
+    assert reloads.errors == dict.fromkeys("bc", "The server is shutting down.")
+    # The load that goes on can not be told.
+    assert world.models.stop(0.01) == ["b"]
+    world.gates["b"].set()
+    assert world.models.stop(30) == []
