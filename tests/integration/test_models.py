@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 
 from service.codecs.protos import message_class
@@ -88,11 +88,9 @@ def test_a_file_lists_models_policies_and_labels(
         model_base_path="",
         model_config_file=config,
         model_config_file_poll_wait_seconds=0.05,
-    )
-    listening = server.wait_for_log("listening")
+    ).answering()
     server.wait_for_log("loaded", model="a", version=1)
     server.wait_for_log("loaded", model="b")
-    server.http = httpx.Client(base_url=f"http://127.0.0.1:{listening['http_port']}", timeout=60)
     assert [ask(server, where) for where in ("a", "a/versions/1", "a/labels/stable", "a/labels/canary", "b")] == [
         [2, 20],
         [1, 10],
@@ -168,3 +166,43 @@ def test_a_config_that_can_not_be_used_stops_the_start(
     assert server.exit_code() == 2
     assert "Request to assign label to version 1 of model a" in server.text()
     assert "--allow_version_labels_for_unavailable_models=true" in server.text()
+
+
+def test_a_reload_by_request_stays_in_force_until_the_file_changes(
+    serve: Serve, bases: tuple[Path, Path], write: Callable[..., Path]
+) -> None:
+    a, b = bases
+    config = write(model("a", a))
+    polling = {"model_config_file_poll_wait_seconds": 0.05, "load_retry_interval_micros": 200_000}
+    server = serve(model_base_path="", model_config_file=config, **polling).ready()
+    assert reload(server, {"name": "b", "base_path": str(b)}) == ("0", "")
+    # Several looks at a file that says what it said, is written again the same, and is away for a moment.
+    write(model("a", a))
+    config.rename(config.with_suffix(".away"))
+    server.wait_for_log("model config refused", reason=f"cannot read {config}: No such file or directory")
+    config.with_suffix(".away").rename(config)
+    time.sleep(0.3)
+    assert (ask(server, "a")[0], ask(server, "b")) == (404, [1, 10])
+    write(model("a", a), model("b", b))
+    until(lambda: ask(server, "a") == [2, 20])
+    # A file with a model that does not load is tried again, for it may come.
+    c = a.parent / "c"
+    write(model("a", a), model("c", c))
+    server.wait_for_log("reload refused")
+    assert (ask(server, "a"), ask(server, "b")) == ([2, 20], [1, 10])
+    c.mkdir()
+    add_version(c, 3, scale=3)
+    until(lambda: ask(server, "c") == [3, 30])
+    assert ask(server, "b") == (404, "Servable not found for request: Latest(b)")
+
+
+@pytest.mark.parametrize("text", [None, "model_config_list { config { name: 1 } }"])
+def test_a_file_that_is_missing_or_wrong_stops_the_start_and_is_named(
+    serve: Serve, tmp_path: Path, text: str | None
+) -> None:
+    file = tmp_path / "models.conf"
+    if text is not None:
+        file.write_text(text)
+    server = serve(model_base_path="", model_config_file=file)
+    assert server.exit_code() == 2
+    assert f"--model_config_file={file}: " in server.text()
