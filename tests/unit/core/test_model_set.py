@@ -122,8 +122,8 @@ def test_each_model_loads_in_a_thread_of_its_own_and_a_bad_one_blocks_nobody(wor
     world.models.start([world.config(name) for name in "abc"])
     until(lambda: world.registry.is_available("c"))
     assert world.answers("c") == 1
-    until(lambda: world.registry.statuses("a")[0].state is State.END)
-    assert world.registry.statuses("b")[0].state is State.LOADING
+    for name, state in (("a", State.END), ("b", State.LOADING)):
+        until(lambda name=name, state=state: [s.state for s in world.registry.all_statuses(name)] == [state])
     for name in "ab":
         with pytest.raises(NotReady):
             world.answers(name)
@@ -327,20 +327,11 @@ def test_a_third_reload_is_refused_so_that_they_do_not_take_all_threads(world: W
     reloads.start("b")
     until(lambda: bool(world.registry.all_statuses("b")))
     reloads.start("a")
+    until(lambda: world.models._reloads._value == 0)
     before = world.trace()
-
-    def refusal() -> str:
-        try:
-            world.models.reload([world.config("c")], deadline_s=0.0)
-        except Overloaded as error:
-            return error.message
-        except DeadlineExceeded:
-            # The second one does not wait yet.
-            return ""
-        raise AssertionError
-
-    until(lambda: bool(refusal()))
-    assert refusal() == "A reload is going on and another one waits for it; nothing was changed."
+    with pytest.raises(Overloaded) as caught:
+        world.models.reload([world.config("c")])
+    assert caught.value.message == "A reload is going on and another one waits for it; nothing was changed."
     assert world.trace() == before
     world.gates["b"].set()
     reloads.join()
