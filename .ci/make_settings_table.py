@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from service.model_server_flags import FOREIGN_FLAGS
 from service.settings import ENV_PREFIX, Settings
 
 TARGET = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -26,11 +27,26 @@ This file is generated from `service/settings.py` (`make generated`).
 |---|---|---|---|---|---|
 """
 
+FOREIGN_HEAD = """
+## Flags of tensorflow_model_server that are no settings here
+
+Taken on the command line, so that one that is there can be kept. One without effect is named in the log; one that is
+refused stops the start, unless it is empty or false. `--version` prints the version and ends.
+
+| Flag | Here | |
+|---|---|---|
+"""
+
 
 def table() -> str:
     """Returns the page."""
     types = get_type_hints(Settings)
-    return HEAD + "".join(_row(setting, types[setting.name]) for setting in dataclasses.fields(Settings))
+    settings = "".join(_row(setting, types[setting.name]) for setting in dataclasses.fields(Settings))
+    foreign = "".join(
+        f"| `--{name}` | {'refused' if flag.is_refused else 'no effect'} | {flag.why} |\n"
+        for name, flag in FOREIGN_FLAGS.items()
+    )
+    return HEAD + settings + FOREIGN_HEAD + foreign
 
 
 def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
@@ -38,7 +54,7 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
     if get_origin(kind) is Literal:
         type_name, allowed = "choice", ", ".join(f"`{choice}`" for choice in get_args(kind))
     else:
-        type_name = {"str": "text", "int": "whole number", "float": "number"}[kind.__name__]
+        type_name = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}[kind.__name__]
         allowed = "" if about["low"] is None else f"{about['low']} to {about['high']}"
     default = about["default_about"] or (f"`{setting.default}`" if setting.default != "" else "")
     cells = (

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import uvicorn
 
 from service.core.engine import Engine
+from service.core.errors import ConfigConflict, ServiceError
+from service.core.model_config import ModelConfig
+from service.core.model_set import ModelSet
 from service.core.registry import Registry
-from service.core.repository import ModelWatcher
+from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
 from service.loading import ServableLoader
+from service.model_config import ConfigFile
 from service.observability import Metrics
 from service.settings import Settings
 from service.transports.grpc.grpcio_server import GrpcServer
@@ -33,7 +38,7 @@ class StartError(Exception):
 class _HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is App's decision."""
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
@@ -49,15 +54,34 @@ class App:
         self._metrics = Metrics()
         self._registry = Registry(self._version_changed)
         self._stop_watching = threading.Event()
-        self._watcher = ModelWatcher(
-            name=settings.model_name,
-            base_path=Path(settings.model_base_path),
-            registry=self._registry,
-            load=ServableLoader(settings.tags, settings.graph_signatures, settings.graph_threads),
+        self._is_forced = False
+        threads, inter_op_threads = settings.parallelism
+        rules = LoadRules(
+            load=ServableLoader(
+                settings.tags, settings.graph_signatures, threads, settings.warmup_iterations, inter_op_threads
+            ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
+            settle_s=settings.version_settle_s,
+            slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
         )
-        self._engine = Engine(self._registry, self._metrics, max_response_bytes=settings.max_response_bytes)
+        self._models = ModelSet(
+            self._registry,
+            rules,
+            poll_interval_s=settings.file_system_poll_wait_seconds,
+            reload_timeout_s=settings.model_reload_timeout_s,
+            allow_labels_for_unavailable=settings.allow_version_labels_for_unavailable_models,
+            on_change=self._show_health,
+        )
+        self._config_file: ConfigFile | None = None
+        if settings.model_config_file:
+            self._config_file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
+        self._engine = Engine(
+            self._registry,
+            self._metrics,
+            max_response_bytes=settings.max_response_bytes,
+            reload=self._models.reload,
+        )
         self._grpc = GrpcServer(
             self._engine,
             address=f"{_bracketed(settings.host)}:{settings.port}",
@@ -65,10 +89,18 @@ class App:
             max_workers=settings.grpc_max_threads,
         )
 
-    async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight. Raises StartError."""
+    async def run(self) -> list[str]:
+        """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
+
+        Returns:
+          The models whose threads could not be ended, for a load can not be interrupted.
+
+        Raises:
+          StartError: a port is in use, or the list of models is wrong.
+        """
         settings = self._settings
         stop = asyncio.Event()
+        configs = self._first_models()
         http_socket = _listen(settings.host, settings.rest_api_port)
         try:
             grpc_port = self._grpc.start()
@@ -79,18 +111,29 @@ class App:
         self._handle_signals(stop, http)
         serving = asyncio.create_task(http.serve(sockets=[http_socket]))
         serving.add_done_callback(lambda _: stop.set())
-        watching = threading.Thread(
-            target=self._watcher.run,
-            args=(self._stop_watching, settings.file_system_poll_wait_seconds),
-            name="watch",
-            daemon=True,
-        )
-        watching.start()
+        self._models.start(configs)
+        if self._config_file is not None and settings.model_config_file_poll_wait_seconds > 0:
+            polling = (self._models.reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
+            threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
         http_port = http_socket.getsockname()[1]
         logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
         await stop.wait()
         await self._shut_down(http, serving)
-        await asyncio.to_thread(watching.join)
+        return await self._stop_models()
+
+    def _first_models(self) -> tuple[ModelConfig, ...]:
+        settings = self._settings
+        if self._config_file is None:
+            return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
+        try:
+            configs = self._config_file.read()
+            self._models.check(configs)
+        except ServiceError as error:
+            hint = ""
+            if isinstance(error, ConfigConflict):
+                hint = ". Labels can be set at the start with --allow_version_labels_for_unavailable_models=true"
+            raise StartError(f"--model_config_file={settings.model_config_file}: {error.message}{hint}") from error
+        return configs
 
     def _http_server(self) -> _HttpServer:
         settings = self._settings
@@ -120,6 +163,7 @@ class App:
             name = signal.Signals(number).name
             if stop.is_set():
                 logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
+                self._is_forced = True
                 http.force_exit = True
                 self._grpc.stop(0)
                 return
@@ -133,6 +177,7 @@ class App:
     async def _shut_down(self, http: _HttpServer, serving: asyncio.Task[None]) -> None:
         settings = self._settings
         self._registry.drain()
+        self._models.drain()
         self._grpc.set_serving(False)
         await asyncio.sleep(settings.shutdown_delay_s)
         http.should_exit = True
@@ -140,12 +185,22 @@ class App:
         self._stop_watching.set()
         logger.info("stopped")
 
+    async def _stop_models(self) -> list[str]:
+        end_s = time.monotonic() + self._settings.drain_timeout_s
+        while True:
+            loading = await asyncio.to_thread(self._models.stop, 0.1)
+            if not loading or self._is_forced or time.monotonic() >= end_s:
+                return loading
+
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)
-        self._grpc.set_serving(self._registry.is_ready)
+        self._show_health()
         extra = {"model": model, "version": status.version, "state": status.state.name}
         level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
         logger.log(level, "version state", extra=extra)
+
+    def _show_health(self) -> None:
+        self._grpc.set_serving(self._registry.is_ready)
 
 
 def _listen(host: str, port: int) -> socket.socket:

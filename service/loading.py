@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from service.codecs.saved_model_config import check_saved_model_config
 from service.codecs.signature_def import SERVE_TAGS, read_signatures
-from service.core.errors import ArtifactError
+from service.core.errors import ArtifactError, ServiceError
 from service.core.manifest import Manifest
 from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.lookup.backend import open_lookups
+from service.recorded_warmup import replay_requests
 from service.warmup import warm_up
 
 
@@ -23,14 +25,34 @@ class ServableLoader:
     """Loads version folders. Concurrency: any thread.
 
     graph_signatures: "auto", "lazy" or "off", as in Settings.
+    graph_threads: TensorFlow's threads; inter_op_threads: those for runs side by side, where it is another number.
+    warmup_iterations: how often each recorded warm-up request is run; 0: none is.
     """
 
     tags: frozenset[str]
     graph_signatures: str
     graph_threads: int
+    warmup_iterations: int = 1
+    inter_op_threads: int | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
-        """Loads one version; raises ArtifactError, whose message names what is wrong in the folder."""
+        """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
+        check_saved_model_config(path)
+        servable = self._open(name, version, path)
+        # A graph that waits for its first request is not to be opened for a recorded one.
+        cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
+        if self.warmup_iterations:
+            try:
+                replay_requests(servable, path, self.warmup_iterations, cold)
+            except ServiceError:
+                servable.close()
+                raise
+        return servable
+
+    def _graph_names(self, servable: Servable) -> frozenset[str]:
+        return frozenset(n for n, backend in servable.backends.items() if isinstance(backend, LazyBackend))
+
+    def _open(self, name: str, version: int, path: Path) -> Servable:
         signatures = read_signatures(path / "saved_model.pb", self.tags)
         manifest = Manifest.read(path)
         if manifest is None:
@@ -60,6 +82,8 @@ class ServableLoader:
 
     def _open_graph(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
         def open_now() -> Backend:
-            return open_savedmodel(path, signatures, self.tags, threads=self.graph_threads)
+            return open_savedmodel(
+                path, signatures, self.tags, threads=self.graph_threads, inter_op_threads=self.inter_op_threads
+            )
 
         return LazyBackend(open_now) if self.graph_signatures == "lazy" else open_now()

@@ -93,7 +93,10 @@ class Metrics:
         children[2].inc(rows)
 
     def version_changed(self, model: str, status: VersionStatus) -> None:
-        """Records a state of a version."""
+        """Records a state of a version; UNKNOWN: a failure is no longer told of."""
+        if status.state is State.UNKNOWN:
+            self._state.remove_by_labels({"model": model, "version": str(status.version)})
+            return
         self._state.labels(model, str(status.version)).set(status.state)
         if status.state is State.END:
             # Models change all day: what is kept per version must go with it. A failure stays visible, as in status.

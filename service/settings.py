@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from service.model_server_flags import FOREIGN_FLAGS
+
 ENV_PREFIX = "EMB_"
+_BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def _setting(
@@ -27,16 +31,49 @@ def _setting(
 class Settings:
     """What the server runs with; every field is a flag of the same name and a variable EMB_<NAME>."""
 
-    model_base_path: str = _setting("", "Folder of the model, with one sub-folder per version named by an integer.")
-    model_name: str = _setting("default", "Name under which the model is served.")
+    model_base_path: str = _setting(
+        "",
+        "Folder of the model, with one sub-folder per version named by an integer; not used with a model_config_file.",
+    )
+    model_name: str = _setting("default", "Name under which the model is served; not used with a model_config_file.")
+    model_config_file: str = _setting(
+        "", "File that lists the models: the text form of TensorFlow Serving's ModelServerConfig."
+    )
+    model_config_file_poll_wait_seconds: float = _setting(
+        0.0, "Seconds between looks at that file; 0 reads it once, at the start.", 0, 86400
+    )
+    model_reload_timeout_s: float = _setting(
+        300.0, "Seconds that a new list of models, by file or by request, gets until its new models answer.", 0, 86400
+    )
+    allow_version_labels_for_unavailable_models: bool = _setting(
+        False, "Whether a version label that is new may point to a version that is not AVAILABLE."
+    )
     host: str = _setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
     port: int = _setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
     rest_api_port: int = _setting(8501, "HTTP port; 0 picks a free one.", 0, 65535)
     file_system_poll_wait_seconds: float = _setting(
         1.0, "Seconds between looks for new versions; 0 looks once, at the start.", 0, 86400
     )
+    num_load_threads: int = _setting(
+        0, "How many versions may load at the same time, all models together; 0: one of each model.", 0, 1024
+    )
     max_num_load_retries: int = _setting(5, "How often a version that failed to load is tried again.", 0, 1000)
-    load_retry_interval_micros: int = _setting(60_000_000, "Microseconds between those tries.", 0, 10**12)
+    load_retry_interval_micros: int = _setting(
+        60_000_000, "Microseconds between those tries; less than 0 is 0.", -(10**12), 10**12
+    )
+    version_settle_s: float = _setting(
+        1.0,
+        "Seconds for which a version's folder must not have changed before it is loaded, unless its manifest shows "
+        "that all of it is there.",
+        0,
+        3600,
+    )
+    enable_model_warmup: bool = _setting(
+        True, "Whether assets.extra/tf_serving_warmup_requests is replayed before a version is AVAILABLE."
+    )
+    num_request_iterations_for_warmup: int = _setting(
+        0, "How often each of its requests is run; 0 means once.", 0, 1_000_000
+    )
     saved_model_tags: str = _setting("serve", "Comma-separated tags of the MetaGraph to load.")
     graph_signatures: Literal["auto", "lazy", "off"] = _setting(
         "auto",
@@ -49,6 +86,15 @@ class Settings:
         1,
         1024,
         default_about="number of processors",
+    )
+    tensorflow_session_parallelism: int = _setting(
+        0, "TensorFlow threads, within an operation and of operations side by side; 0: graph_threads.", 0, 1024
+    )
+    tensorflow_intra_op_parallelism: int = _setting(
+        0, "TensorFlow threads within an operation; 0: chosen by TensorFlow where the next one is given.", 0, 1024
+    )
+    tensorflow_inter_op_parallelism: int = _setting(
+        0, "Operations that TensorFlow runs side by side; 0: chosen by it where the one before is given.", 0, 1024
     )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
     max_request_bytes: int = _setting(
@@ -73,7 +119,19 @@ class Settings:
     @property
     def load_retry_interval_s(self) -> float:
         """Seconds between tries of a version that failed to load."""
-        return self.load_retry_interval_micros / 1e6
+        return max(self.load_retry_interval_micros, 0) / 1e6
+
+    @property
+    def parallelism(self) -> tuple[int, int]:
+        """TensorFlow's threads within an operation, and its operations side by side; 0: TensorFlow chooses."""
+        own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
+        both = self.tensorflow_session_parallelism or self.graph_threads
+        return own if any(own) else (both, both)
+
+    @property
+    def warmup_iterations(self) -> int:
+        """How often each recorded warm-up request is run."""
+        return max(self.num_request_iterations_for_warmup, 1) if self.enable_model_warmup else 0
 
     @property
     def rest_api_timeout_s(self) -> float:
@@ -88,14 +146,22 @@ class Settings:
     def faults(self) -> list[str]:
         """Returns what is wrong with these settings, all at once; empty when they can be used."""
         found = []
-        if not self.model_base_path:
-            found.append("--model_base_path is required, for example --model_base_path=models/movielens")
+        if not self.model_base_path and not self.model_config_file:
+            found.append(
+                "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
+            )
         if not self.model_name or "/" in self.model_name:
             found.append(f"--model_name is {self.model_name!r}: it must not be empty or hold a '/'")
         if self.port == self.rest_api_port != 0:
             found.append(f"--port and --rest_api_port are both {self.port}: gRPC and HTTP need one each")
         if not self.tags:
             found.append("--saved_model_tags names no tag")
+        own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
+        if self.tensorflow_session_parallelism and all(own):
+            found.append(
+                "--tensorflow_session_parallelism is for both of --tensorflow_intra_op_parallelism and "
+                "--tensorflow_inter_op_parallelism: give it or them"
+            )
         for setting in dataclasses.fields(self):
             value, low, high = getattr(self, setting.name), setting.metadata["low"], setting.metadata["high"]
             if low is not None and not low <= value <= high:
@@ -133,9 +199,32 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
                 faults.append(f"--{name} is {text!r}: {error}")
     settings = Settings(**values)
     faults += settings.faults()
+    foreign, unread = _foreign_values(flags)
+    faults += unread
+    faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]
     if faults:
         raise SettingsError("\n".join(faults))
     return settings
+
+
+def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
+    """Names the flags of a command line that read_settings took and that change nothing, each with the reason."""
+    foreign, _ = _foreign_values(vars(_parser().parse_args(arguments)))
+    return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
+
+
+def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
+    """Returns what is so here instead, by flag of tensorflow_model_server that asks for something; and the faults."""
+    asking: dict[str, str] = {}
+    faults: list[str] = []
+    for name, flag in FOREIGN_FLAGS.items():
+        text = flags[name]
+        try:
+            if text is not None and not flag.asks_for_nothing(_parse(flag.kind, text)):
+                asking[name] = flag.why
+        except ValueError as error:
+            faults.append(f"--{name} is {text!r}: {error}")
+    return asking, faults
 
 
 def kernel_cache_dir(configured: str | None = None) -> Path:
@@ -165,8 +254,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
-        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default)
+        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")
+    for name, flag in FOREIGN_FLAGS.items():
+        about = ("Refused: " if flag.is_refused else "No effect: ") + flag.why + "."
+        group.add_argument(f"--{name}", metavar=flag.kind.__name__.upper(), help=about, **_alone(flag.kind))
     return parser
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("embedding-server")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed, run from its sources)"
+
+
+def _alone(kind: Any) -> dict[str, Any]:
+    # `--flag` alone says true, as for TensorFlow Serving's own flags.
+    return {"nargs": "?", "const": "true"} if kind is bool else {}
 
 
 def _parse(kind: Any, text: str) -> Any:
@@ -174,6 +280,10 @@ def _parse(kind: Any, text: str) -> Any:
         if text not in get_args(kind):
             raise ValueError(f"expected one of {', '.join(get_args(kind))}")
         return text
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ValueError("expected true or false")
+        return _BOOLEANS[text.lower()]
     try:
         return kind(text)
     except ValueError:

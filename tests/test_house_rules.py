@@ -38,7 +38,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"service.core.types", "service.core.errors", "service.core.manifest"},
         {"numpy", "tensorflow"},
     ),
-    "service.codecs": ({"service.core.types", "service.core.errors"}, {"numpy", "google.protobuf", "orjson"}),
+    "service.codecs": (
+        {"service.core.types", "service.core.errors", "service.core.model_config", "service.core.version_policy"},
+        {"numpy", "google.protobuf", "orjson"},
+    ),
     "service.transports.http": (
         {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
         {"numpy", "fastapi", "starlette", "orjson"},

@@ -48,7 +48,7 @@ def decode_request(data: bytes) -> PredictRequest:
 
     Raises:
       MalformedPayload: the bytes are no such message.
-      InvalidRequest: the model spec is missing, has no name, or names a label.
+      InvalidRequest: the model spec is missing or has no name.
     """
     message = parse_message("tensorflow.serving.PredictRequest", data)
     ref, signature_name = read_model_spec(message)
@@ -65,7 +65,7 @@ def read_model_spec(message: Any) -> tuple[ModelRef, str]:
         raise InvalidRequest("ModelSpec has no name specified.")
     choice = spec.WhichOneof("version_choice")
     if choice == "version_label":
-        raise InvalidRequest(f"Unrecognized servable version label: {spec.version_label}")
+        return ModelRef(name, label=spec.version_label), spec.signature_name
     return ModelRef(name, spec.version.value if choice else None), spec.signature_name
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 from service.core.errors import (
     BackendFailure,
+    ConfigConflict,
     DeadlineExceeded,
+    LabelNotFound,
     NotFound,
     PayloadTooLarge,
     ServiceError,
     TableNotFound,
     UnknownOutput,
 )
+from service.core.model_config import ModelConfig
 from service.core.registry import Registry
 from service.core.servable import Lease, Servable
 from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, VersionStatus
@@ -39,6 +42,10 @@ class Observer(Protocol):
     ) -> None:
         """model and signature are "" where the request named none that exists, so labels stay bounded."""
         ...
+
+
+# (new list of models, deadline on the engine's clock or None): core.model_set's reload.
+Reload = Callable[[Sequence[ModelConfig], float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,7 @@ class Engine:
     Args:
       clock: seconds, monotonic.
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
+      reload: replaces the list of models; None: it is fixed.
     """
 
     def __init__(
@@ -170,8 +178,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         *,
         max_response_bytes: int = 2**31 - 1,
+        reload: Reload | None = None,
     ) -> None:
         self._registry = registry
+        self._reload = reload
         self._observer = observer
         self._max_response_bytes = max_response_bytes
         self._clock = clock
@@ -189,7 +199,7 @@ class Engine:
           api: the wire's name in metrics, such as "http" or "grpc".
 
         Raises:
-          ModelNotFound, VersionNotFound, NotReady, SignatureNotFound.
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound.
         """
         started_s = self._clock()
         lease: Lease | None = None
@@ -200,7 +210,8 @@ class Engine:
         except ServiceError as error:
             if lease is not None:
                 lease.__exit__(type(error), error, None)
-            self.reject(error, api=api, model="" if isinstance(error, NotFound) else ref.name, started_s=started_s)
+            model = "" if isinstance(error, (NotFound, LabelNotFound)) else ref.name
+            self.reject(error, api=api, model=model, started_s=started_s)
             raise
         return Bound(
             spec,
@@ -226,6 +237,12 @@ class Engine:
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """Returns states of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
         return self._registry.statuses(name, version)
+
+    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
+        """Replaces the list of models, all of it or nothing; blocks. See core.model_set for what it raises."""
+        if self._reload is None:
+            raise ConfigConflict("The models of this server are fixed.")
+        self._reload(models, deadline_s)
 
     def models(self) -> list[str]:
         """Names of the configured models."""

@@ -2,6 +2,7 @@
 
 ServiceError
   InvalidRequest        INVALID_ARGUMENT     MalformedPayload  InputMismatch  IdOutOfRange  IdsTooMany  UnknownOutput
+                                             LabelNotFound
   PayloadTooLarge       RESOURCE_EXHAUSTED
   NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
@@ -9,6 +10,8 @@ ServiceError
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
   DeadlineExceeded      DEADLINE_EXCEEDED
+  ConfigConflict        FAILED_PRECONDITION  a new list of models does not fit what is loaded
+  ReloadFailed          UNKNOWN              a new list of models names one that does not load; as TensorFlow Serving
   ArtifactError         FAILED_PRECONDITION  at load only: ends as version state END, never reaches a data request
   BackendFailure        INTERNAL             the cause is logged with the request id and hidden from the client
 
@@ -27,6 +30,7 @@ Code = Literal[
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
     "DEADLINE_EXCEEDED",
+    "UNKNOWN",
     "INTERNAL",
 ]
 
@@ -66,6 +70,10 @@ class IdsTooMany(InvalidRequest):
 
 class UnknownOutput(InvalidRequest):
     """The output filter names what the signature does not give."""
+
+
+class LabelNotFound(InvalidRequest):
+    """The model has no such version label."""
 
 
 class PayloadTooLarge(ServiceError):
@@ -124,6 +132,18 @@ class DeadlineExceeded(ServiceError):
     """The client's deadline passed before the answer was ready."""
 
     code = "DEADLINE_EXCEEDED"
+
+
+class ConfigConflict(ServiceError):
+    """A list of models is well formed, and does not go with what is loaded now."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class ReloadFailed(ServiceError):
+    """A model that a reload would add did not become available; nothing was changed."""
+
+    code = "UNKNOWN"
 
 
 class ArtifactError(ServiceError):

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from service.core.errors import ModelNotFound, NotReady, ServiceError, VersionNotFound
+from service.core.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound
 from service.core.servable import Holder, Lease, Servable
 from service.core.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.START}),
-    State.START: frozenset({State.LOADING}),
+    # Straight to the end: it was given up before its turn came.
+    State.START: frozenset({State.LOADING, State.END}),
     State.LOADING: frozenset({State.AVAILABLE, State.END}),
     State.AVAILABLE: frozenset({State.UNLOADING}),
     State.UNLOADING: frozenset({State.END}),
@@ -30,11 +31,16 @@ _LEGAL: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """One model in the snapshot; available is by version, latest first."""
+    """One model in the snapshot; available is by version, latest first.
 
-    statuses: Mapping[int, VersionStatus]
-    available: Mapping[int, Holder]
+    is_configured: it is to be served; others are on their way in or out, and show in status only.
+    """
+
+    statuses: Mapping[int, VersionStatus] = field(default_factory=dict)
+    available: Mapping[int, Holder] = field(default_factory=dict)
     problem: str = ""
+    is_configured: bool = True
+    labels: Mapping[str, int] = field(default_factory=dict)
 
 
 class Registry:
@@ -43,7 +49,8 @@ class Registry:
     Concurrency: any thread; each model has one writer.
 
     Args:
-      on_transition: called with (model, status) after each change of state.
+      on_transition: called with (model, status) after each change of state; UNKNOWN: a failure that status told of is
+        told no more.
     """
 
     def __init__(self, on_transition: Callable[[str, VersionStatus], None]) -> None:
@@ -56,7 +63,7 @@ class Registry:
         """Holds the servable that a reference means.
 
         Raises:
-          ModelNotFound, VersionNotFound: not served here.
+          ModelNotFound, VersionNotFound, LabelNotFound: not served here.
           NotReady: the model is configured but no version of it can answer.
         """
         while True:
@@ -66,7 +73,13 @@ class Registry:
 
     def _find(self, ref: ModelRef) -> Holder:
         model = self._snapshot.get(ref.name)
-        if model is None:
+        if ref.label is not None:
+            # Before the model is looked at: TensorFlow Serving calls the label unknown where the model is.
+            version = model.labels.get(ref.label) if model else None
+            if version is None:
+                raise LabelNotFound(f"Unrecognized servable version label: {ref.label}")
+            ref = ModelRef(ref.name, version)
+        if model is None or not model.is_configured:
             raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
         if ref.version is not None:
             holder = model.available.get(ref.version)
@@ -79,54 +92,122 @@ class Registry:
 
     def models(self) -> list[str]:
         """Names of the configured models."""
-        return sorted(self._snapshot)
+        return sorted(name for name, model in self._snapshot.items() if model.is_configured)
+
+    def labels(self, name: str) -> Mapping[str, int]:
+        """Returns the versions of a model's labels; empty where there is no such model."""
+        model = self._snapshot.get(name)
+        return model.labels if model else {}
+
+    def is_available(self, name: str, version: int | None = None) -> bool:
+        """Whether a version, or any, of a model can be leased, or could once the model is configured."""
+        model = self._snapshot.get(name)
+        return model is not None and (bool(model.available) if version is None else version in model.available)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """Returns the statuses of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
-        model = self._snapshot.get(name)
-        if model is None or (version is None and not model.statuses):
-            raise ModelNotFound(f"Could not find any versions of model {name}")
+        found = self.all_statuses(name)
         if version is None:
-            return [model.statuses[v] for v in sorted(model.statuses, reverse=True)]
-        if version not in model.statuses:
+            if not found:
+                raise ModelNotFound(f"Could not find any versions of model {name}")
+            return found
+        found = [status for status in found if status.version == version]
+        if not found:
             raise VersionNotFound(f"Could not find version {version} of model {name}")
-        return [model.statuses[version]]
+        return found
+
+    def all_statuses(self, name: str) -> list[VersionStatus]:
+        """Returns what statuses() does, and nothing where there is nothing to tell."""
+        model = self._snapshot.get(name)
+        return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
 
     def problem(self, name: str) -> str:
         """Says in one line why a model has no version to answer with; "" when it has one."""
         model = self._snapshot[name]
         if model.available:
             return ""
-        if model.statuses:
-            newest = model.statuses[max(model.statuses)]
-            return f"version {newest.version} is {newest.state.name}" + (
-                f": {newest.message}" if newest.message else ""
-            )
-        return model.problem or "its folder has not been looked at yet"
+        # A version that was unloaded explains nothing, unless it is all there is to tell.
+        told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
+        if model.problem and not told:
+            return model.problem
+        newest = max(told or model.statuses.values(), key=lambda status: status.version, default=None)
+        if newest is None:
+            return "its folder has not been looked at yet"
+        return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
+
+    def noted_problem(self, name: str) -> str:
+        """Returns why a model has no versions on disk; "" where it has some, or was not looked at yet."""
+        model = self._snapshot.get(name)
+        return model.problem if model else ""
 
     @property
     def is_ready(self) -> bool:
         """Whether every configured model has a version that answers, and the server is not draining."""
-        snapshot = self._snapshot
-        return bool(snapshot) and not self._is_draining and all(m.available for m in snapshot.values())
+        configured = [model for model in self._snapshot.values() if model.is_configured]
+        return bool(configured) and not self._is_draining and all(model.available for model in configured)
 
     def drain(self) -> None:
         """Makes readiness fail for good; requests are still answered, for the transports decide when to stop."""
         self._is_draining = True
 
-    def add_model(self, name: str) -> None:
-        """Announces a model; until a version is published requests for it get NotReady."""
+    def add_model(self, name: str, *, is_configured: bool = True) -> None:
+        """Announces a model; until a version is published requests for it get NotReady.
+
+        Args:
+          is_configured: False keeps it from requests until configure() names it.
+        """
         with self._write:
-            self._snapshot = {**self._snapshot, name: _Model({}, {})}
+            old = self._snapshot.get(name, _Model())
+            # What an earlier model of this name still has loaded stays: its thread is about to unload it.
+            live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
+            new = _Model(live, old.available, is_configured=is_configured)
+            self._snapshot = {**self._snapshot, name: new}
+        self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
+
+    def configure(self, labels: Mapping[str, Mapping[str, int]]) -> None:
+        """Makes these models the ones that are served, with these labels, for all requests at the same moment.
+
+        The others can not be leased any more; their versions stay in status.
+        """
+        with self._write:
+            self._snapshot = {
+                name: replace(model, is_configured=name in labels, labels=labels.get(name, {}))
+                for name, model in self._snapshot.items()
+            }
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Takes models out of status, unless they are configured or still have a version that has not ended."""
+        with self._write:
+            dropped = {
+                name: model
+                for name in names
+                if (model := self._snapshot.get(name))
+                and not model.is_configured
+                and all(status.state is State.END for status in model.statuses.values())
+            }
+            self._snapshot = {name: model for name, model in self._snapshot.items() if name not in dropped}
+        for name, model in dropped.items():
+            self._told_no_more(name, model.statuses.values())
 
     def note_problem(self, name: str, problem: str) -> None:
         """Keeps why a model has no versions at all, for readiness and errors."""
         with self._write:
-            self._snapshot = {**self._snapshot, name: replace(self._snapshot[name], problem=problem)}
+            if model := self._snapshot.get(name):
+                self._snapshot = {**self._snapshot, name: replace(model, problem=problem)}
+
+    def announce(self, name: str, version: int) -> None:
+        """A version was found and waits for its turn; does nothing where it does so already."""
+        old = self._snapshot[name].statuses.get(version)
+        if old is None or old.state is not State.START:
+            self._move(name, VersionStatus(version, State.START))
+
+    def withdraw(self, name: str, version: int) -> None:
+        """An announced version is not to be loaded after all."""
+        self._move(name, VersionStatus(version, State.END))
 
     def start(self, name: str, version: int) -> None:
-        """A version was found and is about to load."""
-        self._move(name, VersionStatus(version, State.START))
+        """A version is about to load."""
+        self.announce(name, version)
         self._move(name, VersionStatus(version, State.LOADING))
 
     def publish(self, servable: Servable) -> None:
@@ -150,9 +231,18 @@ class Registry:
     def forget(self, name: str, version: int) -> None:
         """Drops the status of a version that ended, so that status does not grow for ever."""
         with self._write:
-            model = self._snapshot[name]
-            statuses = {v: s for v, s in model.statuses.items() if v != version or s.state is not State.END}
+            model = self._snapshot.get(name)
+            status = model.statuses.get(version) if model else None
+            if model is None or status is None or status.state is not State.END:
+                return
+            statuses = {v: s for v, s in model.statuses.items() if v != version}
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses)}
+        self._told_no_more(name, [status])
+
+    def _told_no_more(self, name: str, statuses: Iterable[VersionStatus]) -> None:
+        for status in statuses:
+            if status.code != "OK":
+                self._on_transition(name, VersionStatus(status.version, State.UNKNOWN))
 
     def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> None:
         with self._write:

@@ -1,7 +1,7 @@
-"""Watches one model's folder and keeps its newest version loaded.
+"""Watches one model's folder and keeps the versions loaded that its policy wants.
 
-A folder holds one sub-folder per version, named by an integer. The new version is loaded before the old one is
-unloaded, and one that fails to load replaces nothing.
+A folder holds one sub-folder per version, named by an integer. New versions are loaded before old ones are unloaded,
+and one that fails to load replaces nothing.
 """
 
 from __future__ import annotations
@@ -9,143 +9,262 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from service.core.completeness import Arrival, Fingerprint
 from service.core.errors import ArtifactError, ServiceError
+from service.core.model_config import ModelConfig
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.core.types import State
+from service.core.version_policy import wanted_versions
 
 logger = logging.getLogger(__name__)
 
 Load = Callable[[str, int, Path], Servable]
 
+# Versions that were unloaded stay in status, as in TensorFlow Serving, but not for ever.
+_MAX_ENDED = 32
+
 
 def find_versions(base_path: Path) -> dict[int, Path]:
     """Returns the version folders of a model: integer names only, leading zeros allowed. Raises OSError.
 
-    A number beyond int64 is no version: no wire could name it.
+    A number beyond int64 is no version: no wire could name it. Of two folders for one number the last by name counts.
     """
-    numbered = {int(p.name): p for p in base_path.iterdir() if p.name.isascii() and p.name.isdigit() and p.is_dir()}
+    paths = sorted(base_path.iterdir())
+    numbered = {int(p.name): p for p in paths if p.name.isascii() and p.name.isdigit() and p.is_dir()}
     return {version: path for version, path in numbered.items() if version < 2**63}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """How versions are loaded, for all models alike.
+
+    load: reads a version folder into a servable; raises ServiceError.
+    max_retries: how often a version that failed is tried again, retry_interval_s apart.
+    settle_s: how long a folder without a manifest must not have changed before it is loaded.
+    clock, wall_clock: seconds; the first is monotonic, the second is the file system's.
+    slots: held during a load, so that not too many go on at once.
+    """
+
+    load: Load
+    max_retries: int
+    retry_interval_s: float
+    settle_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    slots: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
 
 @dataclass(slots=True)
 class _Failure:
     attempts: int
     retry_at_s: float
+    seen: Fingerprint
 
 
 class ModelWatcher:
-    """Polls one model's folder from a thread of its own, so that no model waits for another.
+    """Looks after one model from a thread of its own, so that no model waits for another.
+
+    Concurrency: run() in one thread; configure() and stop() from any.
 
     Args:
-      load: reads a version folder into a servable; raises ServiceError. Runs on the watcher's thread.
-      max_retries: how often a version that failed is tried again, retry_interval_s apart.
-      clock: seconds, monotonic.
+      wake: what the thread waits on between looks.
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        base_path: Path,
-        registry: Registry,
-        load: Load,
-        max_retries: int,
-        retry_interval_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: ModelConfig, registry: Registry, rules: LoadRules, wake: threading.Event | None = None
     ) -> None:
-        self._name = name
-        self._base_path = base_path
+        self._name = config.name
+        self._config: ModelConfig | None = config
         self._registry = registry
-        self._load = load
-        self._max_retries = max_retries
-        self._retry_interval_s = retry_interval_s
-        self._clock = clock
+        self._rules = rules
+        self._wake = wake or threading.Event()
+        self._is_stopped = False
+        # Held while it is decided whether the thread ends, so that no new config comes too late to be seen.
+        self._ending = threading.Lock()
+        self._is_over = False
         self._loaded: set[int] = set()
+        self._announced: set[int] = set()
+        self._arrivals: dict[int, Arrival] = {}
         self._failures: dict[int, _Failure] = {}
         self._problem = ""
-        registry.add_model(name)
 
-    def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Polls until stop is set; an interval of 0 or less polls once."""
-        while True:
+    def configure(self, config: ModelConfig | None) -> bool:
+        """Changes what is wanted: None unloads everything and then ends the thread. False where it has ended."""
+        with self._ending:
+            if self._is_over:
+                return False
+            self._config = config
+        self._wake.set()
+        return True
+
+    def stop(self) -> None:
+        """Ends the thread after what it is doing; what is loaded stays loaded."""
+        self._is_stopped = True
+        self._wake.set()
+
+    def run(self, poll_interval_s: float) -> None:
+        """Looks at the folder until told to end; an interval of 0 or less looks once for each config."""
+        while not self._is_stopped:
+            self._wake.clear()
+            due_s: float | None = None
             try:
-                self.poll_once()
+                due_s = self.poll_once()
             except Exception:
                 # The watcher must outlive any surprise: without it no new version would ever be served.
                 logger.exception("polling failed", extra={"model": self._name})
-            if poll_interval_s <= 0 or stop.wait(poll_interval_s):
-                return
+            with self._ending:
+                if self._config is None and not (self._loaded or self._announced or self._failures):
+                    self._is_over = True
+                    return
+            waits = [s for s in (poll_interval_s, due_s) if s is not None and s > 0]
+            self._wake.wait(min(waits, default=None))
 
-    def poll_once(self) -> None:
-        """Compares the folder with what is loaded, and loads and unloads the difference."""
+    def poll_once(self) -> float | None:
+        """Compares the folder with what is loaded, and loads and unloads the difference.
+
+        Returns:
+          After how many seconds a version is due that had to wait; None where none had to.
+        """
+        config = self._config
+        found = {} if config is None else self._look(Path(config.base_path))
+        if found is None:
+            # A folder that can not be read is more likely a mount that failed than a wish to stop serving.
+            return None
+        wanted = wanted_versions(config.policy, found) if config else []
+        self._note_problem(config, found, wanted)
+        self._forget(found, wanted)
+        for version in wanted:
+            if version not in self._loaded and version not in self._failures:
+                self._registry.announce(self._name, version)
+                self._announced.add(version)
+        for version in wanted:
+            if version not in self._loaded and self._may_try(version, found[version]):
+                with self._rules.slots:
+                    if self._is_outdated(config):
+                        return None
+                    self._try_load(version, found[version])
+            if self._is_outdated(config):
+                return None
+        if not wanted or self._loaded & set(wanted):
+            self._unload_all_but(wanted)
+        return self._due_s(wanted)
+
+    def _is_outdated(self, config: ModelConfig | None) -> bool:
+        # What is wanted has changed while a version was loading, or waited for its slot: run() looks again at once.
+        return self._config is not config or self._is_stopped
+
+    def _look(self, base_path: Path) -> dict[int, Path] | None:
         try:
-            found = find_versions(self._base_path)
-            problem = "" if found else f"no version folder (an integer name such as 1) in {self._base_path}"
+            return find_versions(base_path)
         except OSError as error:
-            found = {}
-            problem = f"cannot read its folder {self._base_path}: {error.strerror}"
+            self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
+            return None
+
+    def _note_problem(self, config: ModelConfig | None, found: Mapping[int, Path], wanted: list[int]) -> None:
+        if config is None or wanted:
+            self._set_problem("")
+        elif not found:
+            self._set_problem(f"no version folder (an integer name such as 1) in {config.base_path}")
+        else:
+            self._set_problem(f"none of the versions it is configured for is in {config.base_path}")
+
+    def _set_problem(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
             self._registry.note_problem(self._name, problem)
             if problem:
                 logger.warning("model has no versions", extra={"model": self._name, "reason": problem})
-        if not found:
-            # A folder that vanished is more likely a mount that failed than a wish to stop serving.
-            return
-        newest = max(found)
-        for version in [v for v in self._failures if v not in found]:
+
+    def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
+        # A failure stays visible as long as its folder is there, whether or not it is wanted still.
+        for version in self._failures.keys() - found.keys():
             del self._failures[version]
             self._registry.forget(self._name, version)
-        if newest not in self._loaded and self._may_try(newest):
-            self._try_load(newest, found[newest])
-        if newest in self._loaded:
-            self._unload_all_but(newest)
+        for version in self._announced - set(wanted):
+            self._announced.discard(version)
+            self._registry.withdraw(self._name, version)
+        for version in self._arrivals.keys() - set(wanted):
+            del self._arrivals[version]
 
-    def _may_try(self, version: int) -> bool:
+    def _may_try(self, version: int, path: Path) -> bool:
+        arrival = self._arrivals.get(version)
+        if arrival is None or arrival.folder != path:
+            rules = self._rules
+            arrival = self._arrivals[version] = Arrival(path, rules.settle_s, rules.clock, rules.wall_clock)
+        if not arrival.is_complete():
+            return False
         failure = self._failures.get(version)
         if failure is None:
             return True
-        return failure.attempts <= self._max_retries and self._clock() >= failure.retry_at_s
+        if arrival.seen != failure.seen:
+            # It was half a copy, or somebody mended it: a new attempt needs no waiting, and is the first again.
+            failure.attempts = 0
+            return True
+        return failure.attempts <= self._rules.max_retries and self._rules.clock() >= failure.retry_at_s
 
     def _try_load(self, version: int, path: Path) -> None:
+        rules = self._rules
+        self._announced.discard(version)
         self._registry.start(self._name, version)
-        started_s = self._clock()
+        started_s = rules.clock()
         try:
-            servable = self._load(self._name, version, path)
+            servable = rules.load(self._name, version, path)
         except Exception as error:
-            failure = self._failures.setdefault(version, _Failure(0, 0.0))
-            failure.attempts += 1
-            failure.retry_at_s = self._clock() + self._retry_interval_s
-            known = error if isinstance(error, ServiceError) else ArtifactError(f"{type(error).__name__}: {error}")
-            logger.error(
-                "load failed",
-                exc_info=None if isinstance(error, ServiceError) else error,
-                extra={
-                    "model": self._name,
-                    "version": version,
-                    "reason": known.message,
-                    "attempt": failure.attempts,
-                    "retry_in_s": self._retry_interval_s if failure.attempts <= self._max_retries else None,
-                },
-            )
-            self._registry.fail(self._name, version, known)
+            self._failed(version, error)
             return
         self._failures.pop(version, None)
+        self._arrivals.pop(version, None)
         self._loaded.add(version)
         self._registry.publish(servable)
-        seconds = round(self._clock() - started_s, 3)
+        seconds = round(rules.clock() - started_s, 3)
         logger.info("loaded", extra={"model": self._name, "version": version, "seconds": seconds, "path": str(path)})
 
-    def _unload_all_but(self, kept: int) -> None:
-        for version in sorted(self._loaded - {kept}):
+    def _failed(self, version: int, error: Exception) -> None:
+        rules = self._rules
+        seen = self._arrivals[version].seen
+        failure = self._failures.setdefault(version, _Failure(0, 0.0, seen))
+        failure.attempts += 1
+        failure.retry_at_s = rules.clock() + rules.retry_interval_s
+        failure.seen = seen
+        known = error if isinstance(error, ServiceError) else ArtifactError(f"{type(error).__name__}: {error}")
+        logger.error(
+            "load failed",
+            exc_info=None if isinstance(error, ServiceError) else error,
+            extra={
+                "model": self._name,
+                "version": version,
+                "reason": known.message,
+                "attempt": failure.attempts,
+                "retry_in_s": rules.retry_interval_s if failure.attempts <= rules.max_retries else None,
+            },
+        )
+        self._registry.fail(self._name, version, known)
+
+    def _unload_all_but(self, wanted: list[int]) -> None:
+        for version in sorted(self._loaded - set(wanted)):
             self._registry.unload(self._name, version)
             self._loaded.discard(version)
-        # What ended without an error is of no more interest; a failure stays visible.
-        for status in self._registry.statuses(self._name):
-            if status.state is State.END and status.code == "OK":
-                self._registry.forget(self._name, status.version)
+        ended = [s for s in self._registry.all_statuses(self._name) if s.state is State.END and s.code == "OK"]
+        for status in ended[_MAX_ENDED:]:
+            self._registry.forget(self._name, status.version)
+
+    def _due_s(self, wanted: list[int]) -> float | None:
+        rules = self._rules
+        waits: list[float] = []
+        for version in wanted:
+            failure = self._failures.get(version)
+            if version in self._loaded:
+                continue
+            if failure is None:
+                waits.append(rules.settle_s)
+            elif failure.attempts <= rules.max_retries:
+                waits.append(failure.retry_at_s - rules.clock())
+        # Never 0: that would be "not at all".
+        return max(min(waits), 0.01) if waits else None

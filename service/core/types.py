@@ -30,10 +30,11 @@ WEIGHTS_SUFFIX = "__weights"
 
 
 class ModelRef(NamedTuple):
-    """Which model a request means; version None is the latest one that is AVAILABLE."""
+    """Which model a request means; without version and label it is the latest version that is AVAILABLE."""
 
     name: str
     version: int | None = None
+    label: str | None = None
 
 
 class State(IntEnum):

@@ -92,14 +92,20 @@ class SavedModelBackend:
 
 
 def open_savedmodel(
-    artifact: Path, signatures: Mapping[str, SignatureSpec], tags: frozenset[str], *, threads: int
+    artifact: Path,
+    signatures: Mapping[str, SignatureSpec],
+    tags: frozenset[str],
+    *,
+    threads: int,
+    inter_op_threads: int | None = None,
 ) -> SavedModelBackend:
     """Loads a SavedModel's graph and variables.
 
     Args:
       signatures: as read from its saved_model.pb.
       tags: which MetaGraph; one tagged "tpu" is lowered to this machine's CPU first, in memory.
-      threads: for the kernels of one run, and for runs side by side.
+      threads: for the kernels of one run, and for runs side by side; 0: TensorFlow chooses.
+      inter_op_threads: for runs side by side, where it is another number.
 
     Raises:
       ArtifactError: TensorFlow can not load it, in TensorFlow's words; or it needs a TPU.
@@ -111,7 +117,8 @@ def open_savedmodel(
     # It calls the only loader that feeds and fetches by name deprecated, at every load.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     v1 = tf.compat.v1
-    config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
+    side_by_side = threads if inter_op_threads is None else inter_op_threads
+    config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=side_by_side)
     session = v1.Session(graph=tf.Graph(), config=config)
     try:
         loader = SavedModelLoader(str(artifact))

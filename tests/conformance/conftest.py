@@ -28,6 +28,7 @@ def shared_engine(toy_model: Path, policy_model: Path) -> Engine:
     registry.start("policies", 1)
     registry.publish(ServableLoader(frozenset({"serve"}), "off", 1)("policies", 1, policy_model))
     registry.add_model("loading")
+    registry.configure({"toy": {"stable": 1, "gone": 7}, "policies": {}, "loading": {}})
     return Engine(registry, RecordingObserver())
 
 

@@ -39,7 +39,7 @@ def test_rest(http: HttpClient, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if "rpc" in c], ids=lambda c: c["name"])
 def test_grpc(channel: grpc.Channel, case: dict[str, Any]) -> None:
     service, method = case["rpc"].split("/")
-    request = json_format.ParseDict(case["message"], message_class(f"tensorflow.serving.{method}Request")())
+    request = json_format.ParseDict(case["message"], request_class(method)())
     call = channel.unary_unary(f"/tensorflow.serving.{service}/{method}")
     try:
         data = call(request.SerializeToString(), timeout=60)
@@ -49,6 +49,12 @@ def test_grpc(channel: grpc.Channel, case: dict[str, Any]) -> None:
     assert "code" not in case
     response = message_class(f"tensorflow.serving.{method}Response").FromString(data)
     assert plain(response) == case["answer"]
+
+
+def request_class(method: str) -> Any:
+    """Returns the message that a method takes."""
+    names = {"HandleReloadConfigRequest": "ReloadConfigRequest"}
+    return message_class(f"tensorflow.serving.{names.get(method, method + 'Request')}")
 
 
 def plain(message: Any) -> Any:

@@ -82,13 +82,17 @@ class ServerProcess:
         assert found, f"no {message!r} {fields} in {self.records}"
         return found
 
-    def ready(self) -> ServerProcess:
-        """Waits until it answers from a model."""
+    def answering(self) -> ServerProcess:
+        """Waits until it listens."""
         listening = self.wait_for_log("listening")
         self.http_port, self.grpc_port = listening["http_port"], listening["grpc_port"]
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.http_port}", timeout=PATIENCE_S)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
-        self.wait_for_log("loaded")
+        return self
+
+    def ready(self) -> ServerProcess:
+        """Waits until it answers from a model."""
+        self.answering().wait_for_log("loaded")
         until(lambda: self.http.get("/readyz").status_code == 200)
         return self
 

@@ -76,9 +76,10 @@ class Load:
 
 
 def versions(server: ServerProcess) -> dict[int, dict[str, Any]]:
-    """Returns the status of every version."""
+    """Returns the status of every version that has not ended without an error."""
     statuses = server.http.get("/v1/models/default").json()["model_version_status"]
-    return {int(status["version"]): status for status in statuses}
+    ended = {"error_code": "OK", "error_message": ""}
+    return {int(s["version"]): s for s in statuses if (s["state"], s["status"]) != ("END", ended)}
 
 
 def test_new_versions_are_swapped_in_under_load(serve: Serve, base: Path) -> None:

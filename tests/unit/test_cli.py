@@ -27,10 +27,11 @@ class FakeApp:
     def __init__(self, settings: Settings) -> None:
         self.seen.append(settings)
 
-    async def run(self) -> None:
+    async def run(self) -> list[str]:
         """Ends at once, or can not start."""
         if self.problem:
             raise StartError(self.problem)
+        return []
 
 
 @pytest.fixture
@@ -88,3 +89,12 @@ def test_kernels_are_kept_where_the_settings_say(fake_app: type[FakeApp], monkey
     monkeypatch.setattr(service.cli.kernel_cache, "use", used.append)
     service.cli.main(["--model_base_path=m", "--kernel_cache_dir=/k"])
     assert used == [Path("/k")]
+
+
+def test_flags_of_tensorflow_serving_without_effect_are_named(
+    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert service.cli.main(["--model_base_path=m", "--enable_profiler", "--log_format=text"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "flag has no effect" in line]
+    assert len(lines) == 1
+    assert "flag=--enable_profiler reason=there is no profiler service" in lines[0]

@@ -38,7 +38,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
     """Makes TensorFlow seem to be there; lists the graphs that were opened."""
     calls: list[tuple[Path, frozenset[str], int]] = []
 
-    def open_graph(path: Path, specs: Mapping[str, SignatureSpec], tags: frozenset[str], *, threads: int) -> FakeGraph:
+    def open_graph(
+        path: Path,
+        specs: Mapping[str, SignatureSpec],
+        tags: frozenset[str],
+        *,
+        threads: int,
+        inter_op_threads: int | None,
+    ) -> FakeGraph:
+        assert inter_op_threads is None
         calls.append((path, tags, threads))
         return FakeGraph()
 

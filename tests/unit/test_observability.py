@@ -115,6 +115,8 @@ def test_a_failed_load_stays_visible() -> None:
     metrics = Metrics()
     metrics.version_changed("m", VersionStatus(2, State.END, "FAILED_PRECONDITION", "broken"))
     assert samples(metrics)["version_state"] == {"model=m,version=2": 50}
+    metrics.version_changed("m", VersionStatus(2, State.UNKNOWN))
+    assert not samples(metrics).get("version_state"), "until status tells of it no more"
 
 
 def test_the_exposition_holds_the_process_and_its_content_type() -> None:

@@ -15,6 +15,7 @@ from service.settings import ENV_PREFIX, Settings, SettingsError, kernel_cache_d
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[2]
+NO_MODELS = "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
 
 
 def faults_of(arguments: list[str], environ: dict[str, str] | None = None) -> list[str]:
@@ -26,7 +27,8 @@ def faults_of(arguments: list[str], environ: dict[str, str] | None = None) -> li
 
 def test_the_model_folder_is_all_that_must_be_given() -> None:
     assert read_settings(BASE, {}) == Settings(model_base_path="models/m")
-    assert faults_of([]) == ["--model_base_path is required, for example --model_base_path=models/movielens"]
+    assert faults_of([]) == [NO_MODELS]
+    assert read_settings(["--model_config_file=m.conf"], {}) == Settings(model_config_file="m.conf")
 
 
 @pytest.mark.parametrize(
@@ -42,10 +44,21 @@ def test_flags_beat_the_environment_and_that_beats_defaults(
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model_base_path": ("/a b", "/a b"),
     "model_name": ("films", "films"),
+    "model_config_file": ("models.conf", "models.conf"),
+    "model_config_file_poll_wait_seconds": ("2", 2.0),
+    "model_reload_timeout_s": ("9", 9.0),
+    "allow_version_labels_for_unavailable_models": ("true", True),
+    "version_settle_s": ("0", 0.0),
+    "enable_model_warmup": ("false", False),
+    "num_request_iterations_for_warmup": ("3", 3),
     "host": ("::1", "::1"),
     "port": ("0", 0),
     "rest_api_port": ("65535", 65535),
     "file_system_poll_wait_seconds": ("0.5", 0.5),
+    "num_load_threads": ("2", 2),
+    "tensorflow_session_parallelism": ("2", 2),
+    "tensorflow_intra_op_parallelism": ("2", 2),
+    "tensorflow_inter_op_parallelism": ("2", 2),
     "max_num_load_retries": ("0", 0),
     "load_retry_interval_micros": ("1", 1),
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
@@ -77,7 +90,7 @@ def test_every_setting_is_a_flag_and_a_variable(setting: dataclasses.Field[Any])
 def test_every_setting_says_what_it_means_and_has_a_default_in_its_range(setting: dataclasses.Field[Any]) -> None:
     assert setting.metadata["about"].endswith(".")
     low, high = setting.metadata["low"], setting.metadata["high"]
-    if not isinstance(setting.default, str):
+    if not isinstance(setting.default, (str, bool)):
         assert low <= setting.default <= high
 
 
@@ -96,7 +109,7 @@ def test_all_faults_are_told_at_once() -> None:
         "--drain_timeout_s is 'soon': expected a number",
         "--log_level is 'loud': expected one of debug, info, warning, error",
         "--port is 'x': expected a whole number",
-        "--model_base_path is required, for example --model_base_path=models/movielens",
+        NO_MODELS,
         "--model_name is 'a/b': it must not be empty or hold a '/'",
         "--saved_model_tags names no tag",
         "--rest_api_port is 70000: expected 0 to 65535",
@@ -113,11 +126,26 @@ def test_all_faults_are_told_at_once() -> None:
         ("--graph_threads=0", "--graph_threads is 0: expected 1 to 1024"),
         ("--graph_threads=1.5", "--graph_threads is '1.5': expected a whole number"),
         ("--model_name=", "--model_name is '': it must not be empty or hold a '/'"),
+        ("--enable_model_warmup=yes", "--enable_model_warmup is 'yes': expected true or false"),
         ("--graph_signatures=on", "--graph_signatures is 'on': expected one of auto, lazy, off"),
     ],
 )
 def test_each_bad_value_is_named_with_what_was_wanted(argument: str, message: str) -> None:
     assert faults_of([*BASE, argument]) == [message]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("", True), ("=true", True), ("=1", True), ("=False", False), ("=0", False)]
+)
+def test_a_switch_may_stand_alone_or_be_spelled_out(argument: str, value: bool) -> None:
+    flag = "--allow_version_labels_for_unavailable_models"
+    assert read_settings([*BASE, flag + argument], {}).allow_version_labels_for_unavailable_models is value
+
+
+def test_warmup_requests_are_run_once_unless_told_otherwise() -> None:
+    assert Settings().warmup_iterations == 1
+    assert Settings(num_request_iterations_for_warmup=4).warmup_iterations == 4
+    assert Settings(enable_model_warmup=False, num_request_iterations_for_warmup=4).warmup_iterations == 0
 
 
 def test_two_free_ports_may_be_asked_for() -> None:
@@ -131,6 +159,35 @@ def test_derived_values_are_in_seconds_and_sets() -> None:
     )
     assert (settings.load_retry_interval_s, settings.rest_api_timeout_s) == (1.5, 0.25)
     assert settings.tags == {"serve", "tpu"}
+
+
+def test_a_negative_wait_before_a_retry_is_none() -> None:
+    assert read_settings([*BASE, "--load_retry_interval_micros=-1"], {}).load_retry_interval_s == 0
+
+
+@pytest.mark.parametrize(
+    ("session", "intra", "inter", "threads"),
+    [(0, 0, 0, (7, 7)), (3, 0, 0, (3, 3)), (0, 2, 0, (2, 0)), (0, 2, 5, (2, 5)), (3, 0, 5, (0, 5))],
+)
+def test_tensorflows_threads_are_its_own_flags_or_ours(
+    session: int, intra: int, inter: int, threads: tuple[int, int]
+) -> None:
+    settings = Settings(
+        graph_threads=7,
+        tensorflow_session_parallelism=session,
+        tensorflow_intra_op_parallelism=intra,
+        tensorflow_inter_op_parallelism=inter,
+    )
+    assert settings.parallelism == threads
+
+
+def test_all_three_of_tensorflows_flags_are_one_too_many() -> None:
+    names = ("session_parallelism", "intra_op_parallelism", "inter_op_parallelism")
+    fault = (
+        "--tensorflow_session_parallelism is for both of --tensorflow_intra_op_parallelism and "
+        "--tensorflow_inter_op_parallelism: give it or them"
+    )
+    assert faults_of([*BASE, *(f"--tensorflow_{name}=1" for name in names)]) == [fault]
 
 
 def test_settings_can_not_be_changed() -> None:

@@ -42,6 +42,8 @@ class GrpcServer:
         self._address = address
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
+        # Models that a health check may have been told of, and some that are served no more.
+        self._checked_models: frozenset[str] = frozenset()
         self._server = grpc.server(
             self._threads,
             handlers=[_MethodTable(engine), self._health.handler()],
@@ -77,9 +79,13 @@ class GrpcServer:
         problems = self._engine.problems()
         for name in ("", PREDICTION_SERVICE, MODEL_SERVICE):
             self._health.set(name, is_serving)
-        for name in self._engine.models():
+        models = set(self._engine.models())
+        for name in models:
             # A server that is not ready although no model has a problem is shutting down, and then no model is.
             self._health.set(name, name not in problems and (is_serving or bool(problems)))
+        for name in self._checked_models - models:
+            self._health.set(name, False)
+        self._checked_models = self._checked_models | models
 
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""

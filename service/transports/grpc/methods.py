@@ -1,13 +1,14 @@
 """TensorFlow Serving's gRPC methods over bytes: no framework here, so that any gRPC server can carry them.
 
 Source: tensorflow_serving/apis/{prediction_service,model_service}.proto; servables/tensorflow/
-get_model_metadata_impl.cc, model_servers/get_model_status_impl.cc (9d981c5).
+get_model_metadata_impl.cc, model_servers/{get_model_status,model_service}_impl.cc (9d981c5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from service.codecs.model_config_proto import decode_reload_request, encode_reload_response
 from service.codecs.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
 from service.codecs.signature_def import encode_metadata
 from service.codecs.status import encode_statuses
@@ -26,8 +27,6 @@ UNIMPLEMENTED: Mapping[str, str] = {
     f"/{PREDICTION_SERVICE}/Classify": "Classify is not implemented; call Predict.",
     f"/{PREDICTION_SERVICE}/Regress": "Regress is not implemented; call Predict.",
     f"/{PREDICTION_SERVICE}/MultiInference": "MultiInference is not implemented; call Predict.",
-    f"/{MODEL_SERVICE}/HandleReloadConfigRequest": "HandleReloadConfigRequest is not implemented; "
-    "the server watches its model folders by itself.",
     "/tensorflow.serving.SessionService/SessionRun": "SessionRun is not implemented; call Predict.",
 }
 
@@ -66,8 +65,14 @@ def service_methods(engine: Engine) -> dict[str, Handler]:
         spec = message.model_spec
         return encode_statuses(engine.statuses(spec.name, spec.version.value if spec.HasField("version") else None))
 
+    def reload_config(data: bytes, deadline_s: float | None) -> bytes:
+        request = decode_reload_request(data)
+        engine.reload(request.models, deadline_s)
+        return encode_reload_response(request.metric_names)
+
     return {
         f"/{PREDICTION_SERVICE}/Predict": predict,
         f"/{PREDICTION_SERVICE}/GetModelMetadata": get_model_metadata,
         f"/{MODEL_SERVICE}/GetModelStatus": get_model_status,
+        f"/{MODEL_SERVICE}/HandleReloadConfigRequest": reload_config,
     }

@@ -25,6 +25,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.IdOutOfRange: 400,
     errors.IdsTooMany: 400,
     errors.UnknownOutput: 400,
+    errors.LabelNotFound: 400,
     errors.PayloadTooLarge: 413,
     errors.NotFound: 404,
     errors.ModelNotFound: 404,
@@ -36,6 +37,8 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.NotReady: 503,
     errors.Overloaded: 503,
     errors.DeadlineExceeded: 504,
+    errors.ConfigConflict: 400,
+    errors.ReloadFailed: 500,
     errors.ArtifactError: 400,
     errors.BackendFailure: 500,
 }

@@ -46,14 +46,14 @@ def model_ref(request: Request) -> ModelRef:
     """Returns the model that the path means.
 
     Raises:
-      InvalidRequest: the version is not a number, or a label was given.
+      InvalidRequest: the version is not a number.
     """
     params: dict[str, Any] = request.path_params
     name, version, label = params["model"], params.get("version"), params.get("label")
     if ":" in name:
         raise malformed(request)
     if label is not None:
-        raise InvalidRequest(f"Unrecognized servable version label: {label}")
+        return ModelRef(name, label=label)
     if version is None:
         return ModelRef(name)
     if not (version.isascii() and version.isdigit()):

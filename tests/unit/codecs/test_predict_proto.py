@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from service.codecs.predict_proto import decode_inputs, decode_request, encode_response
 from service.codecs.protos import message_class
 from service.codecs.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor
-from service.core.errors import InvalidRequest, MalformedPayload
+from service.core.errors import MalformedPayload
 from service.core.types import ModelRef
 
 
@@ -47,11 +47,11 @@ def test_bytes_that_are_no_message_are_refused() -> None:
         decode_request(b"\xff\xff")
 
 
-def test_a_label_is_refused_by_name() -> None:
+@pytest.mark.parametrize("label", ["stable", ""])
+def test_a_label_is_kept_for_who_knows_labels(label: str) -> None:
     message = request()
-    message.model_spec.version_label = "stable"
-    with pytest.raises(InvalidRequest, match="^Unrecognized servable version label: stable$"):
-        decode_request(message.SerializeToString())
+    message.model_spec.version_label = label
+    assert decode_request(message.SerializeToString()).ref == ModelRef("m", None, label)
 
 
 def test_what_is_spread_is_bounded_for_all_inputs_together() -> None:

@@ -11,9 +11,11 @@ from service.core.engine import Engine
 from service.core.errors import (
     ArtifactError,
     BackendFailure,
+    ConfigConflict,
     DeadlineExceeded,
     IdOutOfRange,
     InputMismatch,
+    LabelNotFound,
     MalformedPayload,
     ModelNotFound,
     NotReady,
@@ -23,6 +25,7 @@ from service.core.errors import (
     UnknownOutput,
     VersionNotFound,
 )
+from service.core.model_config import ModelConfig
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, TensorSpec
@@ -181,6 +184,8 @@ def test_a_backends_word_on_the_request_is_passed_on(observer: RecordingObserver
     [
         (ModelRef("x"), "", ModelNotFound, ""),
         (ModelRef("m", 9), "", VersionNotFound, ""),
+        (ModelRef("m", label="x"), "", LabelNotFound, ""),
+        (ModelRef("x", label="x"), "", LabelNotFound, ""),
         (M, "nope", SignatureNotFound, "m"),
     ],
 )
@@ -290,3 +295,16 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made() -> None:
     with engine.bind(M, "lookup", api="test") as bound:
         bound.run({"user": np.zeros(10, np.int64)})
     assert len(backend.runs) == 1
+
+
+def test_a_reload_goes_to_who_knows_the_models(observer: RecordingObserver, clock: Clock) -> None:
+    asked: list[tuple[list[ModelConfig], float | None]] = []
+    registry = Registry(lambda model, status: None)
+    config = ModelConfig("m", "/m")
+    engine = Engine(
+        registry, observer, clock, reload=lambda models, deadline_s: asked.append((list(models), deadline_s))
+    )
+    engine.reload([config], 7.0)
+    assert asked == [([config], 7.0)]
+    with pytest.raises(ConfigConflict, match="^The models of this server are fixed.$"):
+        Engine(registry, observer, clock).reload([config])

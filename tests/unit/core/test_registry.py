@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from service.core.errors import ArtifactError, ModelNotFound, NotReady, VersionNotFound
+from service.core.errors import ArtifactError, LabelNotFound, ModelNotFound, NotReady, VersionNotFound
 from service.core.registry import _LEGAL, Registry
 from service.core.types import ModelRef, State, VersionStatus
 from tests.unit.core.fakes import FakeBackend, servable
@@ -194,6 +194,77 @@ def test_readiness_needs_every_model_and_no_drain() -> None:
     assert registry.models() == ["m", "other"]
 
 
+def test_a_label_means_the_version_it_points_to() -> None:
+    registry = new_registry()
+    publish(registry, 1)
+    publish(registry, 2)
+    registry.configure({"m": {"stable": 1, "gone": 7}})
+    with registry.lease(ModelRef("m", label="stable")) as held:
+        assert held.version == 1
+    assert registry.labels("m") == {"stable": 1, "gone": 7}
+    with pytest.raises(VersionNotFound, match=r"^Servable not found for request: Specific\(m, 7\)$"):
+        registry.lease(ModelRef("m", label="gone"))
+    for model, label in (("m", "x"), ("m", ""), ("nobody", "stable")):
+        with pytest.raises(LabelNotFound, match=f"^Unrecognized servable version label: {label}$"):
+            registry.lease(ModelRef(model, label=label))
+    registry.configure({"m": {}})
+    with pytest.raises(LabelNotFound):
+        registry.lease(ModelRef("m", label="stable"))
+
+
+def test_a_model_is_out_of_reach_until_it_is_configured_and_when_it_is_no_more() -> None:
+    registry = new_registry()
+    registry.add_model("new", is_configured=False)
+    publish(registry, 1)
+    registry.start("new", 1)
+    registry.publish(servable(1, name="new"))
+    assert registry.models() == ["m"]
+    assert registry.is_available("new") and registry.is_available("new", 1) and not registry.is_available("new", 2)
+    with pytest.raises(ModelNotFound, match=r"^Servable not found for request: Latest\(new\)$"):
+        registry.lease(ModelRef("new"))
+    registry.configure({"new": {}})
+    assert registry.models() == ["new"]
+    assert registry.is_ready
+    with registry.lease(ModelRef("new")) as held:
+        assert held.name == "new"
+    with pytest.raises(ModelNotFound, match=r"^Servable not found for request: Specific\(m, 1\)$"):
+        registry.lease(ModelRef("m", 1))
+    assert registry.statuses("m") == [VersionStatus(1, State.AVAILABLE)], "until its thread has unloaded it"
+    registry.drop(["m", "new"])
+    assert registry.statuses("m"), "what has not ended is not dropped"
+    registry.unload("m", 1)
+    registry.drop(["m", "new"])
+    with pytest.raises(ModelNotFound, match="^Could not find any versions of model m$"):
+        registry.statuses("m")
+    assert registry.statuses("new")
+
+
+def test_a_model_that_comes_back_forgets_what_ended() -> None:
+    registry = new_registry()
+    publish(registry, 1)
+    registry.start("m", 2)
+    registry.fail("m", 2, ArtifactError("broken"))
+    registry.configure({})
+    registry.add_model("m", is_configured=False)
+    assert registry.statuses("m") == [VersionStatus(1, State.AVAILABLE)]
+
+
+def test_an_announced_version_may_start_or_be_withdrawn() -> None:
+    seen: list[tuple[str, VersionStatus]] = []
+    registry = new_registry(seen)
+    registry.announce("m", 1)
+    registry.announce("m", 1)
+    registry.start("m", 1)
+    registry.announce("m", 2)
+    registry.withdraw("m", 2)
+    assert [(status.version, status.state.name) for _, status in seen] == [
+        (1, "START"),
+        (1, "LOADING"),
+        (2, "START"),
+        (2, "END"),
+    ]
+
+
 def test_forget_drops_only_what_has_ended() -> None:
     registry = new_registry()
     publish(registry, 1)
@@ -202,6 +273,27 @@ def test_forget_drops_only_what_has_ended() -> None:
     registry.forget("m", 1)
     registry.forget("m", 2)
     assert [s.version for s in registry.statuses("m")] == [1]
+
+
+@pytest.mark.parametrize("how", ["forget", "drop", "add again"])
+def test_a_failure_that_is_told_no_more_is_reported_and_an_end_without_one_is_not(how: str) -> None:
+    seen: list[tuple[str, VersionStatus]] = []
+    registry = new_registry(seen)
+    publish(registry, 1)
+    registry.unload("m", 1)
+    registry.start("m", 2)
+    registry.fail("m", 2, ArtifactError("broken"))
+    seen.clear()
+    if how == "forget":
+        for version in (1, 2, 2, 3):
+            registry.forget("m", version)
+    else:
+        registry.configure({})
+        if how == "drop":
+            registry.drop(["m", "nobody"])
+        else:
+            registry.add_model("m")
+    assert seen == [("m", VersionStatus(2, State.UNKNOWN))]
 
 
 def test_a_lease_pins_its_version_across_a_swap() -> None:

@@ -269,3 +269,14 @@ def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
     for name in ("bad_half_plus_two", "saved_model_half_plus_two_tflite"):
         with pytest.raises(ArtifactError, match=r"cannot read .*saved_model\.pb"):
             engine_over(tf_serving_testdata / name / "00000123")
+
+
+@pytest.mark.parametrize(("inter_op_threads", "side_by_side"), [(None, 2), (5, 5), (0, 0)])
+def test_the_session_has_the_threads_it_was_given(
+    folder: Path, inter_op_threads: int | None, side_by_side: int
+) -> None:
+    signatures = read_signatures(folder / "saved_model.pb")
+    backend = open_savedmodel(folder, signatures, SERVE, threads=2, inter_op_threads=inter_op_threads)
+    config = backend._session._config
+    assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (2, side_by_side)
+    backend.close()

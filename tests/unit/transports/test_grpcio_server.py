@@ -117,7 +117,6 @@ def test_messages_over_the_limit_are_refused(predict: Predict) -> None:
         (f"{PREDICTION}/Classify", "Classify is not implemented; call Predict."),
         (f"{PREDICTION}/MultiInference", "MultiInference is not implemented; call Predict."),
         ("/tensorflow.serving.SessionService/SessionRun", "SessionRun is not implemented; call Predict."),
-        ("/tensorflow.serving.ModelService/HandleReloadConfigRequest", "HandleReloadConfigRequest is not implemented"),
         ("/nothing/Nothing", ""),
     ],
 )
@@ -198,6 +197,9 @@ def test_health_follows_readiness(server: GrpcServer, channel: grpc.Channel, reg
         SERVING,
         NOT_SERVING,
     ]
+    registry.configure({"late": {}})
+    server.set_serving(False)
+    assert check("m") == NOT_SERVING, "it is not served any more"
 
 
 def test_a_draining_server_has_no_healthy_model(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:

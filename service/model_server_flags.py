@@ -1,0 +1,74 @@
+"""Flags of tensorflow_model_server that are no settings here, so that its command lines can be kept as they are.
+
+One either has no effect, which a warning says, or is refused, because to go on without it would be wrong.
+
+Source: tensorflow_serving/model_servers/main.cc, server.h (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFlag:
+    """One flag.
+
+    kind: bool, int, float or str.
+    why: what is so here instead.
+    is_refused: it stops the start; else it has no effect.
+    idle: the value that asks for nothing, about which nothing is said; None: 0, false or "".
+    """
+
+    kind: type
+    why: str
+    is_refused: bool = False
+    idle: Any = None
+
+    def asks_for_nothing(self, value: Any) -> bool:
+        """Whether a value of the flag's kind is what is so here anyway."""
+        return bool(value == (self.kind() if self.idle is None else self.idle))
+
+
+_NO_TFLITE = "only SavedModels are served"
+_NO_XLA = "a graph runs as TensorFlow compiles it by default"
+_NO_BATCHING = "each request runs its graph alone"
+_NOT_YET = "this server does not have it yet"
+
+# A name that becomes a setting leaves this table.
+FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
+    "batching_parameters_file": ForeignFlag(str, _NO_BATCHING),
+    "enable_batching": ForeignFlag(bool, _NO_BATCHING),
+    "enable_grpc_healthcheck_service": ForeignFlag(bool, "the health service is always there", idle=True),
+    "enable_per_model_batching_parameters": ForeignFlag(bool, _NO_BATCHING),
+    "enable_profiler": ForeignFlag(bool, "there is no profiler service"),
+    "enable_serialization_as_tensor_content": ForeignFlag(bool, _NOT_YET, is_refused=True),
+    "enable_signature_method_name_check": ForeignFlag(bool, "a signature's method name is not checked"),
+    "flush_filesystem_caches": ForeignFlag(
+        bool, "tables are read through the file system's cache while they are served"
+    ),
+    "grpc_channel_arguments": ForeignFlag(str, _NOT_YET, is_refused=True),
+    "grpc_socket_path": ForeignFlag(str, _NOT_YET, is_refused=True),
+    "mixed_precision": ForeignFlag(str, "a graph runs in the precision it was exported in"),
+    "monitoring_config_file": ForeignFlag(str, "metrics are always on, at /metrics and /monitoring/prometheus/metrics"),
+    "num_tflite_interpreters_per_pool": ForeignFlag(int, _NO_TFLITE),
+    "num_tflite_pools": ForeignFlag(int, _NO_TFLITE),
+    "num_unload_threads": ForeignFlag(int, "each model unloads in a thread of its own"),
+    "per_process_gpu_memory_fraction": ForeignFlag(float, "graphs run on the CPU"),
+    "platform_config_file": ForeignFlag(str, "the only platform is tensorflow", is_refused=True),
+    "prefer_tflite_model": ForeignFlag(bool, _NO_TFLITE),
+    "remove_unused_fields_from_bundle_metagraph": ForeignFlag(bool, "a MetaGraph is not kept in memory"),
+    "rest_api_enable_cors_support": ForeignFlag(bool, _NOT_YET, is_refused=True),
+    "rest_api_num_threads": ForeignFlag(int, "HTTP has one event loop, and --graph_threads for graph runs"),
+    "skip_initialize_tpu": ForeignFlag(bool, "no TPU is used", idle=True),
+    "ssl_config_file": ForeignFlag(str, "this server speaks plaintext only; end TLS in front of it", is_refused=True),
+    "tensorflow_session_config_file": ForeignFlag(
+        str, "the session's threads are set by --tensorflow_intra_op_parallelism and --tensorflow_inter_op_parallelism"
+    ),
+    "thread_pool_factory_config_file": ForeignFlag(str, "TensorFlow's own thread pools are used"),
+    "use_alts_credentials": ForeignFlag(bool, "ALTS is not supported", is_refused=True),
+    "xla_cpu_compilation_enabled": ForeignFlag(bool, _NO_XLA),
+    "xla_gpu_compilation_enabled": ForeignFlag(bool, _NO_XLA),
+}

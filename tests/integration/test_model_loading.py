@@ -1,0 +1,229 @@
+"""Loads that hang, fail, come in pieces or are limited: what is served meanwhile, and that the server still ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Serve, add_version
+from tests.integration.process import ServerProcess, until
+from tests.integration.test_models import ask, reload
+from tests.toy_model import write_toy_model
+
+WARMUP = Path("assets.extra/tf_serving_warmup_requests")
+AVAILABLE = ("AVAILABLE", "OK")
+LOADING = ("LOADING", "OK")
+
+
+class Hanging:
+    """A version whose load waits until it is let go: its recorded requests come from a pipe that nobody fills."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = folder.parent
+        draft = folder.parent.parent / "hanging"
+        write_toy_model(draft)
+        os.mkfifo(draft / WARMUP)
+        folder.parent.mkdir(exist_ok=True)
+        os.rename(draft, folder)
+        self._pipe = folder / WARMUP
+        self._empty = folder.parent.parent / "empty"
+
+    def let_go(self) -> None:
+        """Ends the wait of a load that goes on, and of all that come: the pipe becomes a file without records."""
+        if self._pipe.is_fifo():
+            # For both ways, which Linux does not wait with.
+            end = os.open(self._pipe, os.O_RDWR)
+            self._empty.touch()
+            os.replace(self._empty, self._pipe)
+            os.close(end)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Hanging]:
+    """Version 1 of a model in folder "slow"."""
+    hanging = Hanging(tmp_path / "slow" / "1")
+    yield hanging
+    hanging.let_go()
+
+
+def status(server: ServerProcess, name: str) -> dict[int, tuple[str, str]]:
+    """Returns state and code of a model's versions."""
+    answer = server.http.get(f"/v1/models/{name}").json()
+    return {int(s["version"]): (s["state"], s["status"]["error_code"]) for s in answer.get("model_version_status", [])}
+
+
+def entry(name: str, base: Path) -> dict[str, Any]:
+    """Returns a model of a reload."""
+    return {"name": name, "base_path": str(base)}
+
+
+def test_a_load_that_hangs_holds_up_no_other_model(serve: Serve, base: Path, hanging: Hanging, tmp_path: Path) -> None:
+    config = tmp_path / "models.conf"
+    models = "".join(
+        f'config {{ name: "{name}" base_path: "{path}" model_platform: "tensorflow" }}\n'
+        for name, path in (("slow", hanging.base), ("default", base))
+    )
+    config.write_text(f"model_config_list {{ {models} }}")
+    server = serve(model_base_path="", model_config_file=config).answering()
+    until(lambda: ask(server, "default") == [1, 10])
+    until(lambda: status(server, "slow") == {1: LOADING})
+    add_version(base, 2, scale=2)
+    until(lambda: ask(server, "default") == [2, 20])
+    assert ask(server, "slow") == (503, 'Model "slow" is not ready: version 1 is LOADING')
+    assert server.http.get("/readyz").json()["problems"] == {"slow": "version 1 is LOADING"}
+    hanging.let_go()
+    until(lambda: ask(server, "slow") == [1, 10])
+
+
+def test_a_reload_that_waits_for_a_hanging_load_ends_with_its_deadline(
+    serve: Serve, base: Path, hanging: Hanging
+) -> None:
+    server = serve(drain_timeout_s=1).ready()
+    both = [entry("default", base), entry("slow", hanging.base)]
+    assert reload(server, *both, timeout=1)[0] == "DEADLINE_EXCEEDED"
+    assert ask(server, "default") == [1, 10]
+    assert ask(server, "slow") == (404, "Servable not found for request: Latest(slow)")
+    hanging.let_go()
+    assert reload(server, *both) == ("0", "")
+    assert ask(server, "slow") == [1, 10]
+
+
+def test_loads_at_once_can_be_limited(serve: Serve, base: Path, hanging: Hanging, tmp_path: Path) -> None:
+    server = serve(num_load_threads=1).ready()
+    models = [entry("default", base), entry("slow", hanging.base)]
+    assert reload(server, *models, timeout=1)[0] == "DEADLINE_EXCEEDED", "and the load goes on"
+    add_version(base, 2, scale=2)
+    until(lambda: status(server, "default") == {2: ("START", "OK"), 1: AVAILABLE})
+    assert ask(server, "default") == [1, 10]
+    hanging.let_go()
+    until(lambda: ask(server, "default") == [2, 20])
+
+
+def test_the_end_waits_for_a_hanging_load_no_longer_than_for_requests(
+    serve: Serve, base: Path, hanging: Hanging
+) -> None:
+    server = serve(drain_timeout_s=1).ready()
+    reload(server, entry("default", base), entry("slow", hanging.base), timeout=1)
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    record = server.records[-1]
+    assert (record["message"], record["models"]) == ("not waiting for models that still load", ["slow"])
+
+
+def test_a_second_signal_does_not_wait_for_it_at_all(serve: Serve, base: Path, hanging: Hanging) -> None:
+    server = serve(drain_timeout_s=3600).ready()
+    reload(server, entry("default", base), entry("slow", hanging.base), timeout=1)
+    server.signal(signal.SIGTERM)
+    server.wait_for_log("stopped")
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+
+
+def test_a_reload_does_not_hold_up_the_end(serve: Serve, base: Path, tmp_path: Path) -> None:
+    # Half a copy: it would be waited for until the reload's timeout.
+    write_toy_model(tmp_path / "other" / "1")
+    (tmp_path / "other" / "1" / "saved_model.pb").unlink()
+    server = serve(drain_timeout_s=3600, version_settle_s=3600).ready()
+    answers: list[tuple[str, str]] = []
+    models = (entry("default", base), entry("other", tmp_path / "other"))
+    reloading = threading.Thread(target=lambda: answers.append(reload(server, *models)))
+    reloading.start()
+    until(lambda: status(server, "other") == {1: ("START", "OK")})
+    server.signal(signal.SIGTERM)
+    reloading.join(60)
+    assert answers == [("UNAVAILABLE", "The server is shutting down.")]
+    assert server.exit_code() == 0
+    assert server.records[-1]["message"] == "stopped"
+
+
+def test_a_version_that_fails_is_tried_as_often_as_the_flags_say_and_at_once_when_it_is_mended(
+    serve: Serve, base: Path
+) -> None:
+    server = serve(max_num_load_retries=2, load_retry_interval_micros=100_000).ready()
+    broken = write_toy_model(base.parent / "broken", scale=2)
+    whole = (broken / "saved_model.pb").read_bytes()
+    (broken / "saved_model.pb").write_bytes(b"\xff" * len(whole))
+    os.rename(broken, base / "2")
+    server.wait_for_log("load failed", attempt=3)
+    # Twice the interval and more, in which a fourth attempt would come.
+    time.sleep(0.5)
+    attempts = [(r["attempt"], r.get("retry_in_s")) for r in server.records if r["message"] == "load failed"]
+    assert attempts == [(1, 0.1), (2, 0.1), (3, None)]
+    assert status(server, "default") == {2: ("END", "FAILED_PRECONDITION"), 1: AVAILABLE}
+    assert ask(server, "default") == [1, 10]
+    (base / "2" / "saved_model.pb").write_bytes(whole)
+    until(lambda: ask(server, "default") == [2, 20])
+
+
+def test_a_negative_interval_waits_for_nothing(serve: Serve, base: Path) -> None:
+    server = serve(max_num_load_retries=3, load_retry_interval_micros=-1, file_system_poll_wait_seconds=0).ready()
+    (base / "2").mkdir()
+    assert reload(server, entry("default", base)) == ("0", "")
+    # Each look comes at once, not after a poll, of which there is none.
+    server.wait_for_log("load failed", attempt=4)
+    assert ask(server, "default") == [1, 10]
+
+
+def test_a_copy_that_takes_its_time_is_loaded_when_the_last_file_has_come(serve: Serve, base: Path) -> None:
+    server = serve(version_settle_s=3600, max_num_load_retries=0).ready()
+    incoming = write_toy_model(base.parent / "incoming", scale=2)
+
+    def copy(source: str, target: str) -> None:
+        data = Path(source).read_bytes()
+        with open(target, "wb") as file:
+            for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+                file.write(half)
+                file.flush()
+                time.sleep(0.07)
+
+    shutil.copytree(incoming, base / "2", copy_function=copy)
+    until(lambda: ask(server, "default") == [2, 20])
+    assert not [record for record in server.records if record["level"] in ("error", "warning")]
+
+
+def test_a_model_may_come_after_the_start_and_go_with_its_last_version(serve: Serve, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    server = serve(model_base_path=late).answering()
+    assert server.http.get("/readyz").status_code == 503
+    assert server.http.get("/healthz").status_code == 200
+    late.mkdir()
+    add_version(late, 3, scale=3)
+    until(lambda: ask(server, "default") == [3, 30])
+    assert server.http.get("/readyz").status_code == 200
+    # A mount that fails takes nothing away.
+    os.rename(late, tmp_path / "elsewhere")
+    time.sleep(0.3)
+    assert ask(server, "default") == [3, 30]
+    os.rename(tmp_path / "elsewhere", late)
+    shutil.rmtree(late / "3")
+    until(lambda: status(server, "default") == {3: ("END", "OK")})
+    assert server.http.get("/readyz").status_code == 503
+
+
+def test_recorded_requests_are_replayed_unless_the_flag_says_no(serve: Serve, base: Path) -> None:
+    server = serve(max_num_load_retries=0).ready()
+    cold = write_toy_model(base.parent / "cold", scale=2)
+    (cold / WARMUP).write_bytes(b"no records")
+    os.rename(cold, base / "2")
+    record = server.wait_for_log("load failed", version=2)
+    assert record["reason"] == "truncated record at 0. Please verify your warmup data is in TFRecord format."
+    assert ask(server, "default") == [1, 10]
+    other = serve("--enable_model_warmup=false", max_num_load_retries=0).ready()
+    assert ask(other, "default") == [2, 20]
+
+
+def test_flags_that_tensorflow_serving_has_and_this_server_not_are_named_or_stop_the_start(serve: Serve) -> None:
+    server = serve("--enable_profiler", "--flush_filesystem_caches=false", num_unload_threads=2).ready()
+    named = {record["flag"] for record in server.records if record["message"] == "flag has no effect"}
+    assert named == {"--enable_profiler", "--num_unload_threads"}
+    refused = serve(ssl_config_file="/etc/ssl.conf")
+    assert refused.exit_code() == 2
+    assert "--ssl_config_file is not supported: this server speaks plaintext only" in refused.text()

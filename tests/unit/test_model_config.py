@@ -1,0 +1,151 @@
+"""The file of models: read at the start, taken again when it has changed, tried again when it was refused."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from service.core.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError
+from service.core.model_config import ModelConfig
+from service.model_config import ConfigFile
+from tests.conftest import Clock
+
+RETRY_INTERVAL_S = 60.0
+
+
+def text(*names: str) -> str:
+    """Returns a file's text that lists these models."""
+    listed = " ".join(f'config {{ name: "{n}" base_path: "/{n}" model_platform: "tensorflow" }}' for n in names)
+    return f"model_config_list {{ {listed} }}"
+
+
+class World:
+    """A file and what was made of it."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self.clock = path, clock
+        self.reloads: list[list[str]] = []
+        self.error: ServiceError | None = None
+        self.file = ConfigFile(path, RETRY_INTERVAL_S, clock)
+
+    def write(self, *names: str) -> None:
+        self.path.write_text(text(*names))
+
+    def reload(self, models: Sequence[ModelConfig]) -> None:
+        self.reloads.append([model.name for model in models])
+        if self.error:
+            raise self.error
+
+    def poll(self) -> None:
+        self.file.poll_once(self.reload)
+
+
+@pytest.fixture
+def world(tmp_path: Path, clock: Clock) -> World:
+    """A file that lists model "a" and was read at the start."""
+    world = World(tmp_path / "models.conf", clock)
+    world.write("a")
+    assert [model.name for model in world.file.read()] == ["a"]
+    return world
+
+
+def test_a_file_that_has_not_changed_is_not_taken_again(world: World) -> None:
+    world.poll()
+    world.write("a")
+    world.poll()
+    assert world.reloads == [], "or it would undo a reload by request"
+
+
+def test_a_file_that_has_changed_is_taken_once(world: World) -> None:
+    world.write("a", "b")
+    world.poll()
+    world.poll()
+    assert world.reloads == [["a", "b"]]
+
+
+def test_a_refused_file_is_tried_at_each_look_and_complained_of_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.error = ConfigConflict("version 2 is not there")
+    world.write("b")
+    for _ in range(3):
+        world.poll()
+    assert world.reloads == [["b"]] * 3
+    world.error = None
+    world.poll()
+    world.poll()
+    assert world.reloads == [["b"]] * 4
+    refused = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [vars(record)["reason"] for record in refused] == ["version 2 is not there"]
+
+
+def test_a_file_whose_models_fail_is_tried_again_after_the_interval_or_when_it_changes(world: World) -> None:
+    world.error = ReloadFailed("b does not load")
+    world.write("b")
+    for _ in range(3):
+        world.poll()
+    assert world.reloads == [["b"]]
+    world.clock.now_s += RETRY_INTERVAL_S
+    world.poll()
+    assert world.reloads == [["b"]] * 2
+    world.write("c")
+    world.poll()
+    assert world.reloads == [["b"]] * 2 + [["c"]]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"improperly formatted file", "Invalid protobuf file: "),
+        (b"", "is empty; to serve no models it must say model_config_list {}"),
+        (b"\xff", "it is not UTF-8 text"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_file_that_can_not_be_used_changes_nothing_and_is_named(
+    world: World, data: bytes | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if data is None:
+        world.path.unlink()
+    else:
+        world.path.write_bytes(data)
+    world.poll()
+    world.poll()
+    assert world.reloads == []
+    (record,) = caplog.records
+    assert reason in vars(record)["reason"] and str(world.path) in vars(record)["reason"]
+    world.write("b")
+    world.poll()
+    assert world.reloads == [["b"]]
+
+
+def test_at_the_start_an_empty_file_lists_nothing_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "models.conf"
+    with pytest.raises(InvalidRequest, match=f"^cannot read {path}: No such file or directory$"):
+        ConfigFile(path, 1.0).read()
+    path.write_text("")
+    assert ConfigFile(path, 1.0).read() == ()
+    path.write_text("improperly formatted file")
+    with pytest.raises(InvalidRequest, match=f"^Invalid protobuf file: '{path}': "):
+        ConfigFile(path, 1.0).read()
+
+
+def test_polling_goes_on_after_a_surprise_and_ends_when_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    class Stop(threading.Event):
+        waits = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout == 7.0
+            self.waits += 1
+            return self.waits == 3
+
+    def fail(models: Sequence[ModelConfig]) -> None:
+        raise RuntimeError("surprise")
+
+    world.write("b")
+    world.file.run(fail, Stop(), 7.0)
+    assert [record.getMessage() for record in caplog.records] == ["polling failed"] * 2

@@ -1,0 +1,132 @@
+"""Recorded requests are replayed before a version is served, and one that fails fails the load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.protos import message_class
+from service.core.errors import ArtifactError
+from service.core.servable import Servable
+from service.loading import ServableLoader
+from service.recorded_warmup import MAX_RECORDS, WARMUP_REQUESTS, replay_requests
+from tests.toy_model import write_toy_model
+from tests.unit.codecs.test_tf_record import record
+from tests.unit.core.fakes import FakeBackend, predict_spec, servable
+
+
+def predict_log(signature: str = "", model: str = "anything", **inputs: list[float]) -> bytes:
+    """Returns a PredictionLog of one Predict."""
+    log = message_class("tensorflow.serving.PredictionLog")()
+    request = log.predict_log.request
+    if model:
+        request.model_spec.name = model
+    if signature:
+        request.model_spec.signature_name = signature
+    for name, values in inputs.items():
+        tensor = request.inputs[name]
+        tensor.dtype = 1
+        tensor.tensor_shape.dim.add(size=len(values))
+        tensor.float_val.extend(values)
+    return bytes(log.SerializeToString())
+
+
+def write(artifact: Path, *logs: bytes) -> Path:
+    """Writes the records of an artifact."""
+    path = artifact / WARMUP_REQUESTS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(record, logs)))
+    return path
+
+
+def replay(artifact: Path, backend: FakeBackend, **more: Any) -> None:
+    """Replays on a model x -> y, z."""
+    replay_requests(servable(backend=backend), artifact, **({"iterations": 1} | more))
+
+
+def test_without_a_file_nothing_is_run(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    replay(tmp_path, backend)
+    assert backend.runs == []
+
+
+def test_each_request_is_run_as_it_was_recorded(tmp_path: Path) -> None:
+    write(tmp_path, predict_log(x=[1.0, 2.0]), b"", predict_log("serving_default", model="", x=[3.0]))
+    backend = FakeBackend()
+    replay(tmp_path, backend, iterations=2)
+    assert [(name, run["x"].tolist(), outputs) for name, run, outputs in backend.runs] == [
+        ("serving_default", [1.0, 2.0], ("y", "z")),
+        ("serving_default", [1.0, 2.0], ("y", "z")),
+        ("serving_default", [3.0], ("y", "z")),
+        ("serving_default", [3.0], ("y", "z")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (predict_log(), "warmup record number 2 failed: input size does not match signature: 0!=1"),
+        (predict_log("nope", x=[1.0]), 'warmup record number 2 failed: Serving signature key "nope" not found.'),
+        (b"\xff\xff", "Failed to parse warmup record: number 2 from "),
+        (b"\x2a\x00", "Unsupported log_type for warmup: 5"),
+        (b"\x3a\x00", "Unsupported log_type for warmup: 7"),
+    ],
+)
+def test_a_record_that_fails_is_named(tmp_path: Path, log: bytes, reason: str) -> None:
+    path = write(tmp_path, predict_log(x=[1.0]), log)
+    with pytest.raises(ArtifactError) as caught:
+        replay(tmp_path, FakeBackend())
+    assert reason in caught.value.message and str(path) in caught.value.message
+
+
+def test_a_backend_that_fails_on_a_record_fails_the_load(tmp_path: Path) -> None:
+    write(tmp_path, predict_log(x=[1.0]))
+
+    def fail(inputs: Any) -> dict[str, np.ndarray]:
+        raise RuntimeError("no kernel")
+
+    with pytest.raises(ArtifactError, match="warmup record number 1 failed: RuntimeError: no kernel"):
+        replay(tmp_path, FakeBackend(fail))
+
+
+def test_a_thousand_records_are_the_most(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    write(tmp_path, *[predict_log(x=[1.0])] * MAX_RECORDS)
+    replay(tmp_path, backend)
+    assert len(backend.runs) == 1000
+    path = write(tmp_path, *[predict_log(x=[1.0])] * (MAX_RECORDS + 1))
+    with pytest.raises(ArtifactError, match=rf"^Number of warmup records exceeds the maximum \(1000\) at {path}$"):
+        replay(tmp_path, backend)
+
+
+def test_what_can_not_run_here_or_is_to_stay_cold_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, predict_log(x=[1.0]))
+    backend = FakeBackend()
+    replay(tmp_path, backend, cold=frozenset({"serving_default"}))
+    replay_requests(Servable("m", 1, {"serving_default": predict_spec()}, {}), tmp_path, 1)
+    assert backend.runs == []
+
+
+def lookup_log(user: int) -> bytes:
+    """Returns the record of a lookup of the toy model."""
+    log = message_class("tensorflow.serving.PredictionLog")()
+    log.predict_log.request.model_spec.signature_name = "lookup"
+    tensor = log.predict_log.request.inputs["user"]
+    tensor.dtype = 9
+    tensor.tensor_shape.dim.add(size=1)
+    tensor.int64_val.append(user)
+    return bytes(log.SerializeToString())
+
+
+def test_a_version_is_served_only_if_its_records_run(tmp_path: Path) -> None:
+    artifact = write_toy_model(tmp_path / "1")
+    write(artifact, lookup_log(1))
+    loader = ServableLoader(frozenset({"serve"}), "off", 1)
+    loader("toy", 1, artifact).close()
+    write(artifact, lookup_log(10**6))
+    with pytest.raises(ArtifactError, match="warmup record number 1 failed: "):
+        loader("toy", 1, artifact)
+    ServableLoader(frozenset({"serve"}), "off", 1, warmup_iterations=0)("toy", 1, artifact).close()
