@@ -38,13 +38,28 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"service.core.types", "service.core.errors", "service.core.manifest"},
         {"numpy", "tensorflow"},
     ),
-    "service.codecs": ({"service.core.types", "service.core.errors"}, {"numpy", "google.protobuf", "orjson"}),
+    "service.codecs": (
+        {f"service.core.{name}" for name in ("types", "errors", "inference", "validation")},
+        {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
+    ),
     "service.transports.http": (
-        {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
+        {
+            "service.core.engine",
+            "service.core.inference",
+            "service.core.types",
+            "service.core.errors",
+            "service.codecs",
+        },
         {"numpy", "fastapi", "starlette", "orjson"},
     ),
     "service.transports.grpc": (
-        {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
+        {
+            "service.core.engine",
+            "service.core.inference",
+            "service.core.types",
+            "service.core.errors",
+            "service.codecs",
+        },
         {"grpc", "grpc_health", "grpc_reflection"},
     ),
     "service.client": (

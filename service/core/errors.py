@@ -2,6 +2,7 @@
 
 ServiceError
   InvalidRequest        INVALID_ARGUMENT     MalformedPayload  InputMismatch  IdOutOfRange  IdsTooMany  UnknownOutput
+                                             UnfitSignature
   PayloadTooLarge       RESOURCE_EXHAUSTED
   NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
@@ -9,6 +10,7 @@ ServiceError
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
   DeadlineExceeded      DEADLINE_EXCEEDED
+  Unimplemented         UNIMPLEMENTED        what TensorFlow Serving's API names and nobody serves
   ArtifactError         FAILED_PRECONDITION  at load only: ends as version state END, never reaches a data request
   BackendFailure        INTERNAL             the cause is logged with the request id and hidden from the client
 
@@ -27,6 +29,7 @@ Code = Literal[
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
     "DEADLINE_EXCEEDED",
+    "UNIMPLEMENTED",
     "INTERNAL",
 ]
 
@@ -66,6 +69,10 @@ class IdsTooMany(InvalidRequest):
 
 class UnknownOutput(InvalidRequest):
     """The output filter names what the signature does not give."""
+
+
+class UnfitSignature(InvalidRequest):
+    """The signature is missing or is not of the kind that the method needs."""
 
 
 class PayloadTooLarge(ServiceError):
@@ -124,6 +131,12 @@ class DeadlineExceeded(ServiceError):
     """The client's deadline passed before the answer was ready."""
 
     code = "DEADLINE_EXCEEDED"
+
+
+class Unimplemented(ServiceError):
+    """The method, or this use of it, is served by no version of this server."""
+
+    code = "UNIMPLEMENTED"
 
 
 class ArtifactError(ServiceError):
