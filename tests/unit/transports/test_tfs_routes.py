@@ -58,9 +58,9 @@ def test_a_gzip_body_is_decoded(http: Http) -> None:
             400,
             'Serving signature name: ""{}" not found in signature def',
         ),
-        (b'{"inputs": {}}', 400, "input size does not match signature: 0!=1 len({}) != len({x}). Sent extra: {}."),
-        (b'{"inputs": [true]}', 400, 'input "x": JSON Value: true Type: Bool is not of expected type: float32'),
-        (b"[" * 4000, 400, "JSON Parse error: depth limit"),
+        (b'{"inputs": {}}', 400, "Missing named input: x in 'inputs' object."),
+        (b'{"inputs": [true]}', 400, "JSON Value: true Type: True is not of expected type: float"),
+        (b"[" * 4000, 400, "JSON Parse error: Invalid value. at offset: 4000"),
     ],
 )
 def test_a_bad_predict(http: Http, body: bytes, status: int, text: str) -> None:
