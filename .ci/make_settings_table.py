@@ -38,7 +38,7 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
     if get_origin(kind) is Literal:
         type_name, allowed = "choice", ", ".join(f"`{choice}`" for choice in get_args(kind))
     else:
-        type_name = {"str": "text", "int": "whole number", "float": "number"}[kind.__name__]
+        type_name = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}[kind.__name__]
         allowed = "" if about["low"] is None else f"{about['low']} to {about['high']}"
     default = about["default_about"] or (f"`{setting.default}`" if setting.default != "" else "")
     cells = (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 ENV_PREFIX = "EMB_"
+_BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def _setting(
@@ -58,6 +59,20 @@ class Settings:
         256 << 20, "Largest answer, in bytes as arrays (JSON is several times as long).", 1024, 2**31 - 1
     )
     rest_api_timeout_in_ms: int = _setting(30_000, "Milliseconds after which an HTTP request gives up.", 1, 3_600_000)
+    rest_api_enable_cors_support: bool = _setting(False, "Let web pages of any origin call the HTTP API.")
+    rest_api_strict_json: bool = _setting(
+        False, "Plain JSON only: bare NaN and Infinity are refused, and written as null."
+    )
+    rest_api_gzip_min_bytes: int = _setting(
+        32768, "Size from which HTTP answers are compressed for clients that accept gzip; 0 is never.", 0, 2**31 - 1
+    )
+    grpc_socket_path: str = _setting("", "Unix socket to serve gRPC on, beside the port.")
+    grpc_channel_arguments: str = _setting(
+        "", "Comma-separated settings of gRPC itself, such as grpc.max_connection_age_ms=2000."
+    )
+    enable_serialization_as_tensor_content: bool = _setting(
+        False, "Answer Predict over gRPC in tensor_content instead of the *_val fields."
+    )
     shutdown_delay_s: float = _setting(
         0.0, "Seconds between failing /readyz and no longer accepting, for load balancers to notice.", 0, 3600
     )
@@ -81,6 +96,12 @@ class Settings:
         return self.rest_api_timeout_in_ms / 1e3
 
     @property
+    def channel_arguments(self) -> list[tuple[str, int | str]]:
+        """gRPC's own settings by name; whole numbers as numbers."""
+        pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
+        return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
+
+    @property
     def tags(self) -> frozenset[str]:
         """The MetaGraph's tags."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())
@@ -96,11 +117,20 @@ class Settings:
             found.append(f"--port and --rest_api_port are both {self.port}: gRPC and HTTP need one each")
         if not self.tags:
             found.append("--saved_model_tags names no tag")
+        if not all(pair.partition("=")[0] and "=" in pair for pair in self.grpc_channel_arguments.split(",") if pair):
+            found.append(f"--grpc_channel_arguments is {self.grpc_channel_arguments!r}: expected name=value,...")
         for setting in dataclasses.fields(self):
             value, low, high = getattr(self, setting.name), setting.metadata["low"], setting.metadata["high"]
             if low is not None and not low <= value <= high:
                 found.append(f"--{setting.name} is {value}: expected {low} to {high}")
         return found
+
+
+def _is_int32(text: str) -> bool:
+    try:
+        return -(2**31) <= int(text) < 2**31
+    except ValueError:
+        return False
 
 
 class SettingsError(Exception):
@@ -165,7 +195,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
-        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default)
+        # `--flag` alone says true, as for TensorFlow Serving's own flags.
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **alone)
     return parser
 
 
@@ -174,6 +206,10 @@ def _parse(kind: Any, text: str) -> Any:
         if text not in get_args(kind):
             raise ValueError(f"expected one of {', '.join(get_args(kind))}")
         return text
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ValueError("expected true or false")
+        return _BOOLEANS[text.lower()]
     try:
         return kind(text)
     except ValueError:
