@@ -87,6 +87,9 @@ class App:
             address=f"{_bracketed(settings.host)}:{settings.port}",
             max_message_bytes=settings.max_request_bytes,
             max_workers=settings.grpc_max_threads,
+            socket_path=settings.grpc_socket_path,
+            channel_arguments=settings.channel_arguments,
+            as_content=settings.enable_serialization_as_tensor_content,
         )
 
     async def run(self) -> list[str]:
@@ -143,6 +146,9 @@ class App:
             max_body_bytes=settings.max_request_bytes,
             rest_api_timeout_s=settings.rest_api_timeout_s,
             graph_threads=settings.graph_threads,
+            gzip_min_bytes=settings.rest_api_gzip_min_bytes,
+            has_cors=settings.rest_api_enable_cors_support,
+            strict_json=settings.rest_api_strict_json,
         )
         return _HttpServer(
             uvicorn.Config(

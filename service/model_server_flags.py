@@ -35,7 +35,6 @@ class ForeignFlag:
 _NO_TFLITE = "only SavedModels are served"
 _NO_XLA = "a graph runs as TensorFlow compiles it by default"
 _NO_BATCHING = "each request runs its graph alone"
-_NOT_YET = "this server does not have it yet"
 
 # A name that becomes a setting leaves this table.
 FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
@@ -44,13 +43,10 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "enable_grpc_healthcheck_service": ForeignFlag(bool, "the health service is always there", idle=True),
     "enable_per_model_batching_parameters": ForeignFlag(bool, _NO_BATCHING),
     "enable_profiler": ForeignFlag(bool, "there is no profiler service"),
-    "enable_serialization_as_tensor_content": ForeignFlag(bool, _NOT_YET, is_refused=True),
     "enable_signature_method_name_check": ForeignFlag(bool, "a signature's method name is not checked"),
     "flush_filesystem_caches": ForeignFlag(
         bool, "tables are read through the file system's cache while they are served"
     ),
-    "grpc_channel_arguments": ForeignFlag(str, _NOT_YET, is_refused=True),
-    "grpc_socket_path": ForeignFlag(str, _NOT_YET, is_refused=True),
     "mixed_precision": ForeignFlag(str, "a graph runs in the precision it was exported in"),
     "monitoring_config_file": ForeignFlag(str, "metrics are always on, at /metrics and /monitoring/prometheus/metrics"),
     "num_tflite_interpreters_per_pool": ForeignFlag(int, _NO_TFLITE),
@@ -60,7 +56,6 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "platform_config_file": ForeignFlag(str, "the only platform is tensorflow", is_refused=True),
     "prefer_tflite_model": ForeignFlag(bool, _NO_TFLITE),
     "remove_unused_fields_from_bundle_metagraph": ForeignFlag(bool, "a MetaGraph is not kept in memory"),
-    "rest_api_enable_cors_support": ForeignFlag(bool, _NOT_YET, is_refused=True),
     "rest_api_num_threads": ForeignFlag(int, "HTTP has one event loop, and --graph_threads for graph runs"),
     "skip_initialize_tpu": ForeignFlag(bool, "no TPU is used", idle=True),
     "ssl_config_file": ForeignFlag(str, "this server speaks plaintext only; end TLS in front of it", is_refused=True),

@@ -104,6 +104,20 @@ class Settings:
         256 << 20, "Largest answer, in bytes as arrays (JSON is several times as long).", 1024, 2**31 - 1
     )
     rest_api_timeout_in_ms: int = _setting(30_000, "Milliseconds after which an HTTP request gives up.", 1, 3_600_000)
+    rest_api_enable_cors_support: bool = _setting(False, "Let web pages of any origin call the HTTP API.")
+    rest_api_strict_json: bool = _setting(
+        False, "Plain JSON only: bare NaN and Infinity are refused, and written as null."
+    )
+    rest_api_gzip_min_bytes: int = _setting(
+        32768, "Size from which HTTP answers are compressed for clients that accept gzip; 0 is never.", 0, 2**31 - 1
+    )
+    grpc_socket_path: str = _setting("", "Unix socket to serve gRPC on, beside the port.")
+    grpc_channel_arguments: str = _setting(
+        "", "Comma-separated settings of gRPC itself, such as grpc.max_connection_age_ms=2000."
+    )
+    enable_serialization_as_tensor_content: bool = _setting(
+        False, "Answer Predict over gRPC in tensor_content instead of the *_val fields."
+    )
     shutdown_delay_s: float = _setting(
         0.0, "Seconds between failing /readyz and no longer accepting, for load balancers to notice.", 0, 3600
     )
@@ -139,6 +153,12 @@ class Settings:
         return self.rest_api_timeout_in_ms / 1e3
 
     @property
+    def channel_arguments(self) -> list[tuple[str, int | str]]:
+        """gRPC's own settings by name; whole numbers as numbers."""
+        pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
+        return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
+
+    @property
     def tags(self) -> frozenset[str]:
         """The MetaGraph's tags."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())
@@ -162,11 +182,20 @@ class Settings:
                 "--tensorflow_session_parallelism is for both of --tensorflow_intra_op_parallelism and "
                 "--tensorflow_inter_op_parallelism: give it or them"
             )
+        if not all(pair.partition("=")[0] and "=" in pair for pair in self.grpc_channel_arguments.split(",") if pair):
+            found.append(f"--grpc_channel_arguments is {self.grpc_channel_arguments!r}: expected name=value,...")
         for setting in dataclasses.fields(self):
             value, low, high = getattr(self, setting.name), setting.metadata["low"], setting.metadata["high"]
             if low is not None and not low <= value <= high:
                 found.append(f"--{setting.name} is {value}: expected {low} to {high}")
         return found
+
+
+def _is_int32(text: str) -> bool:
+    try:
+        return -(2**31) <= int(text) < 2**31
+    except ValueError:
+        return False
 
 
 class SettingsError(Exception):

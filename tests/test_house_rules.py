@@ -39,15 +39,30 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "tensorflow"},
     ),
     "service.codecs": (
-        {"service.core.types", "service.core.errors", "service.core.model_config", "service.core.version_policy"},
-        {"numpy", "google.protobuf", "orjson"},
+        {
+            f"service.core.{name}"
+            for name in ("types", "errors", "inference", "model_config", "validation", "version_policy")
+        },
+        {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
     ),
     "service.transports.http": (
-        {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
+        {
+            "service.core.engine",
+            "service.core.inference",
+            "service.core.types",
+            "service.core.errors",
+            "service.codecs",
+        },
         {"numpy", "fastapi", "starlette", "orjson"},
     ),
     "service.transports.grpc": (
-        {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
+        {
+            "service.core.engine",
+            "service.core.inference",
+            "service.core.types",
+            "service.core.errors",
+            "service.codecs",
+        },
         {"grpc", "grpc_health", "grpc_reflection"},
     ),
     "service.client": (

@@ -9,6 +9,12 @@ from typing import Any
 
 import numpy as np
 
+try:
+    # It gives numpy bfloat16, and comes with TensorFlow: where that is missing, no graph asks for it.
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None  # type: ignore[assignment]
+
 # Ours by number; what numpy has no type for keeps the proto's name in lower case.
 _NAMES: dict[int, str] = {
     1: "float32",
@@ -48,7 +54,7 @@ _NAMES: dict[int, str] = {
 _NUMBERS = {name: number for number, name in _NAMES.items()}
 _PROTO_NAMES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
 # A variable's reference type is its plain type plus this; it means nothing outside the graph.
-_REF_OFFSET = 100
+REF_OFFSET = 100
 
 # Those that arrays are made of; "string" is an object array of bytes.
 NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
@@ -57,6 +63,8 @@ NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
     if name in ("bool", "complex64", "complex128", "float16", "float32", "float64")
     or name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
+if ml_dtypes is not None:
+    NUMPY_DTYPES[14] = np.dtype(ml_dtypes.bfloat16)
 NUMBER_OF_DTYPE = {dtype: number for number, dtype in NUMPY_DTYPES.items()}
 STRING = 7
 
@@ -67,8 +75,8 @@ def dtype_name(number: int) -> str:
     >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
     ('float32', 'float32', 'string', 'invalid')
     """
-    if number > _REF_OFFSET:
-        number -= _REF_OFFSET
+    if number > REF_OFFSET:
+        number -= REF_OFFSET
     return _NAMES.get(number, "invalid")
 
 

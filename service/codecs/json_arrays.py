@@ -5,8 +5,6 @@ Source: tensorflow_serving/util/json_tensor.cc (9d981c5), FillTensorProto and Ad
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable
 from itertools import accumulate, chain
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from service.codecs.json_document import describe
+from service.codecs.json_refusals import from_base64
 from service.core.errors import InputMismatch, MalformedPayload
 from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, SignatureSpec, TensorSpec
 
@@ -23,7 +22,7 @@ _BOOL = frozenset({bool})
 _STRING = frozenset({str, dict})
 _ALLOWED: dict[str, frozenset[type]] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), _INT),
-    **dict.fromkeys(("float16", "float32", "float64"), _FLOAT),
+    **dict.fromkeys(("float16", "bfloat16", "float32", "float64"), _FLOAT),
     "bool": _BOOL,
     "string": _STRING,
 }
@@ -38,11 +37,6 @@ def ragged_owner(name: str, spec: SignatureSpec) -> str | None:
 def feature_names(spec: SignatureSpec) -> list[str]:
     """Returns what a client may send by name: ragged features and all other inputs, sorted."""
     return sorted(spec.ragged | spec.row_inputs)
-
-
-def is_base64(value: Any) -> bool:
-    """Says whether a JSON value is bytes in disguise: {"b64": "..."}."""
-    return type(value) is dict and len(value) == 1 and type(value.get("b64")) is str
 
 
 def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
@@ -150,7 +144,7 @@ def _strings(name: str, flat: list[Any], types: set[type]) -> Array:
         if types == {str}:
             encoded: Iterable[bytes] = map(str.encode, flat)
         else:
-            encoded = (item.encode() if type(item) is str else _from_base64(name, item) for item in flat)
+            encoded = (item.encode() if type(item) is str else from_base64(item) for item in flat)
         result = np.empty(len(flat), object)
         result[:] = list(encoded)
         return result
@@ -158,17 +152,6 @@ def _strings(name: str, flat: list[Any], types: set[type]) -> Array:
         raise MalformedPayload(
             f'input "{name}": a string holds a lone surrogate, which UTF-8 can not write.'
         ) from error
-
-
-def _from_base64(name: str, value: Any) -> bytes:
-    if not is_base64(value):
-        raise MalformedPayload(f'input "{name}": JSON Value: {describe(value)} not formatted correctly for base64 data')
-    text = value["b64"]
-    try:
-        # Padding may be left out, as in TensorFlow Serving.
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MalformedPayload(f'input "{name}": Unable to base64 decode') from error
 
 
 def _refuse_leaf(name: str, flat: list[Any], types: set[type], tensor: TensorSpec, allowed: frozenset[type]) -> None:

@@ -9,36 +9,41 @@ Source: tensorflow_serving/util/json_tensor.cc (9d981c5), ParseJson and WriteDec
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any
 
 import numpy as np
 import orjson
 
+from service.codecs.json_text import json_type, parse_fault, shown
 from service.core.errors import MalformedPayload
 from service.core.types import Array
 
-_NAN_TOKENS = (b"NaN", b"Infinity")
-_TYPE_NAMES = {dict: "Object", list: "Array", str: "String", bool: "Bool", type(None): "Null"}
-_SHOWN_CHARS = 64
+# The short form of Infinity, which rapidjson takes too; and strings, which are passed over.
+_INT_CHARS = 20
+_INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
     """Returns the object that a body holds.
+
+    Args:
+      strict: refuse bare NaN and Infinity, which plain JSON does not have.
 
     Raises:
       MalformedPayload: empty, not JSON, nested too deeply, not an object, or with a key that comes twice.
     """
-    if not body or body.isspace():
+    if not body:
         raise MalformedPayload("JSON Parse error: The document is empty")
     try:
         document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        # orjson has no NaN; the parser that has is some ten times slower, so only such bodies meet it.
-        if not any(token in body for token in _NAN_TOKENS):
-            raise MalformedPayload(f"JSON Parse error: {error}") from error
-        document = _parse_slowly(body)
+    except orjson.JSONDecodeError:
+        # orjson has no NaN and takes nothing behind the document; the parser that does is some ten times slower, so
+        # only such bodies meet it.
+        document = _parse_slowly(body, strict=strict)
     if type(document) is not dict:
-        raise MalformedPayload(f"JSON Value: {describe(document)} Is not object")
+        raise MalformedPayload(f"JSON Value: {shown(document)} Is not object")
     # orjson keeps the last of equal keys. Each key costs one colon, and colons elsewhere stand in strings only, so an
     # equal count proves that no key came twice at the price of one memchr pass.
     if body.count(b":") != _count_keys(document) + body.count(b'"b64"'):
@@ -49,26 +54,23 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def describe(value: Any) -> str:
     """Shows a JSON value and its type, cut short, for messages.
 
-    >>> describe(1.5), describe("x"), describe({"a": [1]})
-    ('1.5 Type: Number', '"x" Type: String', '{"a":[1]} Type: Object')
+    >>> describe(1.5), describe("x"), describe(True)
+    ('1.5 Type: Number', '"x" Type: String', 'true Type: True')
     """
-    try:
-        text = orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        # Deeper than orjson writes, or an integer beyond 64 bits.
-        text = "..."
-    shown = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
-    return f"{shown} Type: {_TYPE_NAMES.get(type(value), 'Number')}"
+    return f"{shown(value)} Type: {json_type(value)}"
 
 
-def dump(document: Any) -> bytes:
+def dump(document: Any, *, strict: bool = False) -> bytes:
     """Writes dicts, lists and arrays; float32 in its shortest form, non-finite numbers as bare tokens.
+
+    Args:
+      strict: write null for them, so that any JSON parser reads the answer.
 
     Arrays must be C-contiguous and numeric, and of rank 1 or more (a scalar travels as a numpy scalar).
     """
     text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     # orjson writes null for NaN and infinity, which nothing else in an answer gives, except perhaps a name.
-    if b"null" in text:
+    if b"null" in text and not strict:
         return b"".join(_pieces(document))
     return text
 
@@ -83,13 +85,43 @@ def _count_keys(document: dict[str, Any]) -> int:
     return count
 
 
-def _parse_slowly(body: bytes) -> Any:
+def _parse_slowly(body: bytes, *, strict: bool = False) -> Any:
+    if b"\\u" in body and (fault := parse_fault(body)):
+        # The one fault that Python's parser overlooks is half a surrogate pair.
+        raise MalformedPayload(f"JSON Parse error: {fault}")
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_unique,
+        parse_float=_finite,
+        parse_int=_whole,
+        parse_constant=_refuse_constant if strict else None,
+    )
     try:
-        return json.loads(body.decode(), object_pairs_hook=_unique)
+        text = body.decode("utf-8-sig").lstrip(" \t\r\n")
+        if "Inf" in text:
+            text = _INF.sub(lambda found: "Infinity" if found[0] == "Inf" else found[0], text)
+        # What stands behind the document is not looked at, as in TensorFlow Serving.
+        return decoder.raw_decode(text)[0]
     except RecursionError as error:
-        raise MalformedPayload("JSON Parse error: nested too deeply") from error
+        raise MalformedPayload(f"JSON Parse error: {parse_fault(body) or 'nested too deeply'}") from error
     except ValueError as error:
-        raise MalformedPayload(f"JSON Parse error: {error}") from error
+        raise MalformedPayload(f"JSON Parse error: {parse_fault(body) or error}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("Number too big to be stored in double.")
+    return number
+
+
+def _whole(text: str) -> int | float:
+    number = int(text) if len(text) <= _INT_CHARS else None
+    # Beyond 64 bits it is a double, as for rapidjson.
+    return number if number is not None and -(2**63) <= number < 2**64 else _finite(text)
+
+
+def _refuse_constant(token: str) -> float:
+    raise ValueError(f"{token} is no JSON, and this server was told to be strict")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

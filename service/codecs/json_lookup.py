@@ -43,13 +43,16 @@ class LookupBody:
     weights: Mapping[str, Any]
 
 
-def decode_lookup(body: bytes) -> LookupBody:
+def decode_lookup(body: bytes, *, strict: bool = False) -> LookupBody:
     """Parses {"features": {...}, "weights": {...}, "signature_name": "..."}; only features is required.
+
+    Args:
+      strict: refuse bare NaN and Infinity.
 
     Raises:
       MalformedPayload: not JSON, an unknown key, a value of the wrong type, or weights for a feature that was not sent.
     """
-    document = parse_object(body)
+    document = parse_object(body, strict=strict)
     if not document.keys() <= _LOOKUP_KEYS:
         unknown = ", ".join(sorted(document.keys() - _LOOKUP_KEYS))
         raise MalformedPayload(f"Unknown keys: {unknown}. A lookup has: {', '.join(sorted(_LOOKUP_KEYS))}.")
@@ -84,9 +87,10 @@ def decode_features(body: LookupBody, spec: SignatureSpec) -> dict[str, Array]:
     return arrays
 
 
-def encode_lookup(outputs: Mapping[str, Array]) -> bytes:
-    """Returns {"embeddings": {feature: [[...], ...]}}."""
-    return dump({"embeddings": {name: plain_array(name, array) for name, array in outputs.items()}})
+def encode_lookup(outputs: Mapping[str, Array], *, strict: bool = False) -> bytes:
+    """Returns {"embeddings": {feature: [[...], ...]}}; strict: with null for numbers that plain JSON does not have."""
+    plain = {name: plain_array(name, array) for name, array in outputs.items()}
+    return dump({"embeddings": plain}, strict=strict)
 
 
 def decode_rows(body: bytes) -> Array:
@@ -100,9 +104,9 @@ def decode_rows(body: bytes) -> Array:
     return ids
 
 
-def encode_rows(rows: Array) -> bytes:
-    """Returns {"rows": [[...], ...]} of [N, D] rows."""
-    return dump({"rows": np.ascontiguousarray(rows)})
+def encode_rows(rows: Array, *, strict: bool = False) -> bytes:
+    """Returns {"rows": [[...], ...]} of [N, D] rows; strict: with null for numbers that plain JSON does not have."""
+    return dump({"rows": np.ascontiguousarray(rows)}, strict=strict)
 
 
 def encode_tables(tables: list[TableInfo]) -> bytes:

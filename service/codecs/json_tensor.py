@@ -2,8 +2,8 @@
 
 A ragged feature is sent under its own name, as one list of ids per row:
 
->>> sorted(decode_predict(b'{"instances": [{"user": 1, "genres": [1, 5]}], "signature_name": "s"}').payload[0])
-['genres', 'user']
+>>> decode_predict(b'{"instances": [{"user": 1, "genres": [1, 5]}], "signature_name": "s"}').signature_name
+'s'
 
 Source: tensorflow_serving/util/json_tensor.cc (9d981c5).
 """
@@ -18,10 +18,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from service.codecs.json_arrays import dense_array, feature_names, is_base64, ragged_arrays, ragged_owner
+from service.codecs.json_arrays import dense_array, feature_names, ragged_arrays, ragged_owner
 from service.codecs.json_document import describe, dump, parse_object
-from service.core.errors import BackendFailure, InputMismatch, MalformedPayload
+from service.codecs.json_refusals import is_base64, refuse_columns, refuse_rows
+from service.codecs.json_text import shown
+from service.core.errors import InputMismatch, InvalidRequest, MalformedPayload
 from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, SignatureSpec
+from service.core.validation import graph_dtype_name
 
 Layout = Literal["row", "columnar"]
 
@@ -31,63 +34,107 @@ class PredictBody:
     """A parsed body whose tensors are still JSON.
 
     signature_name: "" where the client named none.
-    payload: the value of "instances" (layout "row") or "inputs" (layout "columnar").
     """
 
     signature_name: str
-    layout: Layout
-    payload: Any
+    document: Mapping[str, Any]
+
+    @property
+    def layout(self) -> Layout:
+        """Whether the answer is to come by row, for tensors that came in "instances"."""
+        return "row" if "instances" in self.document else "columnar"
 
 
-def decode_predict(body: bytes) -> PredictBody:
+def decode_predict(body: bytes, *, strict: bool = False) -> PredictBody:
     """Parses a predict body up to its tensors, whose dtypes only the signature knows.
 
-    Other top-level keys are ignored, as TensorFlow Serving does.
+    Args:
+      strict: refuse bare NaN and Infinity.
 
     Raises:
-      MalformedPayload: not JSON, not an object, or not exactly one of "instances" and "inputs".
+      MalformedPayload: not JSON, not an object, or with a signature_name that is no string.
     """
-    document = parse_object(body)
-    signature_name = read_signature_name(document, "")
-    if "instances" in document:
-        if "inputs" in document:
-            raise MalformedPayload(
-                "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist"
-            )
-        instances = document["instances"]
-        if type(instances) is not list:
-            raise MalformedPayload(f"Expecting 'instances' to be an list/array, got JSON Value: {describe(instances)}")
-        if not instances:
-            raise MalformedPayload("No values in 'instances' array")
-        return PredictBody(signature_name, "row", instances)
-    if "inputs" not in document:
-        raise MalformedPayload("Missing 'inputs' or 'instances' key")
-    return PredictBody(signature_name, "columnar", document["inputs"])
+    document = parse_object(body, strict=strict)
+    return PredictBody(read_signature_name(document, ""), document)
 
 
 def read_signature_name(document: Mapping[str, Any], default: str) -> str:
     """Returns a body's signature_name, or the default where it has none or ""; raises MalformedPayload."""
     name = document.get("signature_name", default)
     if type(name) is not str:
-        raise MalformedPayload("'signature_name' key must be a string value.")
+        raise MalformedPayload(
+            f"JSON Value: {shown(document)} not formatted correctly. 'signature_name' key must be a string value."
+        )
     return name or default
 
 
 def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
     """Returns the arrays of a body by input name.
 
-    A name that the signature lacks keeps an empty array, so that core.validation words that error for both wires.
+    Other top-level keys are ignored, as are unknown names by column, as TensorFlow Serving does. A name by row that a
+    lookup lacks keeps an empty array, so that core.validation words that error for both wires.
 
     Raises:
-      MalformedPayload: a value of the wrong type or shape, instances that differ in their keys, a feature sent twice.
+      MalformedPayload: not exactly one of "instances" and "inputs", a value of the wrong type or shape, instances that
+        differ in their keys, a feature sent twice.
       InputMismatch: a dtype without a JSON form, or bare values where the signature has several features.
     """
-    if body.layout == "row":
-        columns = _columns(body.payload, spec)
-    elif type(body.payload) is dict and not is_base64(body.payload):
-        columns = body.payload
+    payload = _payload(body, spec)
+    try:
+        arrays = _decode(body.layout, payload, spec)
+    except InvalidRequest:
+        if not _is_described(spec):
+            _refuse(body.layout, payload, spec)
+        raise
+    if not spec.required <= arrays.keys() <= spec.inputs.keys() and not _is_described(spec):
+        _refuse(body.layout, payload, spec)
+        return {name: array for name, array in arrays.items() if name in spec.inputs}
+    return arrays
+
+
+def _is_described(spec: SignatureSpec) -> bool:
+    """Says whether a manifest tells more of a signature than TensorFlow Serving knows, and there are words for that."""
+    return (
+        spec.kind == "lookup"
+        or bool(spec.ragged)
+        or any(tensor.vocabulary or tensor.vocabulary_size is not None for tensor in spec.inputs.values())
+    )
+
+
+def _payload(body: PredictBody, spec: SignatureSpec) -> Any:
+    document = body.document
+    if not spec.inputs:
+        raise MalformedPayload(f"Failed to get input map for signature: {body.signature_name or 'DEFAULT'}")
+    if "instances" not in document:
+        if "inputs" not in document:
+            raise MalformedPayload("Missing 'inputs' or 'instances' key")
+        return document["inputs"]
+    instances = document["instances"]
+    if "inputs" in document:
+        problem = "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist "
+    elif type(instances) is not list:
+        problem = "Expecting 'instances' to be an list/array"
+    elif not instances:
+        problem = "No values in 'instances' array"
     else:
-        columns = {_only_feature(spec, "inputs is a plain value/list, but expecting an object"): body.payload}
+        return instances
+    raise MalformedPayload(f"JSON Value: {shown(document)} {problem}")
+
+
+def _refuse(layout: Layout, payload: Any, spec: SignatureSpec) -> None:
+    if layout == "row":
+        refuse_rows(payload, spec)
+    else:
+        refuse_columns(payload, spec)
+
+
+def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Array]:
+    if layout == "row":
+        columns = _columns(payload, spec)
+    elif type(payload) is dict and not is_base64(payload):
+        columns = payload
+    else:
+        columns = {_only_feature(spec, "inputs is a plain value/list, but expecting an object"): payload}
     arrays: dict[str, Array] = {}
     for name, value in columns.items():
         tensor = spec.inputs.get(name)
@@ -99,28 +146,31 @@ def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
             continue
         elif tensor is None:
             arrays[name] = np.empty(0)
-        elif body.layout == "row" and ragged_owner(name, spec) is not None:
+        elif layout == "row" and ragged_owner(name, spec) is not None:
             raise MalformedPayload(f'input "{name}": in instances, send "{ragged_owner(name, spec)}" as a list of ids.')
         else:
             arrays[name] = dense_array(name, value, tensor)
     return arrays
 
 
-def encode_predict(outputs: Mapping[str, Array], layout: Layout) -> bytes:
+def encode_predict(outputs: Mapping[str, Array], layout: Layout, *, strict: bool = False) -> bytes:
     """Returns {"predictions": [...]} or {"outputs": ...}; a single output loses its name.
+
+    Args:
+      strict: write null for numbers that plain JSON does not have.
 
     Raises:
       InputMismatch: rows were asked for, but the outputs differ in their number of rows or have none.
     """
     plain = {name: plain_array(name, array) for name, array in outputs.items()}
     if layout == "columnar":
-        return dump({"outputs": next(iter(plain.values())) if len(plain) == 1 else plain})
+        return dump({"outputs": next(iter(plain.values())) if len(plain) == 1 else plain}, strict=strict)
     _check_rows(outputs)
     if len(plain) == 1:
-        return dump({"predictions": next(iter(plain.values()))})
+        return dump({"predictions": next(iter(plain.values()))}, strict=strict)
     names = list(plain)
     rows = [dict(zip(names, row, strict=True)) for row in zip(*plain.values(), strict=True)]
-    return dump({"predictions": rows})
+    return dump({"predictions": rows}, strict=strict)
 
 
 def plain_array(name: str, array: Array) -> Any:
@@ -133,8 +183,10 @@ def plain_array(name: str, array: Array) -> Any:
         texts = np.empty(array.size, object)
         texts[:] = [_text(item, as_bytes) for item in array.reshape(-1).tolist()]
         return texts.reshape(array.shape).tolist()
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
-        raise BackendFailure(f'output "{name}": dtype {array.dtype.name} has no JSON form; use gRPC.')
+        raise InputMismatch(f"Failed to write JSON value for tensor type: {graph_dtype_name(array.dtype.name)}")
     return np.ascontiguousarray(array) if array.ndim else array[()]
 
 
@@ -152,11 +204,10 @@ def _check_rows(outputs: Mapping[str, Array]) -> None:
     expected: int | None = None
     for name, array in outputs.items():
         if array.ndim == 0:
-            raise InputMismatch(f'Tensor name: {name} has no shape information; send "inputs" to get it by column.')
+            raise InputMismatch(f"Tensor name: {name} has no shape information ")
         if expected is not None and array.shape[0] != expected:
             raise InputMismatch(
-                f"Tensor name: {name} has inconsistent batch size: {array.shape[0]} expecting: {expected}; "
-                'send "inputs" to get outputs by column.'
+                f"Tensor name: {name} has inconsistent batch size: {array.shape[0]} expecting: {expected}"
             )
         expected = array.shape[0]
 

@@ -80,12 +80,18 @@ def decode_inputs(request: PredictRequest) -> dict[str, Array]:
     return arrays
 
 
-def encode_response(outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str) -> bytes:
-    """Returns a PredictResponse that is copied together once, around the arrays' own bytes."""
+def encode_response(
+    outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool = False
+) -> bytes:
+    """Returns a PredictResponse that is copied together once, around the arrays' own bytes.
+
+    Args:
+      as_content: values travel in tensor_content, else in the `*_val` fields.
+    """
     pieces: list[Any] = []
     for name, array in outputs.items():
         key = name.encode()
-        tensor = encode_tensor(name, array)
+        tensor = encode_tensor(name, array, as_content=as_content)
         tensor_bytes = sum(map(len, tensor))
         # outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
         head = tag(1, 2) + varint(len(key)) + key + tag(2, 2) + varint(tensor_bytes)

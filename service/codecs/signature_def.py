@@ -7,20 +7,21 @@ tensorflow_serving/apis/get_model_metadata.proto and model_servers/http_rest_api
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 
 from service.codecs import dtypes
 from service.codecs.protos import message_class
-from service.core.errors import ArtifactError
-from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, SignatureSpec, TensorSpec, ragged_features
+from service.codecs.tensor_proto import decode_tensor, encode_tensor
+from service.core.errors import ArtifactError, InvalidRequest
+from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, TensorSpec, ragged_features
 
 SERVE_TAGS = frozenset({"serve"})
-# TensorFlow 2 keeps the graph's initialiser in the same map; it is no signature.
-_INIT_OP = "__saved_model_init_op"
 
 
 def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> dict[str, SignatureSpec]:
@@ -45,9 +46,7 @@ def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
     for meta_graph in saved_model.meta_graphs:
         if frozenset(meta_graph.meta_info_def.tags) == tags:
             return {
-                name: _read_signature(name, signature)
-                for name, signature in sorted(meta_graph.signature_def.items())
-                if name != _INIT_OP
+                name: _read_signature(name, signature) for name, signature in sorted(meta_graph.signature_def.items())
             }
     available = "; ".join(_join(meta_graph.meta_info_def.tags) for meta_graph in saved_model.meta_graphs)
     raise ArtifactError(f"{saved_model_pb} has no meta graph tagged {_join(tags)}. Tags it has: {available}.")
@@ -69,22 +68,17 @@ def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureS
 
 def metadata_json(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
     """Returns the body of `GET .../metadata`."""
+    signature_defs = {}
+    for signature_name, spec in signatures.items():
+        message = message_class("tensorflow.SignatureDef")()
+        _fill_signature(message, spec)
+        signature_defs[signature_name] = json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
     return orjson.dumps(
         {
             "model_spec": {"name": name, "signature_name": "", "version": str(version)},
-            "metadata": {
-                "signature_def": {
-                    "signature_def": {
-                        signature_name: {
-                            "inputs": {key: _tensor_json(tensor) for key, tensor in spec.inputs.items()},
-                            "outputs": {key: _tensor_json(tensor) for key, tensor in spec.outputs.items()},
-                            "method_name": spec.method_name,
-                            "defaults": {},
-                        }
-                        for signature_name, spec in signatures.items()
-                    }
-                }
-            },
+            "metadata": {"signature_def": {"signature_def": signature_defs}},
         }
     )
 
@@ -95,7 +89,9 @@ def _read_signature(name: str, signature: Any) -> SignatureSpec:
         if _is_sparse_matrix(info):
             inputs |= _read_sparse_matrix(key, info)
         else:
-            inputs[key] = _read_tensor(key, info, is_optional=key in signature.defaults)
+            inputs[key] = _read_tensor(key, info)
+            if key in signature.defaults:
+                inputs[key] = replace(inputs[key], is_optional=True, default=_default(key, signature.defaults[key]))
     return SignatureSpec(
         name=name,
         kind="predict",
@@ -103,7 +99,15 @@ def _read_signature(name: str, signature: Any) -> SignatureSpec:
         inputs=inputs,
         outputs={key: _read_tensor(key, info) for key, info in sorted(signature.outputs.items())},
         ragged=ragged_features(inputs),
+        definition=text_format.MessageToString(signature),
     )
+
+
+def _default(key: str, tensor: Any) -> Array | None:
+    try:
+        return decode_tensor(key, tensor)
+    except InvalidRequest as error:
+        raise ArtifactError(f"the default of input {key} can not be read: {error.message}") from error
 
 
 def _is_sparse_matrix(info: Any) -> bool:
@@ -123,7 +127,7 @@ def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
     return {values.name: values, row_splits.name: row_splits}
 
 
-def _read_tensor(name: str, info: Any, *, is_optional: bool = False) -> TensorSpec:
+def _read_tensor(name: str, info: Any) -> TensorSpec:
     shape = info.tensor_shape
     return TensorSpec(
         name=name,
@@ -131,7 +135,6 @@ def _read_tensor(name: str, info: Any, *, is_optional: bool = False) -> TensorSp
         shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
         # Any other sparse or composite tensor has several names and can not be fed by one; it stays empty.
         tensor_name=info.name,
-        is_optional=is_optional,
     )
 
 
@@ -148,17 +151,8 @@ def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
                 info.tensor_shape.unknown_rank = True
             for size in tensor.shape or ():
                 info.tensor_shape.dim.add().size = -1 if size is None else size
-
-
-def _tensor_json(tensor: TensorSpec) -> dict[str, Any]:
-    return {
-        "dtype": dtypes.proto_name(tensor.dtype),
-        "tensor_shape": {
-            "dim": [{"size": str(-1 if size is None else size), "name": ""} for size in tensor.shape or ()],
-            "unknown_rank": tensor.shape is None,
-        },
-        "name": tensor.tensor_name,
-    }
+    for key, array in spec.defaults.items():
+        signature.defaults[key].ParseFromString(b"".join(encode_tensor(key, array)))
 
 
 def _join(tags: Iterable[str]) -> str:

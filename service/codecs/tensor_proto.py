@@ -34,19 +34,23 @@ _VALUE_FIELDS: dict[int, str] = {
     8: "scomplex_val",
     9: "int64_val",
     10: "bool_val",
+    14: "half_val",
     17: "int_val",
     18: "dcomplex_val",
     19: "half_val",
     22: "uint32_val",
     23: "uint64_val",
 }
-_COMPLEX64, _COMPLEX128, _HALF, _BOOL = 8, 18, 19, 10
+_COMPLEX64, _COMPLEX128, _BOOL = 8, 18, 10
+# Bits in the low half of a number: float16 and bfloat16.
+_HALVES = (19, 14)
 # A field's values are of the array's dtype, so that a short list needs no detour.
 _PLAIN = frozenset({1, 2, 3, 9, 10, 22, 23})
 _FEW_VALUES = 64
 # Packed fields whose wire bytes are the array's own: float_val, double_val, scomplex_val, dcomplex_val, bool_val.
 _RAW_FIELDS = {1: 5, 2: 6, 8: 9, 18: 12, 10: 11}
 _STRING_VAL = 8
+_TENSOR_CONTENT = 4
 
 
 def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENTS) -> Array:
@@ -77,11 +81,12 @@ def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENT
     return flat if len(shape) == 1 else flat.reshape(shape)
 
 
-def encode_tensor(name: str, array: Array) -> list[Any]:
-    """Returns the pieces of a serialized TensorProto, to be joined once; values travel in the `*_val` fields.
+def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[Any]:
+    """Returns the pieces of a serialized TensorProto, to be joined once.
 
     Args:
       name: the output's, for messages.
+      as_content: values travel in tensor_content, else in the `*_val` fields.
 
     Raises:
       InputMismatch: TensorProto has no such dtype.
@@ -95,36 +100,49 @@ def encode_tensor(name: str, array: Array) -> list[Any]:
     pieces: list[Any] = [_head(number, array.shape)]
     if array.size == 0:
         return pieces
-    field = _RAW_FIELDS.get(number)
-    if field is not None:
+    field = _TENSOR_CONTENT if as_content else _RAW_FIELDS.get(number)
+    if number == dtypes.STRING:
+        items = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
+        if as_content:
+            return [*pieces, *_joined_strings(items)]
+        for data in items:
+            pieces += [tag(_STRING_VAL, 2), varint(len(data)), data]
+    elif field is not None:
         contiguous = np.ascontiguousarray(array)
         pieces += [tag(field, 2), varint(contiguous.nbytes), contiguous.reshape(-1).view(np.uint8).data]
-    elif number == dtypes.STRING:
-        for item in array.reshape(-1).tolist():
-            data = item.encode() if isinstance(item, str) else item
-            pieces += [tag(_STRING_VAL, 2), varint(len(data)), data]
     else:
         # Varints have no array form; the message's own extend encodes them in C.
         message = message_class("tensorflow.TensorProto")()
-        values = array.view(np.uint16) if number == _HALF else array
+        values = array.view(np.uint16) if number in _HALVES else array
         getattr(message, _VALUE_FIELDS[number]).extend(values.reshape(-1).tolist())
         pieces.append(message.SerializeToString())
     return pieces
 
 
+def _joined_strings(items: list[bytes]) -> list[bytes]:
+    """Does what port::EncodeStringList does: all lengths as varints, then all bytes."""
+    lengths = b"".join(varint(len(item)) for item in items)
+    return [tag(_TENSOR_CONTENT, 2), varint(len(lengths) + sum(map(len, items))), lengths, *items]
+
+
+def _undecodable(name: str) -> MalformedPayload:
+    # TensorFlow Serving's text, to the letter; it names the input and nothing else.
+    return MalformedPayload(f"tensor parsing error: {name}")
+
+
 def _refuse_dtype(name: str, number: int) -> None:
-    if number == 0:
-        raise MalformedPayload(f"tensor parsing error: {name}: it has no dtype.")
+    if number == 0 or number > dtypes.REF_OFFSET:
+        raise _undecodable(name)
     raise InputMismatch(f'input "{name}": dtype {dtypes.proto_name(dtypes.dtype_name(number))} is not supported.')
 
 
 def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], int]:
     dims = proto.dim
     if proto.unknown_rank or len(dims) > _MAX_RANK:
-        raise MalformedPayload(f"tensor parsing error: {name}: its rank is unknown or over {_MAX_RANK}.")
+        raise _undecodable(name)
     shape = tuple([dim.size for dim in dims])
     if shape and min(shape) < 0:
-        raise MalformedPayload(f"tensor parsing error: {name}: its shape {list(shape)} has a negative size.")
+        raise _undecodable(name)
     size = math.prod(shape)
     if size > max_elements:
         raise MalformedPayload(
@@ -132,16 +150,14 @@ def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], i
         )
     # The other sizes of a shape with a 0 in it cost nothing now but must still fit numpy's index type.
     if size == 0 and math.prod(max(extent, 1) for extent in shape) > np.iinfo(np.int64).max // 16:
-        raise MalformedPayload(f"tensor parsing error: {name}: its shape {list(shape)} is too large.")
+        raise _undecodable(name)
     return shape, size
 
 
 def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
     dtype = dtypes.NUMPY_DTYPES[number]
     if len(content) != size * dtype.itemsize:
-        raise MalformedPayload(
-            f"tensor parsing error: {name}: {len(content)} bytes of content, its shape needs {size * dtype.itemsize}."
-        )
+        raise _undecodable(name)
     if number == _BOOL:
         # Any byte but 0 is true; viewed as bool, other bytes would be neither.
         truths: Array = np.frombuffer(content, np.uint8) != 0
@@ -159,9 +175,9 @@ def _decode_values(name: str, tensor: Any, number: int, size: int) -> Array:
     raw = np.array(field)
     if number in (_COMPLEX64, _COMPLEX128):
         if raw.size % 2:
-            raise MalformedPayload(f"tensor parsing error: {name}: an odd number of complex parts.")
+            raise _undecodable(name)
         values = raw.view(dtype)
-    elif number == _HALF:
+    elif number in _HALVES:
         values = raw.astype(np.uint16).view(dtype)
     else:
         values = raw.astype(dtype, copy=False)
@@ -193,10 +209,10 @@ def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:
     for _ in range(size):
         length, position = length_prefix(content, position)
         if length is None:
-            raise MalformedPayload(f"tensor parsing error: {name}: its string lengths end early.")
+            raise _undecodable(name)
         lengths.append(length)
     if position + sum(lengths) != len(content):
-        raise MalformedPayload(f"tensor parsing error: {name}: its strings do not fill its content.")
+        raise _undecodable(name)
     strings = []
     for length in lengths:
         strings.append(content[position : position + length])

@@ -12,18 +12,31 @@ from service.core.errors import (
     BackendFailure,
     ConfigConflict,
     DeadlineExceeded,
+    InputMismatch,
     LabelNotFound,
     NotFound,
     PayloadTooLarge,
     ServiceError,
+    SignatureNotFound,
     TableNotFound,
+    UnfitSignature,
     UnknownOutput,
 )
+from service.core.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
 from service.core.model_config import ModelConfig
 from service.core.registry import Registry
 from service.core.servable import Lease, Servable
-from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, VersionStatus
-from service.core.validation import checked
+from service.core.types import (
+    DEFAULT_SIGNATURE,
+    Array,
+    Backend,
+    ModelRef,
+    SignatureSpec,
+    TableInfo,
+    Tensors,
+    VersionStatus,
+)
+from service.core.validation import check_names, checked
 
 
 class Observer(Protocol):
@@ -111,14 +124,46 @@ class Bound:
           ServiceError: whatever core.errors lists; anything else a backend raises becomes BackendFailure.
         """
         backend = self._servable.backend(self.spec)
-        arrays, self._rows = checked(self.spec, inputs)
+        if output_filter:
+            # Wrong names are told before a wrong filter, and that before a wrong dtype, as TensorFlow Serving does.
+            check_names(self.spec, inputs)
         outputs = self._choose_outputs(output_filter)
+        arrays, self._rows = checked(self.spec, inputs)
         if self._rows * self.spec.row_bytes > self._max_bytes:
             # A row costs a client two bytes and the server kilobytes, so a limit on requests bounds nothing here.
             raise PayloadTooLarge(
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._max_bytes} bytes; send fewer rows per request."
             )
+        return self._run(backend, arrays, outputs, deadline_s)
+
+    def check_names(self, names: Mapping[str, object]) -> None:
+        """Raises InputMismatch where a request's input names are not the signature's; run does so by itself."""
+        check_names(self.spec, names)
+
+    def infer(self, method_name: str, examples: Array, deadline_s: float | None = None) -> Classification | Regression:
+        """Classifies serialized Examples, or regresses over them.
+
+        Args:
+          method_name: core.inference's.
+          examples: [B] objects (bytes). The graph says whether its input takes strings: signatures are known to lie.
+
+        Raises:
+          UnfitSignature: the signature is not of that kind.
+          ServiceError: as run does.
+        """
+        outputs = wanted_outputs(self.spec, method_name)
+        backend = self._servable.backend(self.spec)
+        if self.spec.kind == "lookup":
+            # Kernels have no signature's dtype to hold strings against; a graph has.
+            raise InputMismatch("Expects arg[0] to be int64 but string is provided")
+        self._rows = examples.size
+        results = self._run(backend, {INPUTS: examples}, outputs, deadline_s)
+        return result_of(method_name, results, examples.size)
+
+    def _run(
+        self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...], deadline_s: float | None
+    ) -> dict[str, Array]:
         if deadline_s is not None and self._clock() >= deadline_s:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
@@ -191,15 +236,16 @@ class Engine:
         """What deadlines are measured on (seconds, monotonic)."""
         return self._clock
 
-    def bind(self, ref: ModelRef, signature_name: str, *, api: str) -> Bound:
+    def bind(self, ref: ModelRef, signature_name: str, *, api: str, unknown_signature: str = "") -> Bound:
         """Resolves and holds a signature; use the result in a `with` block.
 
         Args:
           signature_name: "" means serving_default.
           api: the wire's name in metrics, such as "http" or "grpc".
+          unknown_signature: what UnfitSignature says in place of SignatureNotFound; {} stands for the name.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound.
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound, UnfitSignature.
         """
         started_s = self._clock()
         lease: Lease | None = None
@@ -207,12 +253,15 @@ class Engine:
             lease = self._registry.lease(ref)
             servable = lease.__enter__()
             spec = servable.signature(signature_name)
-        except ServiceError as error:
+        except ServiceError as caught:
+            error = caught
+            if unknown_signature and isinstance(caught, SignatureNotFound):
+                error = UnfitSignature(unknown_signature.format(signature_name or DEFAULT_SIGNATURE))
             if lease is not None:
                 lease.__exit__(type(error), error, None)
             model = "" if isinstance(error, (NotFound, LabelNotFound)) else ref.name
             self.reject(error, api=api, model=model, started_s=started_s)
-            raise
+            raise error from (None if error is caught else caught)
         return Bound(
             spec,
             servable,

@@ -3,6 +3,7 @@
 ServiceError
   InvalidRequest        INVALID_ARGUMENT     MalformedPayload  InputMismatch  IdOutOfRange  IdsTooMany  UnknownOutput
                                              LabelNotFound
+                                             UnfitSignature
   PayloadTooLarge       RESOURCE_EXHAUSTED
   NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
@@ -12,6 +13,7 @@ ServiceError
   DeadlineExceeded      DEADLINE_EXCEEDED
   ConfigConflict        FAILED_PRECONDITION  a new list of models does not fit what is loaded
   ReloadFailed          UNKNOWN              a new list of models names one that does not load; as TensorFlow Serving
+  Unimplemented         UNIMPLEMENTED        what TensorFlow Serving's API names and nobody serves
   ArtifactError         FAILED_PRECONDITION  at load only: ends as version state END, never reaches a data request
   BackendFailure        INTERNAL             the cause is logged with the request id and hidden from the client
 
@@ -31,6 +33,7 @@ Code = Literal[
     "UNAVAILABLE",
     "DEADLINE_EXCEEDED",
     "UNKNOWN",
+    "UNIMPLEMENTED",
     "INTERNAL",
 ]
 
@@ -74,6 +77,10 @@ class UnknownOutput(InvalidRequest):
 
 class LabelNotFound(InvalidRequest):
     """The model has no such version label."""
+
+
+class UnfitSignature(InvalidRequest):
+    """The signature is missing or is not of the kind that the method needs."""
 
 
 class PayloadTooLarge(ServiceError):
@@ -144,6 +151,12 @@ class ReloadFailed(ServiceError):
     """A model that a reload would add did not become available; nothing was changed."""
 
     code = "UNKNOWN"
+
+
+class Unimplemented(ServiceError):
+    """The method, or this use of it, is served by no version of this server."""
+
+    code = "UNIMPLEMENTED"
 
 
 class ArtifactError(ServiceError):

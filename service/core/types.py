@@ -97,6 +97,7 @@ class TensorSpec:
     shape: None where the rank is unknown; None within it where a size is.
     tensor_name: the graph's tensor, e.g. "serving_default_x:0".
     is_optional: a request may leave it out.
+    default: what a graph is fed where it is left out; None for an input that each request must hold.
     vocabulary_size: V of the table that an id input reads; None: it reads none that is known.
     bounds: what of [0, V) a predict holds ids against; what its graph has a policy for is let through.
     vocabulary: maps keys to rows; where the dtype is not the keys' own, strings may be sent in place of rows.
@@ -113,6 +114,7 @@ class TensorSpec:
     vocabulary_size: int | None = None
     bounds: Literal["both", "upper", "none"] = "both"
     vocabulary: Vocabulary | None = None
+    default: Array | None = field(default=None, repr=False, compare=False)
     numpy_dtype: np.dtype[Any] | None = field(init=False, repr=False, compare=False)
     takes_keys: bool = field(init=False, repr=False, compare=False)
     takes_strings: bool = field(init=False, repr=False, compare=False)
@@ -130,6 +132,8 @@ class SignatureSpec:
     """A named callable of a servable.
 
     ragged: features that travel as <feature>__values and <feature>__row_splits (and perhaps <feature>__weights).
+    definition: how the artifact's SignatureDef reads as text, for messages.
+    defaults: derived; what a graph is fed for inputs that a request leaves out.
     required: derived; inputs that each request must hold.
     ragged_names: derived; the input names of the ragged features.
     row_inputs: derived; the other inputs, whose first dimension counts rows.
@@ -142,6 +146,8 @@ class SignatureSpec:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     ragged: frozenset[str] = field(default_factory=frozenset)
+    definition: str = field(default="", repr=False, compare=False)
+    defaults: Mapping[str, Array] = field(init=False, repr=False, compare=False)
     required: frozenset[str] = field(init=False, repr=False, compare=False)
     ragged_names: tuple[RaggedNames, ...] = field(init=False, repr=False, compare=False)
     row_inputs: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -154,6 +160,8 @@ class SignatureSpec:
             RaggedNames(f, f + VALUES_SUFFIX, f + ROW_SPLITS_SUFFIX, f + WEIGHTS_SUFFIX) for f in sorted(self.ragged)
         )
         parts = {name for names in ragged_names for name in names[1:]}
+        defaults = {name: tensor.default for name, tensor in self.inputs.items() if tensor.default is not None}
+        object.__setattr__(self, "defaults", defaults)
         object.__setattr__(self, "required", required)
         object.__setattr__(self, "ragged_names", ragged_names)
         object.__setattr__(self, "row_inputs", frozenset(self.inputs) - parts)

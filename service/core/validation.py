@@ -5,12 +5,15 @@ A bad request stops here with a message that names the input, so that backends m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from service.core.errors import IdOutOfRange, InputMismatch
 from service.core.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
 
 _ID_DTYPES = ("int64", "int32")
+_GRAPH_DTYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double"}
 
 
 def dtype_name(array: Array) -> str:
@@ -34,7 +37,7 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
       InputMismatch: names, dtypes, ranks, row splits or row counts do not fit.
       IdOutOfRange: an id of a predict signature has no row (a lookup checks while it reads), or a key has none.
     """
-    _check_names(spec, inputs)
+    check_names(spec, inputs)
     result = {name: _check_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
     rows = {name: array.shape[0] if array.ndim else 1 for name, array in result.items() if name in spec.row_inputs}
     for names in spec.ragged_names:
@@ -43,10 +46,14 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     if spec.kind == "predict" and spec.ragged and len(set(rows.values())) > 1:
         counts = ", ".join(f'"{name}" has {n}' for name, n in sorted(rows.items()))
         raise InputMismatch(f"inputs differ in their number of rows: {counts}.")
-    return result, max(rows.values(), default=0)
+    num_rows = max(rows.values(), default=0)
+    if spec.kind == "predict" and spec.defaults:
+        return {**spec.defaults, **result}, num_rows
+    return result, num_rows
 
 
-def _check_names(spec: SignatureSpec, inputs: Tensors) -> None:
+def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
+    """Raises InputMismatch where the names of a request's inputs are not those the signature wants."""
     sent = inputs.keys()
     if sent <= spec.inputs.keys() and spec.required <= sent and (sent or spec.kind == "predict"):
         for names in spec.ragged_names:
@@ -59,24 +66,53 @@ def _check_names(spec: SignatureSpec, inputs: Tensors) -> None:
     _raise_names(spec, inputs)
 
 
-def _raise_names(spec: SignatureSpec, inputs: Tensors) -> None:
-    if not inputs and spec.kind == "lookup":
+def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
+    if spec.kind == "predict":
+        _raise_predict_names(spec, inputs)
+    if not inputs:
         raise InputMismatch(f'signature "{spec.name}" needs at least one feature of: {_join(_features(spec))}.')
     extra = sorted(name for name in inputs if name not in spec.inputs)
     missing = {name for name in spec.required if name not in inputs}
     for names in spec.ragged_names:
         if any(name in inputs for name in names[1:]):
             missing |= {name for name in (names.values, names.row_splits) if name not in inputs}
-    if spec.kind == "lookup":
-        raise InputMismatch(
-            f'Inputs do not fit signature "{spec.name}". Sent extra: {{{_join(extra)}}}. '
-            f"Missing but required: {{{_join(sorted(missing))}}}. Features it takes: {{{_join(_features(spec))}}}."
-        )
     raise InputMismatch(
-        f"input size does not match signature: {len(inputs)}!={len(spec.required)} "
-        f"len({{{_join(sorted(inputs))}}}) != len({{{_join(sorted(spec.required))}}}). "
-        f"Sent extra: {{{_join(extra)}}}. Missing but required: {{{_join(sorted(missing))}}}."
+        f'Inputs do not fit signature "{spec.name}". Sent extra: {{{_join(extra)}}}. '
+        f"Missing but required: {{{_join(sorted(missing))}}}. Features it takes: {{{_join(_features(spec))}}}."
     )
+
+
+def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
+    """Raises TensorFlow Serving's errors, to the letter, in its order.
+
+    Source: tensorflow_serving/servables/tensorflow/predict_util.cc (9d981c5) VerifyRequestInputsSize;
+    tensorflow/cc/saved_model/util.cc (2.21) GetInputValues.
+    """
+    sent, known = sorted(inputs), sorted(spec.inputs)
+    optional = sorted(spec.inputs.keys() - spec.required)
+    extra = [name for name in sent if name not in spec.inputs]
+    if len(sent) > len(known) or (len(sent) < len(known) and not optional):
+        missing = [name for name in known if name not in inputs]
+        raise InputMismatch(
+            f"input size does not match signature: {len(sent)}!={len(known)} len({{{','.join(sent)}}}) != "
+            f"len({{{','.join(known)}}}). Sent extra: {{{','.join(extra)}}}. "
+            f"Missing but required: {{{','.join(missing)}}}."
+        )
+    for name in known:
+        if name not in inputs and name in spec.required:
+            raise InputMismatch(
+                f"Signature input alias: {name}(feed name: {spec.inputs[name].tensor_name}) not found in request and "
+                f"no default value provided. Inputs expected to be in the request {{{','.join(sent)}}}, or default "
+                f"input alias set: {','.join(optional)}"
+            )
+    if extra:
+        used = ",".join(name for name in sent if name in spec.inputs)
+        raise InputMismatch(
+            f"Inputs contains invalid name. Used request inputs: {used}, request input: {','.join(sent)}"
+        )
+    for names in spec.ragged_names:
+        if any(name in inputs for name in names[1:]):
+            raise InputMismatch(f'feature "{names.feature}": send both "{names.values}" and "{names.row_splits}".')
 
 
 def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
@@ -108,9 +144,28 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
         if array.size and (array.min() < limits.min or array.max() > limits.max):
             raise IdOutOfRange(f'input "{tensor.name}": a value does not fit {tensor.dtype}.')
         return array.astype(tensor.dtype)
+    if sent != tensor.dtype and spec.kind == "predict":
+        raise InputMismatch(
+            f"Expects arg[{_feed_position(tensor, spec)}] to be {graph_dtype_name(tensor.dtype)} but "
+            f"{graph_dtype_name(sent)} is provided"
+        )
     if sent != tensor.dtype:
         raise InputMismatch(f'input "{tensor.name}": expected {tensor.dtype}, got {sent}.')
     return array
+
+
+def _feed_position(tensor: TensorSpec, spec: SignatureSpec) -> int:
+    """Returns which argument of the graph an input is: TensorFlow sorts them by the names of the graph's tensors."""
+    return sorted(other.tensor_name for other in spec.inputs.values()).index(tensor.tensor_name)
+
+
+def graph_dtype_name(dtype: str) -> str:
+    """Returns TensorFlow's name of a dtype, as its messages have it.
+
+    >>> graph_dtype_name("float32"), graph_dtype_name("int64")
+    ('float', 'int64')
+    """
+    return _GRAPH_DTYPE_NAMES.get(dtype, dtype)
 
 
 def _check_ids(tensor: TensorSpec, array: Array) -> None:

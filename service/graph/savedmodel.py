@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from service.core.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError
+from service.core.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError, Unimplemented
 from service.core.types import Array, SignatureSpec, Tensors
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
 from service.graph.tpu_lowering import TPU_TAG, lower
 
 # What a graph may raise because of what a client sent.
-_CLIENT_ERRORS = ("InvalidArgumentError", "OutOfRangeError", "FailedPreconditionError", "UnimplementedError")
+_CLIENT_ERRORS = ("InvalidArgumentError", "OutOfRangeError", "FailedPreconditionError")
+_MISMATCH = re.compile(r"Type mismatch: actual (\w+) vs\. expect (\w+)\s+\[\[\{\{node _arg_\w+_(\d+)\}\}")
 
 _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
 
@@ -58,8 +59,8 @@ class SavedModelBackend:
           BackendFailure: any other failure of the graph.
         """
         fed, fetched = tuple(sorted(inputs)), tuple(sorted(outputs))
-        call = self._callables.get((signature_name, fed, fetched)) or self._make(signature_name, fed, fetched)
         try:
+            call = self._callables.get((signature_name, fed, fetched)) or self._make(signature_name, fed, fetched)
             results = dict(zip(fetched, call(*(inputs[name] for name in fed)), strict=True))
         except self._error_type as error:
             raise _translate(error) from error
@@ -152,6 +153,13 @@ def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
 
 
 def _translate(error: Exception) -> ServiceError:
+    if type(error).__name__ == "UnimplementedError":
+        return Unimplemented(_text(error))
+    mismatch = _MISMATCH.match(str(error))
+    if mismatch:
+        # What a session says to TensorFlow Serving; a callable from options has other words for it.
+        sent, wanted, position = mismatch.groups()
+        return InvalidRequest(f"Expects arg[{position}] to be {wanted} but {sent} is provided")
     if type(error).__name__ in _CLIENT_ERRORS:
         return InvalidRequest(_text(error))
     return BackendFailure("TensorFlow failed to run this request; the server's log has the cause.")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from service.core.engine import Engine
+from service.core.registry import Registry
 from service.loading import ServableLoader
+from tests.conformance.contract_models import write_half, write_kinds
 from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver, serving
 from tests.toy_policies import write_policy_model
@@ -50,3 +54,34 @@ def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
             "http rows": HttpWire(http, "rows"),
             "grpc": GrpcWire(channel),
         }
+
+
+@pytest.fixture(scope="session")
+def contract_engine(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Both versions of model "half", and "kinds", run by TensorFlow."""
+    base = tmp_path_factory.mktemp("contract")
+    write_half(tf, base / "half" / "1", added=100.0)
+    write_half(tf, base / "half" / "2")
+    write_kinds(tf, base / "kinds" / "1")
+    registry = Registry(lambda name, status: None)
+    load = ServableLoader(frozenset({"serve"}), "auto", 1)
+    for name, version in (("half", 1), ("half", 2), ("kinds", 1)):
+        if version == 1:
+            registry.add_model(name)
+        registry.start(name, version)
+        registry.publish(load(name, version, base / name / str(version)))
+    return Engine(registry, RecordingObserver())
+
+
+@pytest.fixture(scope="session")
+def contract_http(contract_engine: Engine) -> Iterator[HttpClient]:
+    """A client of the HTTP application over contract_engine."""
+    with http_client(contract_engine) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def contract_channel(contract_engine: Engine) -> Iterator[grpc.Channel]:
+    """A connection to a gRPC server over contract_engine."""
+    with grpc_channel(contract_engine) as channel:
+        yield channel

@@ -242,21 +242,27 @@ class HttpClient:
     def request(self, method: str, path: str, body: str = "") -> tuple[int, Any]:
         """Returns status and parsed body."""
 
+        response = self.exchange(method, path, body.encode())
+        return response.status_code, response.json()
+
+    def exchange(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        """Returns the whole answer."""
+
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return await client.request(method, path, content=body.encode())
+                return await client.request(method, path, content=body, headers=headers)
 
-        response = self._runner.run(send())
-        return response.status_code, response.json()
+        return self._runner.run(send())
 
 
 @contextmanager
-def http_client(engine: Engine) -> Iterator[HttpClient]:
+def http_client(engine: Engine, **more: Any) -> Iterator[HttpClient]:
     """Gives a client of the application over an engine."""
-    app = create_http_app(
-        engine, metrics=lambda: (b"", "text/plain"), max_body_bytes=1 << 20, rest_api_timeout_s=60, graph_threads=1
-    )
+    options = {"max_body_bytes": 1 << 20, "rest_api_timeout_s": 60, "graph_threads": 1} | more
+    app = create_http_app(engine, metrics=lambda: (b"", "text/plain"), **options)
     with asyncio.Runner() as runner:
         yield HttpClient(app, runner)
 

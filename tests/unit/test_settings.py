@@ -68,6 +68,12 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "max_request_bytes": ("2048", 2048),
     "max_response_bytes": ("4096", 4096),
     "rest_api_timeout_in_ms": ("5", 5),
+    "rest_api_enable_cors_support": ("true", True),
+    "rest_api_strict_json": ("True", True),
+    "rest_api_gzip_min_bytes": ("0", 0),
+    "grpc_socket_path": ("/run/s", "/run/s"),
+    "grpc_channel_arguments": ("a=1", "a=1"),
+    "enable_serialization_as_tensor_content": ("1", True),
     "shutdown_delay_s": ("1.5", 1.5),
     "drain_timeout_s": ("0", 0.0),
     "log_level": ("debug", "debug"),
@@ -127,6 +133,8 @@ def test_all_faults_are_told_at_once() -> None:
         ("--graph_threads=1.5", "--graph_threads is '1.5': expected a whole number"),
         ("--model_name=", "--model_name is '': it must not be empty or hold a '/'"),
         ("--enable_model_warmup=yes", "--enable_model_warmup is 'yes': expected true or false"),
+        ("--rest_api_strict_json=maybe", "--rest_api_strict_json is 'maybe': expected true or false"),
+        ("--grpc_channel_arguments=a", "--grpc_channel_arguments is 'a': expected name=value,..."),
         ("--graph_signatures=on", "--graph_signatures is 'on': expected one of auto, lazy, off"),
     ],
 )
@@ -188,6 +196,21 @@ def test_all_three_of_tensorflows_flags_are_one_too_many() -> None:
         "--tensorflow_inter_op_parallelism: give it or them"
     )
     assert faults_of([*BASE, *(f"--tensorflow_{name}=1" for name in names)]) == [fault]
+
+
+def test_a_flag_alone_says_true() -> None:
+    assert read_settings([*BASE, "--rest_api_enable_cors_support"], {}).rest_api_enable_cors_support
+    assert not read_settings([*BASE, "--rest_api_enable_cors_support=false"], {}).rest_api_enable_cors_support
+
+
+def test_channel_arguments_are_numbers_where_grpc_takes_numbers() -> None:
+    text = "grpc.max_connection_age_ms=2000,grpc.lb_policy_name=a=b,grpc.large=4294967296,grpc.negative=-1,"
+    assert Settings(grpc_channel_arguments=text).channel_arguments == [
+        ("grpc.max_connection_age_ms", 2000),
+        ("grpc.lb_policy_name", "a=b"),
+        ("grpc.large", "4294967296"),
+        ("grpc.negative", -1),
+    ]
 
 
 def test_settings_can_not_be_changed() -> None:

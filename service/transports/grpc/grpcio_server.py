@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn
@@ -16,14 +16,20 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from service.codecs.protos import new_pool
 from service.core.engine import Engine
-from service.core.errors import ServiceError
+from service.core.errors import ServiceError, Unimplemented
 from service.transports.grpc import health
-from service.transports.grpc.methods import MODEL_SERVICE, PREDICTION_SERVICE, UNIMPLEMENTED, Handler, service_methods
+from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
+from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
 from service.transports.grpc.status_codes import STATUS_CODES, details
 
 logger = logging.getLogger(__name__)
 
 _INT32_MAX = 2**31 - 1
+# The server, its services, and the services as TensorFlow Serving calls them for health checks.
+_HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, "PredictionService", "ModelService")
+# Request metadata: how this answer is to be written, "content" or "values", and "gzip" to have it compressed.
+TENSOR_ENCODING_KEY = "x-tensor-encoding"
+RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
 class GrpcServer:
@@ -33,27 +39,36 @@ class GrpcServer:
       address: "host:port", port 0 picks one; or "unix:path".
       max_message_bytes: largest request.
       max_workers: threads that run requests; more requests wait.
+      socket_path: of a Unix socket to listen on too; "" for none.
+      channel_arguments: gRPC's own settings, which win over ours.
+      as_content: answers carry tensor_content where a request does not say otherwise.
 
     Concurrency: any thread; start and stop once.
     """
 
-    def __init__(self, engine: Engine, *, address: str, max_message_bytes: int, max_workers: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        address: str,
+        max_message_bytes: int,
+        max_workers: int,
+        socket_path: str = "",
+        channel_arguments: Sequence[tuple[str, int | str]] = (),
+        as_content: bool = False,
+    ) -> None:
         self._engine = engine
         self._address = address
+        self._socket_path = socket_path
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
         # Models that a health check may have been told of, and some that are served no more.
         self._checked_models: frozenset[str] = frozenset()
         self._server = grpc.server(
             self._threads,
-            handlers=[_MethodTable(engine), self._health.handler()],
-            options=[
-                ("grpc.max_receive_message_length", max_message_bytes),
-                # TensorFlow Serving's; an answer is larger than its request.
-                ("grpc.max_send_message_length", _INT32_MAX),
-                # Two servers on one port would share its requests by chance.
-                ("grpc.so_reuseport", 0),
-            ],
+            handlers=[_MethodTable(engine, as_content=as_content), self._health.handler()],
+            # Each name once: of two values gRPC takes whichever it likes.
+            options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
         services = (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         # Reflection needs all services in one pool, ours are not in protobuf's own.
@@ -66,18 +81,23 @@ class GrpcServer:
         Raises:
           OSError: the address can not be listened on.
         """
-        try:
-            port = self._server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise OSError(f"gRPC can not listen on {self._address}: is the port in use?") from error
+        port = self._listen(self._address)
+        if self._socket_path:
+            self._listen(f"unix:{self._socket_path}")
         self.set_serving(self._engine.is_ready)
         self._server.start()
         return 0 if self._address.startswith("unix:") else int(port)
 
+    def _listen(self, address: str) -> int:
+        try:
+            return int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
+
     def set_serving(self, is_serving: bool) -> None:
         """Tells health checks whether the server, its services and each of its models can answer."""
         problems = self._engine.problems()
-        for name in ("", PREDICTION_SERVICE, MODEL_SERVICE):
+        for name in _HEALTH_NAMES:
             self._health.set(name, is_serving)
         models = set(self._engine.models())
         for name in models:
@@ -95,20 +115,46 @@ class GrpcServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _MethodTable(grpc.GenericRpcHandler):
-    """Looks a method up by its path; no serializers, so that handlers get and give bytes."""
+def _options(max_message_bytes: int) -> dict[str, int | str]:
+    return {
+        "grpc.max_receive_message_length": max_message_bytes,
+        # TensorFlow Serving's; an answer is larger than its request.
+        "grpc.max_send_message_length": _INT32_MAX,
+        # Two servers on one port would share its requests by chance.
+        "grpc.so_reuseport": 0,
+    }
 
-    def __init__(self, engine: Engine) -> None:
+
+class _MethodTable(grpc.GenericRpcHandler):
+    """Looks a method up by its path; no serializers, so that handlers get and give bytes.
+
+    How an answer is written is looked up with it, from the request's metadata: choosing later would cost each request.
+    """
+
+    def __init__(self, engine: Engine, *, as_content: bool) -> None:
         serve = _Serve(engine.clock)
-        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            path: grpc.unary_unary_rpc_method_handler(partial(serve, handler))
-            for path, handler in service_methods(engine).items()
+        self._as_content = as_content
+        self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
+        for in_content in (False, True):
+            for path, handler in service_methods(engine, as_content=in_content).items():
+                plain = partial(serve, handler)
+                self._handlers[path, in_content, False] = grpc.unary_unary_rpc_method_handler(plain)
+                compressed = partial(_compressed, plain)
+                self._handlers[path, in_content, True] = grpc.unary_unary_rpc_method_handler(compressed)
+        self._unimplemented: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            path: grpc.unary_unary_rpc_method_handler(partial(serve, partial(_refuse, text)))
+            for path, text in UNIMPLEMENTED.items()
         }
-        for path, text in UNIMPLEMENTED.items():
-            self._handlers[path] = grpc.unary_unary_rpc_method_handler(partial(_refuse, text))
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        return self._handlers.get(handler_call_details.method)
+        as_content, is_compressed = self._as_content, False
+        for key, value in handler_call_details.invocation_metadata or ():
+            if key == TENSOR_ENCODING_KEY:
+                as_content = value == "content"
+            elif key == RESPONSE_ENCODING_KEY:
+                is_compressed = value == "gzip"
+        path = handler_call_details.method
+        return self._handlers.get((path, as_content, is_compressed)) or self._unimplemented.get(path)
 
 
 class _Serve:
@@ -151,5 +197,12 @@ class _Serve:
         return f"{self._prefix}-{next(self._numbers):x}"
 
 
-def _refuse(text: str, data: bytes, context: grpc.ServicerContext) -> bytes:
-    context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
+def _compressed(
+    serve: Callable[[bytes, grpc.ServicerContext], bytes], data: bytes, context: grpc.ServicerContext
+) -> bytes:
+    context.set_compression(grpc.Compression.Gzip)
+    return serve(data, context)
+
+
+def _refuse(text: str, data: bytes, deadline_s: float | None) -> bytes:
+    raise Unimplemented(text)

@@ -6,33 +6,29 @@ get_model_metadata_impl.cc, model_servers/{get_model_status,model_service}_impl.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from service.codecs.model_config_proto import decode_reload_request, encode_reload_response
 from service.codecs.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
 from service.codecs.signature_def import encode_metadata
 from service.codecs.status import encode_statuses
 from service.core.engine import Engine
-from service.core.errors import InvalidRequest, ServiceError
-
-API = "grpc"
-PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
-MODEL_SERVICE = "tensorflow.serving.ModelService"
-
-# (request's bytes, deadline on the engine's clock or None) to the response's bytes; raises ServiceError.
-Handler = Callable[[bytes, float | None], bytes]
+from service.core.errors import InputMismatch, InvalidRequest, MalformedPayload, ServiceError
+from service.transports.grpc.inference_methods import inference_methods
+from service.transports.grpc.paths import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler
 
 # Registered in TensorFlow Serving, not served here: clients get UNIMPLEMENTED and this text.
 UNIMPLEMENTED: Mapping[str, str] = {
-    f"/{PREDICTION_SERVICE}/Classify": "Classify is not implemented; call Predict.",
-    f"/{PREDICTION_SERVICE}/Regress": "Regress is not implemented; call Predict.",
-    f"/{PREDICTION_SERVICE}/MultiInference": "MultiInference is not implemented; call Predict.",
     "/tensorflow.serving.SessionService/SessionRun": "SessionRun is not implemented; call Predict.",
 }
 
 
-def service_methods(engine: Engine) -> dict[str, Handler]:
-    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread."""
+def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Handler]:
+    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread.
+
+    Args:
+      as_content: Predict answers in tensor_content, else in the `*_val` fields.
+    """
 
     def predict(data: bytes, deadline_s: float | None) -> bytes:
         try:
@@ -41,8 +37,20 @@ def service_methods(engine: Engine) -> dict[str, Handler]:
             engine.reject(error, api=API)
             raise
         with engine.bind(request.ref, request.signature_name, api=API) as bound:
-            outputs = bound.run(decode_inputs(request), request.output_filter, deadline_s)
-            return encode_response(outputs, model=bound.model, version=bound.version, signature_name=bound.spec.name)
+            try:
+                inputs = decode_inputs(request)
+            except (MalformedPayload, InputMismatch):
+                # Wrong names are told before tensors that can not be read, as TensorFlow Serving does.
+                bound.check_names(request.tensors)
+                raise
+            outputs = bound.run(inputs, request.output_filter, deadline_s)
+            return encode_response(
+                outputs,
+                model=bound.model,
+                version=bound.version,
+                signature_name=bound.spec.name,
+                as_content=as_content,
+            )
 
     def get_model_metadata(data: bytes, deadline_s: float | None) -> bytes:
         message = parse_message("tensorflow.serving.GetModelMetadataRequest", data)
@@ -71,7 +79,8 @@ def service_methods(engine: Engine) -> dict[str, Handler]:
         return encode_reload_response(request.metric_names)
 
     return {
-        f"/{PREDICTION_SERVICE}/Predict": predict,
+        **inference_methods(engine),
+        PREDICT: predict,
         f"/{PREDICTION_SERVICE}/GetModelMetadata": get_model_metadata,
         f"/{MODEL_SERVICE}/GetModelStatus": get_model_status,
         f"/{MODEL_SERVICE}/HandleReloadConfigRequest": reload_config,

@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeVar
 from starlette.requests import Request
 
 from service.core.engine import Bound, Engine
-from service.core.errors import DeadlineExceeded, NotReady, ServiceError, SignatureNotFound
-from service.core.types import DEFAULT_SIGNATURE, ModelRef
+from service.core.errors import DeadlineExceeded, NotReady, ServiceError
+from service.core.types import ModelRef
 from service.transports.http.body import read_body
 
 # Large bodies are parsed beside the event loop; JSON holds the interpreter's lock, so more threads would not help.
@@ -84,13 +84,7 @@ class Calls:
         except ServiceError as error:
             self._engine.reject(error, api=API)
             raise
-        try:
-            bound = self._engine.bind(ref, parsed.signature_name, api=API)
-        except SignatureNotFound as error:
-            if not method.unknown_signature:
-                raise
-            name = parsed.signature_name or DEFAULT_SIGNATURE
-            raise SignatureNotFound(method.unknown_signature.format(name)) from error
+        bound = self._engine.bind(ref, parsed.signature_name, api=API, unknown_signature=method.unknown_signature)
         is_lookup = bound.spec.kind == "lookup"
         if is_lookup and is_small:
             return _answer(bound, method, parsed, deadline_s)

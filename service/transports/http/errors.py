@@ -26,6 +26,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.IdsTooMany: 400,
     errors.UnknownOutput: 400,
     errors.LabelNotFound: 400,
+    errors.UnfitSignature: 400,
     errors.PayloadTooLarge: 413,
     errors.NotFound: 404,
     errors.ModelNotFound: 404,
@@ -39,9 +40,12 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.DeadlineExceeded: 504,
     errors.ConfigConflict: 400,
     errors.ReloadFailed: 500,
+    errors.Unimplemented: 501,
     errors.ArtifactError: 400,
     errors.BackendFailure: 500,
 }
+# Several canonical codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE.
+CODE_HEADER = "X-Error-Code"
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
@@ -59,9 +63,10 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
     extra = {"request_id": request_id, "status": status}
     if status == 500:
         logger.error("request failed: %s", text, extra=extra, exc_info=error)
-        return error_response(status, f"{text} Request id: {request_id}")
+        return error_response(status, f"{text} Request id: {request_id}", {CODE_HEADER: error.code})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-    return error_response(status, text, _RETRY_AFTER if isinstance(error, errors.Overloaded) else None)
+    more = _RETRY_AFTER if isinstance(error, errors.Overloaded) else {}
+    return error_response(status, text, {CODE_HEADER: error.code, **more})
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:

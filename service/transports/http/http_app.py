@@ -15,9 +15,12 @@ from service.core.errors import RouteNotFound, ServiceError
 from service.transports.http import openapi
 from service.transports.http.admin_routes import add_admin_routes
 from service.transports.http.calls import Calls
+from service.transports.http.cors import CorsMiddleware
 from service.transports.http.docs_page import add_docs_page, installed_assets
 from service.transports.http.errors import error_response, service_error_response
+from service.transports.http.gzip_answers import GzipMiddleware
 from service.transports.http.lookup_routes import add_lookup_routes
+from service.transports.http.path_case import PathCaseMiddleware
 from service.transports.http.request_id import RequestIdMiddleware
 from service.transports.http.routing import malformed, raw_path
 from service.transports.http.tfs_routes import add_tfs_routes
@@ -35,6 +38,9 @@ def create_http_app(
     graph_threads: int,
     inline_body_bytes: int = DEFAULT_INLINE_BODY_BYTES,
     max_table_rows: int = DEFAULT_MAX_TABLE_ROWS,
+    gzip_min_bytes: int = 0,
+    has_cors: bool = False,
+    strict_json: bool = False,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -46,6 +52,9 @@ def create_http_app(
       inline_body_bytes: up to which a lookup runs on the event loop: below it, handing over to a thread costs more than
         the lookup.
       max_table_rows: how many rows one :rows request may ask for.
+      gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
+      has_cors: let pages of other origins read the answers.
+      strict_json: neither take nor give bare NaN and Infinity.
     """
     calls = Calls(
         engine,
@@ -71,13 +80,18 @@ def create_http_app(
         **openapi.application(),
     )
     # Most used first: routes are tried in order.
-    add_lookup_routes(app, engine, calls, max_table_rows)
-    add_tfs_routes(app, engine, calls)
+    add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
+    add_tfs_routes(app, engine, calls, strict_json=strict_json)
     add_admin_routes(app, engine, metrics)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    if gzip_min_bytes:
+        app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
+    if has_cors:
+        app.add_middleware(CorsMiddleware)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(PathCaseMiddleware)
     return app
 
 
@@ -91,8 +105,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if request.method == "OPTIONS" and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return Response(status_code=204, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
-    if request.url.path.startswith("/v1/") or request.url.path == "/v1":
+        # What a browser asks before a request of another origin gets 200, as in TensorFlow Serving.
+        status = 200 if "origin" in request.headers else 204
+        return Response(status_code=status, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
+    if request.url.path.startswith("/v1/"):
         return service_error_response(malformed(request), request.scope["request_id"])
     if error.status_code == 404:
         return service_error_response(RouteNotFound(f"Not found: {raw_path(request)}"), request.scope["request_id"])

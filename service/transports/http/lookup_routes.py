@@ -25,9 +25,13 @@ from service.transports.http.calls import Calls, Method
 from service.transports.http.routing import add_route, model_ref
 
 
-def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int) -> None:
-    """Adds the routes for lookups and tables."""
-    lookup_method = Method(decode_lookup, _lookup)
+def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int, *, strict_json: bool) -> None:
+    """Adds the routes for lookups and tables.
+
+    Args:
+      strict_json: neither take nor give bare NaN and Infinity.
+    """
+    lookup_method = Method(partial(decode_lookup, strict=strict_json), partial(_lookup, strict_json))
 
     async def lookup(request: Request) -> Response:
         """Returns the combined embedding of each row, for the features that were sent."""
@@ -40,7 +44,7 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
 
     async def rows(request: Request) -> Response:
         """Returns rows of a table as they are stored."""
-        work = partial(_rows, engine, model_ref(request), request.path_params["table"], max_table_rows)
+        work = partial(_rows, strict_json, engine, model_ref(request), request.path_params["table"], max_table_rows)
         return Response(await calls.read(request, work), media_type="application/json")
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
@@ -50,13 +54,13 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
         add_route(app, path + "/tables/{table}:rows", rows, "POST", **openapi.rows(path))
 
 
-def _lookup(bound: Bound, body: LookupBody, deadline_s: float) -> bytes:
-    return encode_lookup(bound.run(decode_features(body, bound.spec), deadline_s=deadline_s))
+def _lookup(strict_json: bool, bound: Bound, body: LookupBody, deadline_s: float) -> bytes:
+    return encode_lookup(bound.run(decode_features(body, bound.spec), deadline_s=deadline_s), strict=strict_json)
 
 
-def _rows(engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> bytes:
+def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> bytes:
     ids = decode_rows(body)
     # An id of two bytes asks for a row of thousands, so the body's limit alone would not bound the answer.
     if ids.size > max_rows:
         raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
-    return encode_rows(engine.table_rows(ref, table, ids))
+    return encode_rows(engine.table_rows(ref, table, ids), strict=strict_json)

@@ -163,6 +163,38 @@ def predict(path: str) -> Json:
     return _route("TensorFlow Serving", "Run a signature", path, answer, body=_body(body_schema, examples))
 
 
+def classify(path: str) -> Json:
+    """POST :classify"""
+    examples = {"two examples": {"results": [[["cat", 0.9], ["dog", 0.1]], [["cat", 0.2], ["dog", 0.8]]]}}
+    return _infer(path, "Classify examples", "[label, score] of each class, for each example", examples)
+
+
+def regress(path: str) -> Json:
+    """POST :regress"""
+    examples = {"two examples": {"results": [2.5, 4.0]}}
+    return _infer(path, "Regress over examples", "A value for each example", examples)
+
+
+def _infer(path: str, summary: str, about: str, answers: Json) -> Json:
+    feature: Json = {"description": 'A number, bool, string or {"b64": ...}, or a list of one kind of them.'}
+    example: Json = {"type": "object", "additionalProperties": feature}
+    body_schema: Json = {
+        "type": "object",
+        "required": ["examples"],
+        "properties": {
+            "signature_name": {"type": "string", "default": "serving_default"},
+            "context": example | {"description": "Features that all examples share."},
+            "examples": {"type": "array", "minItems": 1, "items": example},
+        },
+    }
+    bodies = {
+        "two examples": {"signature_name": "regress_x_to_y", "examples": [{"x": 1.0}, {"x": 4.0}]},
+        "a context": {"context": {"user": "ann"}, "examples": [{"x": [1.0]}]},
+    }
+    schema: Json = {"type": "object", "properties": {"results": {"type": "array", "items": {}}}}
+    return _route("TensorFlow Serving", summary, path, _answer(about, schema, answers), body=_body(body_schema, bodies))
+
+
 def status(path: str) -> Json:
     """GET /v1/models/{model}"""
     versions = [

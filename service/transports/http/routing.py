@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -13,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.core.errors import InvalidRequest
 from service.core.types import ModelRef
+from service.transports.http.path_case import IS_ENCODED
 
 _MAX_VERSION = 2**63 - 1
 
@@ -50,8 +52,10 @@ def model_ref(request: Request) -> ModelRef:
     """
     params: dict[str, Any] = request.path_params
     name, version, label = params["model"], params.get("version"), params.get("label")
-    if ":" in name:
+    if ":" in name or ":" in (label or ""):
         raise malformed(request)
+    if IS_ENCODED in request.scope:
+        name, label = unquote(name), label and unquote(label)
     if label is not None:
         return ModelRef(name, label=label)
     if version is None:
@@ -59,7 +63,7 @@ def model_ref(request: Request) -> ModelRef:
     if not (version.isascii() and version.isdigit()):
         raise malformed(request)
     if len(version) > 19 + version.count("0") or int(version) > _MAX_VERSION:
-        raise InvalidRequest(f"Failed to convert version: {version[:32]} to numeric.")
+        raise InvalidRequest(f"Failed to convert version: {version} to numeric.")
     return ModelRef(name, int(version))
 
 

@@ -1,30 +1,47 @@
-"""TensorFlow Serving's REST API: predict, status, metadata.
+"""TensorFlow Serving's REST API: predict, classify, regress, status, metadata.
 
 Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.codecs.json_examples import ExamplesBody, decode_examples_body, encode_result
 from service.codecs.json_tensor import PredictBody, decode_inputs, decode_predict, encode_predict
 from service.codecs.signature_def import metadata_json
 from service.codecs.status import statuses_json
 from service.core.engine import Bound, Engine
 from service.core.errors import InvalidRequest
+from service.core.inference import CLASSIFY_METHOD, REGRESS_METHOD, UNKNOWN_SIGNATURE
 from service.transports.http import openapi
 from service.transports.http.calls import Calls, Method
-from service.transports.http.errors import error_response
 from service.transports.http.routing import add_route, model_ref
 
 
-def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
-    """Adds the routes that TensorFlow Serving has too."""
+def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
+    """Adds the routes that TensorFlow Serving has too.
+
+    Args:
+      strict_json: neither take nor give bare NaN and Infinity.
+    """
     # gRPC's text for the same fault names a key and stands in the engine.
     predict_method = Method(
-        decode_predict, _predict, unknown_signature='Serving signature name: "{}" not found in signature def'
+        partial(decode_predict, strict=strict_json),
+        partial(_predict, strict_json),
+        unknown_signature='Serving signature name: "{}" not found in signature def',
+    )
+    classify_method, regress_method = (
+        Method(
+            partial(decode_examples_body, strict=strict_json),
+            partial(_infer, strict_json, method_name),
+            unknown_signature=UNKNOWN_SIGNATURE,
+        )
+        for method_name in (CLASSIFY_METHOD, REGRESS_METHOD)
     )
 
     async def predict(request: Request) -> Response:
@@ -32,9 +49,15 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
         data = await calls.answer(request, model_ref(request), predict_method)
         return Response(data, media_type="application/json")
 
-    async def unimplemented(request: Request) -> Response:
-        """Says that classify and regress are not served."""
-        return error_response(501, f"{request.url.path.rpartition(':')[2]} is not implemented; use predict.")
+    async def classify(request: Request) -> Response:
+        """Classifies examples with a signature that takes serialized tf.Examples."""
+        data = await calls.answer(request, model_ref(request), classify_method)
+        return Response(data, media_type="application/json")
+
+    async def regress(request: Request) -> Response:
+        """Regresses over examples with a signature that takes serialized tf.Examples."""
+        data = await calls.answer(request, model_ref(request), regress_method)
+        return Response(data, media_type="application/json")
 
     async def status(request: Request) -> Response:
         """Tells the state of a model's versions, newest first."""
@@ -56,13 +79,20 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
         add_route(app, path + ":predict", predict, "POST", **openapi.predict(path))
-        add_route(app, path + ":classify", unimplemented, "POST", include_in_schema=False)
-        add_route(app, path + ":regress", unimplemented, "POST", include_in_schema=False)
+        add_route(app, path + ":classify", classify, "POST", **openapi.classify(path))
+        add_route(app, path + ":regress", regress, "POST", **openapi.regress(path))
         add_route(app, path, status, "GET", **openapi.status(path))
         add_route(app, path + "/metadata", metadata, "GET", **openapi.metadata(path))
-    add_route(app, "/v1/models", no_name, "GET", include_in_schema=False)
+    for where in ("", "/versions/{version:int}", "/labels/{label}"):
+        add_route(app, "/v1/models" + where, no_name, "GET", include_in_schema=False)
+        if where:
+            add_route(app, f"/v1/models{where}/metadata", no_name, "GET", include_in_schema=False)
 
 
-def _predict(bound: Bound, body: PredictBody, deadline_s: float) -> bytes:
+def _predict(strict_json: bool, bound: Bound, body: PredictBody, deadline_s: float) -> bytes:
     outputs = bound.run(decode_inputs(body, bound.spec), deadline_s=deadline_s)
-    return encode_predict(outputs, body.layout)
+    return encode_predict(outputs, body.layout, strict=strict_json)
+
+
+def _infer(strict_json: bool, method_name: str, bound: Bound, body: ExamplesBody, deadline_s: float) -> bytes:
+    return encode_result(bound.infer(method_name, body.examples, deadline_s), strict=strict_json)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.codecs.json_tensor import decode_inputs, decode_predict, encode_predict
-from service.core.errors import BackendFailure, InputMismatch, MalformedPayload
+from service.core.errors import InputMismatch, InvalidRequest, MalformedPayload, Unimplemented
 from service.core.types import SignatureSpec, TensorSpec
 from tests.unit.codecs.specs import LOOKUP, Keys, ragged, spec, vector
 
@@ -36,15 +36,37 @@ def one(dtype: str, **more: Any) -> SignatureSpec:
     ("document", "problem"),
     [
         ({}, "Missing 'inputs' or 'instances' key"),
-        ({"inputs": [1], "instances": [1]}, "only one of 'inputs' or 'instances'"),
-        ({"instances": {"x": 1}}, "Expecting 'instances' to be an list/array"),
-        ({"instances": []}, "No values in 'instances' array"),
-        ({"inputs": [1], "signature_name": 5}, "'signature_name' key must be a string value"),
+        (
+            {"inputs": [1], "instances": [1]},
+            (
+                'JSON Value: {\n    "inputs": [1],\n    "instances": [1]\n} Not formatted correctly expecting only one '
+                "of 'inputs' or 'instances' keys to exist "
+            ),
+        ),
+        (
+            {"instances": {"x": 1}},
+            'JSON Value: {\n    "instances": {\n        "x": 1\n    }\n} Expecting \'instances\' to be an list/array',
+        ),
+        ({"instances": []}, "JSON Value: {\n    \"instances\": []\n} No values in 'instances' array"),
+        (
+            {"signature_name": 5},
+            (
+                'JSON Value: {\n    "signature_name": 5\n} not formatted correctly. '
+                "'signature_name' key must be a string value."
+            ),
+        ),
     ],
 )
 def test_the_outer_form_is_checked_first(document: Any, problem: str) -> None:
-    with pytest.raises(MalformedPayload, match=problem):
-        decode_predict(json.dumps(document).encode())
+    with pytest.raises(MalformedPayload) as caught:
+        decoded(document, X)
+    assert caught.value.message == problem
+
+
+def test_a_signature_without_inputs_has_no_json_form() -> None:
+    for name, shown in (("", "DEFAULT"), ("count", "count")):
+        with pytest.raises(MalformedPayload, match=f"^Failed to get input map for signature: {shown}$"):
+            decoded({"inputs": {}, "signature_name": name}, spec())
 
 
 def test_the_signature_name_is_read_without_a_signature() -> None:
@@ -118,7 +140,10 @@ def test_a_ragged_feature_may_have_no_rows_and_no_ids(count: int) -> None:
         ({"inputs": {"tags": [["red", 1]]}}, "strings and ids are mixed"),
         ({"inputs": {"films": [["red"]]}}, '"red" Type: String is not of expected type: int64'),
         ({"instances": [{"user": 1}, 2]}, "Expecting object but got list at item 1"),
-        ({"instances": [{"user": 1}, {"user": 1, "tags": []}]}, "process element: 1 of 'instances'.*equal to: user"),
+        (
+            {"instances": [{"user": 1}, {"user": 1, "tags": []}]},
+            r"process element: 1 of 'instances'[\s\S]*equal to: user",
+        ),
         ({"instances": [{"user": 1}, {"tags": []}]}, "Failed to process element: 1 of 'instances'"),
     ],
 )
@@ -167,13 +192,13 @@ def orjson_or_json(document: Any) -> bytes:
     ("dtype", "values", "shown"),
     [
         ("int64", [1.0], "1.0 Type: Number"),
-        ("int64", [1, True], "true Type: Bool"),
-        ("int64", [False], "false Type: Bool"),
+        ("int64", [1, True], "true Type: True"),
+        ("int64", [False], "false Type: False"),
         ("int64", ["1"], '"1" Type: String'),
         ("int64", [None], "null Type: Null"),
         ("int64", [{"b64": "eA=="}], "Type: Object"),
         ("float32", ["1.5"], '"1.5" Type: String'),
-        ("float32", [True], "true Type: Bool"),
+        ("float32", [True], "true Type: True"),
         ("bool", [1], "1 Type: Number"),
         ("string", [1], "1 Type: Number"),
         ("string", ["a", 1], "1 Type: Number"),
@@ -182,29 +207,94 @@ def orjson_or_json(document: Any) -> bytes:
 def test_a_value_of_another_type_is_shown(dtype: str, values: list[Any], shown: str) -> None:
     with pytest.raises(MalformedPayload) as caught:
         decoded({"inputs": values}, one(dtype))
-    assert 'input "x"' in caught.value.message
-    assert f"{shown} is not of expected type: {dtype}" in caught.value.message
+    graph_dtype = {"float32": "float"}.get(dtype, dtype)
+    assert caught.value.message.startswith("JSON Value: ")
+    assert caught.value.message.endswith(f"{shown} is not of expected type: {graph_dtype}")
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("int64", 2**63), ("int32", 2**31), ("uint8", -1), ("int8", 128)])
 def test_an_integer_out_of_range_is_shown(dtype: str, value: int) -> None:
-    with pytest.raises(MalformedPayload, match=f'input "x": {value} does not fit {dtype}'):
+    with pytest.raises(MalformedPayload, match=f"^JSON Value: {value} Type: Number is not of expected type: {dtype}$"):
         decoded({"inputs": [0, value]}, one(dtype))
 
 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ([[1, 2], [1, 2, 3]], "Expecting tensor size: 2 but got: 3"),
-        ([[1], []], "Expecting tensor size: 1 but got: 0"),
-        ([[1], 2], "Encountered list at unexpected level"),
-        ([1, [2]], "Encountered list at unexpected level"),
-        (json.loads("[" * 70 + "]" * 70), "nested over 64 deep"),
+        ([[1, 2], [1, 2, 3]], "Encountered list at unexpected size: 3 at level: 1 expected size: 2"),
+        ([[1], []], "Encountered list at unexpected size: 0 at level: 1 expected size: 1"),
+        ([[1], 2], "JSON Value: 2 found at incorrect level: 2 in the JSON DOM. Expected at level: 2"),
+        ([1, [2]], "Encountered list at unexpected level: 1 expected < 1"),
+        (json.loads("[" * 70 + "]" * 70), 'input "x": lists are nested over 64 deep.'),
+        (json.loads("[" * 700 + "]" * 700), "lists are nested over 200 deep."),
     ],
 )
 def test_a_dense_input_must_be_rectangular(value: Any, problem: str) -> None:
-    with pytest.raises(MalformedPayload, match=f'input "x": .*{problem}'):
+    with pytest.raises(MalformedPayload) as caught:
         decoded({"inputs": {"x": value}}, X)
+    assert caught.value.message == problem
+
+
+XY = spec(vector("x"), vector("y"), vector("w", is_optional=True))
+ELEMENT = "Failed to process element: {} key: {} of 'instances' list. Error: INVALID_ARGUMENT: {}"
+
+
+@pytest.mark.parametrize(
+    ("document", "signature", "problem"),
+    [
+        ({"instances": [[1, 2], [1, 2, 3]]}, X, "list. Error: INVALID_ARGUMENT: Expecting tensor size: 2 but got: 3"),
+        ({"instances": [[1, 2], [[1, 2]]]}, X, "list. Error: INVALID_ARGUMENT: Expecting shape [2] but got: [1,2]"),
+        (
+            {"instances": [{"x": 1}, {"x": 1.5}]},
+            X,
+            ELEMENT.format(1, "x", "JSON Value: 1.5 Type: Number is not of expected type: int64"),
+        ),
+        ({"instances": [{"z": 1}]}, X, ELEMENT.format(0, "z", "JSON object: does not have named input: z")),
+        (
+            {"instances": [{"x": 1}]},
+            XY,
+            (
+                "Failed to process element: 0 of 'instances' list. JSON object: {\n    \"x\": 1\n} keys must be equal "
+                "to: w,x,y"
+            ),
+        ),
+        ({"instances": [{"x": 1}, 1]}, X, "Expecting object but got list at item 1 of input list"),
+        ({"instances": [1, {"x": 1}]}, X, "Expecting value/list but got object at item 1 of input list"),
+        (
+            {"instances": [1]},
+            XY,
+            (
+                "instances is a plain list, but expecting list of objects as multiple input tensors required as per "
+                "tensorinfo_map"
+            ),
+        ),
+        (
+            {"inputs": [1]},
+            XY,
+            (
+                "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
+                "tensorinfo_map"
+            ),
+        ),
+        ({"inputs": {"x": [1]}}, XY, "Missing named input: y in 'inputs' object."),
+        ({"inputs": {"x": [{"b64": "!"}]}}, one("string"), "Unable to base64 decode"),
+        (
+            {"inputs": {"x": [{"b64": 1}]}},
+            one("string"),
+            'JSON Value: {\n    "b64": 1\n} not formatted correctly for base64 data',
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_as_tensorflow_serving_does(
+    document: Any, signature: SignatureSpec, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decoded(document, signature)
+    assert caught.value.message.endswith(problem)
+
+
+def test_unknown_names_by_column_are_ignored_and_defaults_are_left_to_the_graph() -> None:
+    assert decoded({"inputs": {"x": [1], "y": [2], "z": "?"}}, XY) == {"x": [1], "y": [2]}
 
 
 @pytest.mark.parametrize("value", [{"b64": 1}, {"b64": "!"}, {"b64": "eA==", "c": 1}, {}])
@@ -256,10 +346,16 @@ def test_integer_keys_are_integers() -> None:
             decoded({"inputs": value}, signature)
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "bfloat16", "resource"])
-def test_a_dtype_without_json_is_refused(dtype: str) -> None:
-    with pytest.raises(InputMismatch, match=f"dtype {dtype} has no JSON form"):
+@pytest.mark.parametrize("dtype", ["complex64", "resource"])
+def test_a_dtype_without_json_is_unimplemented(dtype: str) -> None:
+    with pytest.raises(Unimplemented, match=f"^Conversion of JSON Value: 1 to type: {dtype}$"):
         decoded({"inputs": [1]}, one(dtype))
+
+
+def test_bfloat16_goes_both_ways() -> None:
+    arrays = decode_inputs(decode_predict(b'{"instances": [1.5, -2]}'), one("bfloat16"))
+    assert arrays["x"].dtype == "bfloat16"
+    assert encode_predict({"y": arrays["x"]}, "row") == b'{"predictions":[1.5,-2.0]}'
 
 
 def test_answers_by_column() -> None:
@@ -308,8 +404,8 @@ def test_arrays_that_are_not_contiguous_are_written_in_order() -> None:
     assert json.loads(encode_predict({"y": array}, "columnar"))["outputs"] == array.tolist()
 
 
-def test_an_output_without_json_is_a_fault_of_the_model() -> None:
-    with pytest.raises(BackendFailure, match="complex64 has no JSON form; use gRPC"):
+def test_an_output_without_json_is_refused() -> None:
+    with pytest.raises(InputMismatch, match="^Failed to write JSON value for tensor type: complex64$"):
         encode_predict({"y": np.zeros(1, np.complex64)}, "columnar")
 
 

@@ -53,11 +53,11 @@ def test_an_input_with_a_default_is_optional(saved_model_pb: Path) -> None:
     assert inputs["x"].is_optional and not inputs["names"].is_optional
 
 
-def test_the_initialiser_is_no_signature(saved_model_pb: Path) -> None:
+def test_the_initialiser_is_listed_as_tensorflow_serving_does(saved_model_pb: Path) -> None:
     def edit(meta_graph: object) -> None:
         meta_graph.signature_def["__saved_model_init_op"].method_name = ""  # type: ignore[attr-defined]
 
-    assert list(read_signatures(_edited(saved_model_pb, edit))) == ["s"]
+    assert list(read_signatures(_edited(saved_model_pb, edit))) == ["__saved_model_init_op", "s"]
 
 
 def test_ragged_features_are_found_by_their_names(tmp_path: Path) -> None:
@@ -115,7 +115,28 @@ def test_metadata_goes_round(saved_model_pb: Path) -> None:
 def test_rest_metadata_is_what_tensorflow_serving_answers(tf_serving_testdata: Path, file: str, folder: str) -> None:
     expected = json.loads((tf_serving_testdata / file).read_text())
     signatures = read_signatures(tf_serving_testdata / folder / "00000123" / "saved_model.pb")
-    # Listed there although nobody can call it.
-    expected["metadata"]["signature_def"]["signature_def"].pop("__saved_model_init_op", None)
     name, version = expected["model_spec"]["name"], int(expected["model_spec"]["version"])
-    assert json.loads(metadata_json(name, version, signatures)) == expected
+    found = json.loads(metadata_json(name, version, signatures))
+    for document in (found, expected):
+        for signature in document["metadata"]["signature_def"]["signature_def"].values():
+            # The file is older than the model: from before TensorFlow wrote defaults.
+            signature.pop("defaults", None)
+    assert found == expected
+
+
+def test_defaults_are_told_on_both_wires(saved_model_pb: Path) -> None:
+    def edit(meta_graph: object) -> None:
+        meta_graph.signature_def["s"].defaults["x"].dtype = 1  # type: ignore[attr-defined]
+        meta_graph.signature_def["s"].defaults["x"].float_val.append(2.5)  # type: ignore[attr-defined]
+
+    signatures = read_signatures(_edited(saved_model_pb, edit))
+    document = json.loads(metadata_json("m", 1, signatures))["metadata"]["signature_def"]["signature_def"]
+    told = document["s"]["defaults"]["x"]
+    assert (told["dtype"], told["float_val"], told["tensor_shape"]["dim"]) == ("DT_FLOAT", [2.5], [])
+    response = message_class("tensorflow.serving.GetModelMetadataResponse").FromString(
+        encode_metadata("m", 1, signatures)
+    )
+    signature_map = message_class("tensorflow.serving.SignatureDefMap").FromString(
+        response.metadata["signature_def"].value
+    )
+    assert list(signature_map.signature_def["s"].defaults["x"].float_val) == [2.5]

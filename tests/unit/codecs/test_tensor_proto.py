@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -26,20 +26,30 @@ def proto(dtype: int, shape: tuple[int, ...] = (), content: bytes = b"", **value
     return message
 
 
-def encoded(array: Array) -> Any:
+def encoded(array: Array, *, as_content: bool = False) -> Any:
     """Encodes an array and parses the bytes back into a message."""
-    return message_class("tensorflow.TensorProto").FromString(b"".join(encode_tensor("y", array)))
+    pieces = encode_tensor("y", array, as_content=as_content)
+    return message_class("tensorflow.TensorProto").FromString(b"".join(pieces))
 
 
 def same(left: Array, right: Array) -> bool:
     """Says whether two arrays agree in dtype, shape and bits, one NaN being like another."""
     if left.dtype == object:
         return left.shape == right.shape and left.tolist() == right.tolist()
+    if left.dtype == "bfloat16":
+        # numpy knows no NaN of it.
+        return right.dtype == "bfloat16" and same(left.astype(np.float32), right.astype(np.float32))
     return left.dtype == right.dtype and left.shape == right.shape and np.array_equal(left, right, equal_nan=True)
 
 
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
+# Hypothesis draws what numpy has by itself; bfloat16 comes of its bits.
 numeric_arrays = st.sampled_from([dtype for dtype in NUMPY_DTYPES.values()]).flatmap(
-    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+    lambda dtype: (
+        hnp.arrays(np.uint16, shapes).map(lambda bits: bits.view(dtype))
+        if dtype == "bfloat16"
+        else hnp.arrays(dtype, shapes)
+    )
 )
 
 
@@ -55,12 +65,16 @@ def test_numbers_go_round(array: Array) -> None:
     if array.dtype.kind == "c":
         array = np.nan_to_num(array)
     assert same(decode_tensor("y", encoded(array)), array)
+    in_content = encoded(array, as_content=True)
+    assert in_content.tensor_content == array.tobytes()
+    assert same(decode_tensor("y", in_content), array)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
 def test_strings_go_round(strings: list[bytes]) -> None:
     array = string_array(strings)
     assert same(decode_tensor("y", encoded(array)), array)
+    assert same(decode_tensor("y", encoded(array, as_content=True)), array)
 
 
 @given(numeric_arrays)
@@ -97,6 +111,7 @@ def test_the_last_value_fills_up_and_none_gives_zeros(message: Any, expected: An
 
 
 def test_halves_travel_as_bits() -> None:
+    assert decode_tensor("x", proto(14, (2,), half_val=[0x3F80, 0xC000])).astype(float).tolist() == [1.0, -2.0]
     assert decode_tensor("x", proto(19, (2,), half_val=[0x3C00, 0xC000])).tolist() == [1.0, -2.0]
 
 
@@ -111,25 +126,35 @@ def test_string_content_is_lengths_then_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "problem"),
+    "message",
     [
-        (proto(1, (2,), b"\0" * 7), "7 bytes of content, its shape needs 8"),
-        (proto(1, (2,), float_val=[1, 2, 3]), "3 values, its shape has room for 2"),
-        (proto(7, (1,), string_val=[b"a", b"b"]), "2 values, its shape has room for 1"),
-        (proto(1, (-1,)), "negative size"),
-        (proto(1, (2, -3), float_val=[1]), "negative size"),
-        (proto(1, (10**9,), float_val=[1]), "1000000000 elements, the limit is"),
-        (proto(1, (2**62, 4)), "elements, the limit is"),
-        (proto(1, (0, 2**62, 2**62)), "too large"),
-        (proto(1, (1,) * 65), "rank"),
-        (proto(8, (1,), scomplex_val=[1.0, 2.0, 3.0]), "odd number"),
-        (proto(7, (2,), b"\x01"), "lengths end early"),
-        (proto(7, (1,), b"\x05ab"), "do not fill"),
-        (proto(7, (1,), b"\xff" * 12), "lengths end early"),
-        (proto(0, (1,), float_val=[1]), "no dtype"),
+        proto(1, (2,), b"\0" * 7),
+        proto(1, (-1,)),
+        proto(1, (2, -3), float_val=[1]),
+        proto(1, (0, 2**62, 2**62)),
+        proto(1, (1,) * 65),
+        proto(8, (1,), scomplex_val=[1.0, 2.0, 3.0]),
+        proto(7, (2,), b"\x01"),
+        proto(7, (1,), b"\x05ab"),
+        proto(7, (1,), b"\xff" * 12),
+        proto(0, (1,), float_val=[1]),
     ],
 )
-def test_a_tensor_that_contradicts_itself_is_refused_by_name(message: Any, problem: str) -> None:
+def test_a_tensor_that_contradicts_itself_is_refused_as_tensorflow_serving_does(message: Any) -> None:
+    with pytest.raises(MalformedPayload, match="^tensor parsing error: x$"):
+        decode_tensor("x", message)
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (proto(1, (2,), float_val=[1, 2, 3]), "3 values, its shape has room for 2"),
+        (proto(7, (1,), string_val=[b"a", b"b"]), "2 values, its shape has room for 1"),
+        (proto(1, (10**9,), float_val=[1]), "1000000000 elements, the limit is"),
+        (proto(1, (2**62, 4)), "elements, the limit is"),
+    ],
+)
+def test_what_only_this_server_refuses_is_explained(message: Any, problem: str) -> None:
     with pytest.raises(MalformedPayload, match=f"^tensor parsing error: x: .*{problem}"):
         decode_tensor("x", message)
 
@@ -137,11 +162,11 @@ def test_a_tensor_that_contradicts_itself_is_refused_by_name(message: Any, probl
 def test_an_unknown_rank_is_refused() -> None:
     message = proto(1, float_val=[1])
     message.tensor_shape.unknown_rank = True
-    with pytest.raises(MalformedPayload, match="rank is unknown"):
+    with pytest.raises(MalformedPayload, match="^tensor parsing error: x$"):
         decode_tensor("x", message)
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(14, "DT_BFLOAT16"), (11, "DT_QINT8"), (20, "DT_RESOURCE")])
+@pytest.mark.parametrize(("dtype", "name"), [(11, "DT_QINT8"), (20, "DT_RESOURCE")])
 def test_a_dtype_without_arrays_is_refused_by_name(dtype: int, name: str) -> None:
     with pytest.raises(InputMismatch, match=f'input "x": dtype {name} is not supported'):
         decode_tensor("x", proto(dtype, (1,)))
@@ -158,6 +183,7 @@ def test_arrays_that_are_not_contiguous_are_written_in_order() -> None:
 
 
 @pytest.mark.tf
+@settings(deadline=None)
 @given(numeric_arrays)
 def test_tensorflow_reads_what_we_write(array: Array) -> None:
     import tensorflow as tf

@@ -60,6 +60,7 @@ def call(engine: Engine) -> Call:
     def call(path: str, request: Any, deadline_s: float | None = None) -> Any:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         name = path.rpartition("/")[2]
+        name = {"Classify": "Classification", "Regress": "Regression"}.get(name, name)
         return message_class(f"tensorflow.serving.{name}Response").FromString(methods[path](data, deadline_s))
 
     return call
@@ -207,3 +208,31 @@ def test_every_method_of_the_api_is_served_or_refused_on_purpose(engine: Engine)
     for service in (PREDICTION, MODEL):
         for method in pool.FindServiceByName(service[1:]).methods_by_name:
             assert f"{service}/{method}" in known
+
+
+def test_inference_that_can_not_be_bound_or_run_is_counted(call: Call, observer: RecordingObserver) -> None:
+    request = message("MultiInferenceRequest", model=None)
+    request.tasks.add(method_name="tensorflow/serving/regress").model_spec.name = "m"
+    for method, sent, text in (
+        ("Classify", b"\xff", "tensorflow.serving.ClassificationRequest"),
+        ("MultiInference", b"\xff", "tensorflow.serving.MultiInferenceRequest"),
+        ("Regress", message("RegressionRequest", signature_name="x"), "No signature was found with the name: x"),
+        ("Regress", message("RegressionRequest"), "Expected one output Tensor."),
+        ("MultiInference", request, "Expected one output Tensor."),
+    ):
+        with pytest.raises(ServiceError) as caught:
+            call(f"{PREDICTION}/{method}", sent)
+        assert text in caught.value.message
+    assert [(r["model"], r["error"].code) for r in observer.finished_requests] == [
+        ("", "INVALID_ARGUMENT"),
+        ("", "INVALID_ARGUMENT"),
+        *[("m", "INVALID_ARGUMENT")] * 3,
+    ]
+
+
+def test_a_lookup_takes_no_examples(call: Call) -> None:
+    request = message("ClassificationRequest", signature_name="lookup")
+    request.input.example_list.examples.add()
+    with pytest.raises(ServiceError) as caught:
+        call(f"{PREDICTION}/Classify", request)
+    assert caught.value.message == "Expected one input Tensor."

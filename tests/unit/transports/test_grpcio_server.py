@@ -114,8 +114,6 @@ def test_messages_over_the_limit_are_refused(predict: Predict) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (f"{PREDICTION}/Classify", "Classify is not implemented; call Predict."),
-        (f"{PREDICTION}/MultiInference", "MultiInference is not implemented; call Predict."),
         ("/tensorflow.serving.SessionService/SessionRun", "SessionRun is not implemented; call Predict."),
         ("/nothing/Nothing", ""),
     ],

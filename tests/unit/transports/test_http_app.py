@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
+from service.codecs.json_examples import decode_examples_body
 from service.codecs.json_lookup import decode_lookup, decode_rows
 from service.codecs.json_tensor import decode_predict
 from service.core.registry import Registry
@@ -69,8 +70,10 @@ def test_a_method_that_a_path_does_not_have(http: Http) -> None:
 
 def test_every_documented_body_is_one_that_the_codecs_take(http: Http) -> None:
     parsers: dict[str, Callable[[bytes], object]] = {
+        ":classify": decode_examples_body,
         ":lookup": decode_lookup,
         ":predict": decode_predict,
+        ":regress": decode_examples_body,
         ":rows": decode_rows,
     }
     paths = http.get("/openapi.json").json()["paths"]
@@ -83,7 +86,7 @@ def test_every_documented_body_is_one_that_the_codecs_take(http: Http) -> None:
             for example in _examples(operation.get("requestBody", {})):
                 parsers[path[path.rindex(":") :]](json.dumps(example).encode())
                 seen += 1
-    assert seen >= 14
+    assert seen >= 22
     assert "/v1/models/{model}/labels/{label}:predict" not in paths
 
 

@@ -58,9 +58,9 @@ def test_a_gzip_body_is_decoded(http: Http) -> None:
             400,
             'Serving signature name: ""{}" not found in signature def',
         ),
-        (b'{"inputs": {}}', 400, "input size does not match signature: 0!=1 len({}) != len({x}). Sent extra: {}."),
-        (b'{"inputs": [true]}', 400, 'input "x": JSON Value: true Type: Bool is not of expected type: float32'),
-        (b"[" * 4000, 400, "JSON Parse error: depth limit"),
+        (b'{"inputs": {}}', 400, "Missing named input: x in 'inputs' object."),
+        (b'{"inputs": [true]}', 400, "JSON Value: true Type: True is not of expected type: float"),
+        (b"[" * 4000, 400, "JSON Parse error: Invalid value. at offset: 4000"),
     ],
 )
 def test_a_bad_predict(http: Http, body: bytes, status: int, text: str) -> None:
@@ -85,14 +85,16 @@ def test_a_bad_predict(http: Http, body: bytes, status: int, text: str) -> None:
         ("GET", "/v1/models", 400, "Missing model name in request."),
         ("GET", "/v1/nothing?x=1", 400, "Malformed request: GET /v1/nothing"),
         ("GET", "/v1/models/m%0A/x", 400, "Malformed request: GET /v1/models/m%0A/x"),
-        ("GET", "/v1", 400, "Malformed request: GET /v1"),
+        ("GET", "/v1", 404, "Not found: /v1"),
         ("GET", "/nothing", 404, "Not found: /nothing"),
         ("GET", "/v1/models/nobody", 404, "Could not find any versions of model nobody"),
         ("GET", "/v1/models/m/versions/9", 404, "Could not find version 9 of model m"),
         ("GET", "/v1/models/nobody/metadata", 404, "Servable not found for request: Latest(nobody)"),
         ("GET", "/v1/models/m/labels/stable/metadata", 400, "Unrecognized servable version label: stable"),
-        ("POST", "/v1/models/m:classify", 501, "classify is not implemented; use predict."),
-        ("POST", "/v1/models/m/versions/3:regress", 501, "regress is not implemented; use predict."),
+        ("POST", "/V1/Models/m/VERSIONS/9:predict", 404, "Servable not found for request: Specific(m, 9)"),
+        ("POST", "/v1/models/a%2Fb%3A:predict", 404, "Servable not found for request: Latest(a/b:)"),
+        ("GET", "/v1/models/m/labels/a%2Fb/metadata", 400, "Unrecognized servable version label: a/b"),
+        ("GET", "/v1/models/labels/x", 400, "Missing model name in request."),
     ],
 )
 def test_paths_and_methods(http: Http, method: str, path: str, status: int, text: str) -> None:

@@ -1,0 +1,57 @@
+"""Reads TensorFlow Serving's paths as its regular expressions do: fixed parts in any case, names decoded last.
+
+Source: tensorflow_serving/model_servers/http_rest_api_util.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+# The method is compared exactly there, after it matched in any case.
+_PATH = re.compile(r"(/v1)(/models)?(/[^/]+)?(/versions/|/labels/)?(.*)", re.IGNORECASE | re.DOTALL)
+_METADATA = "/metadata"
+# Set where the path's names are still percent-encoded.
+IS_ENCODED = "path_is_encoded"
+
+
+class PathCaseMiddleware:
+    """Gives the router the path that it knows. Concurrency: event loop only."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection event stream."""
+        path = scope.get("path", "")
+        raw = scope.get("raw_path") or b""
+        if b"%" in raw and _hides_separators(raw):
+            path = raw.partition(b"?")[0].decode("latin-1")
+            scope = {**scope, "path": path, IS_ENCODED: True}
+        if path != path.lower():
+            # Names keep their case, so most paths that come here leave as they are.
+            scope = {**scope, "path": lowered(path)}
+        await self._app(scope, receive, send)
+
+
+def lowered(path: str) -> str:
+    """Returns a path as the routes have it.
+
+    A status is what METADATA gives there: it matches in any case too, but only the lower one means metadata.
+
+    >>> lowered("/V1/Models/MyModel/VERSIONS/3:predict"), lowered("/Docs"), lowered("/v1/models/m/Metadata")
+    ('/v1/models/MyModel/versions/3:predict', '/Docs', '/v1/models/m')
+    """
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return path
+    root, models, name, kind, rest = (part or "" for part in found.groups())
+    if rest.lower().endswith(_METADATA) and not rest.endswith(_METADATA):
+        rest = rest[: -len(_METADATA)]
+    return root.lower() + models.lower() + name + kind.lower() + rest
+
+
+def _hides_separators(raw: bytes) -> bool:
+    raw = raw.lower()
+    return b"%2f" in raw or b"%3a" in raw

@@ -1,0 +1,31 @@
+"""TensorFlow Serving's contract on graphs: one table of calls, each sent in every form that either wire has for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.conformance.contract_calls import expected, send_grpc, send_rest, wires_of
+from tests.conformance.wires import HttpClient
+
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases" / "contract.json").read_text())
+FORMS = {f"{case['name']}, {wire}": (case, wire) for case in CASES for wire in wires_of(case)}
+
+pytestmark = pytest.mark.tf
+
+
+@pytest.mark.parametrize(("case", "wire"), FORMS.values(), ids=FORMS.keys())
+def test_case(contract_http: HttpClient, contract_channel: grpc.Channel, case: dict[str, Any], wire: str) -> None:
+    if wire.startswith("grpc"):
+        answer = send_grpc(contract_channel, case, as_content=wire == "grpc content")
+    else:
+        answer = send_rest(contract_http, case, wire)
+    assert answer == expected(case, wire)
+
+
+def test_names_are_used_once() -> None:
+    assert len({case["name"] for case in CASES}) == len(CASES)

@@ -1,0 +1,173 @@
+"""What of TensorFlow Serving's contract only gRPC has: services, limits, compression, deadlines, encodings."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from service.codecs.protos import message_class
+from service.core.engine import Engine
+from service.transports.grpc.grpcio_server import GrpcServer
+from tests.conformance.contract_calls import fill_tensor
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+SERVICES = {
+    "tensorflow.serving.PredictionService": ["Classify", "GetModelMetadata", "MultiInference", "Predict", "Regress"],
+    "tensorflow.serving.ModelService": ["GetModelStatus", "HandleReloadConfigRequest"],
+}
+
+pytestmark = pytest.mark.tf
+
+
+def predict_request(values: Any, *, as_content: bool = False) -> bytes:
+    """Returns a Predict of half plus two."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name = "half"
+    fill_tensor(request.inputs["x"], values, "float", as_content=as_content)
+    return bytes(request.SerializeToString())
+
+
+def output(data: bytes) -> Any:
+    """Returns the answer's TensorProto."""
+    return message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["y"]
+
+
+def test_the_services_and_their_methods(contract_channel: grpc.Channel) -> None:
+    from google.protobuf import descriptor_pb2
+
+    stub = reflection_pb2_grpc.ServerReflectionStub(contract_channel)
+    asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in SERVICES]
+    listed, *described = stub.ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services=""), *asked])
+    )
+    assert SERVICES.keys() <= {service.name for service in listed.list_services_response.service}
+    for answer, (name, methods) in zip(described, SERVICES.items(), strict=True):
+        files = map(
+            descriptor_pb2.FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto
+        )
+        (service,) = [s for file in files for s in file.service if name.endswith(f".{s.name}")]
+        assert sorted(method.name for method in service.method) == methods
+        for method in methods:
+            with pytest.raises(grpc.RpcError) as caught:
+                contract_channel.unary_unary(f"/{name}/{method}")(b"\xff", timeout=60)
+            assert caught.value.code() is not grpc.StatusCode.UNIMPLEMENTED or method == "HandleReloadConfigRequest"
+
+
+def test_health_is_always_there(contract_channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(contract_channel)
+    for name in ("", *SERVICES, "PredictionService", "ModelService", "half"):
+        assert stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status == 1
+
+
+def test_the_session_service_is_not_implemented(contract_channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        contract_channel.unary_unary("/tensorflow.serving.SessionService/SessionRun")(b"", timeout=60)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(("length", "is_cut"), [(1024, False), (1025, True)])
+def test_details_are_cut_at_1024_bytes(contract_channel: grpc.Channel, length: int, is_cut: bool) -> None:
+    start, end = "Servable not found for request: Latest(", ")"
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name = "m" * (length - len(start + end))
+    with pytest.raises(grpc.RpcError) as caught:
+        contract_channel.unary_unary(PREDICT)(request.SerializeToString(), timeout=60)
+    text = f"{start}{request.model_spec.name}{end}"
+    assert caught.value.details() == (text[:1024] + "...TRUNCATED" if is_cut else text)
+
+
+@pytest.fixture
+def serve(contract_engine: Engine) -> Any:
+    """Starts servers with options and gives channels to them."""
+    started: list[Any] = []
+
+    def start(address: str = "127.0.0.1:0", channel_address: str = "", client: Any = (), **more: Any) -> grpc.Channel:
+        options = {"max_message_bytes": 1 << 20, "max_workers": 2} | more
+        server = GrpcServer(contract_engine, address=address, **options)
+        channel = grpc.insecure_channel(channel_address or f"127.0.0.1:{server.start()}", options=client)
+        started.append((server, channel))
+        return channel
+
+    yield start
+    for server, channel in started:
+        channel.close()
+        server.stop(0)
+
+
+def test_answers_in_tensor_content_by_flag_and_by_request(serve: Any) -> None:
+    by_flag = serve(as_content=True).unary_unary(PREDICT)
+    answer = output(by_flag(predict_request([2.0]), timeout=60))
+    assert answer.tensor_content == b"\x00\x00\x40\x40" and not answer.float_val
+    answer = output(by_flag(predict_request([2.0]), timeout=60, metadata=(("x-tensor-encoding", "values"),)))
+    assert list(answer.float_val) == [3.0] and not answer.tensor_content
+
+
+def test_messages_up_to_the_limit_that_is_set(serve: Any) -> None:
+    values = [2.0] * 60_000
+    client = [("grpc.max_receive_message_length", -1)]
+    request = predict_request(values, as_content=True)
+    call = serve(max_message_bytes=len(request), client=client).unary_unary(PREDICT)
+    assert len(output(call(request, timeout=60)).float_val) == len(values)
+    with pytest.raises(grpc.RpcError) as caught:
+        call(predict_request([*values, 2.0], as_content=True), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_gzip_both_ways(contract_channel: grpc.Channel) -> None:
+    call = contract_channel.unary_unary(PREDICT)
+    data, rpc = call.with_call(
+        predict_request([2.0] * 1000),
+        timeout=60,
+        compression=grpc.Compression.Gzip,
+        metadata=(("x-response-encoding", "gzip"),),
+    )
+    assert list(output(data).float_val) == [3.0] * 1000
+    assert rpc.code() is grpc.StatusCode.OK
+
+
+def test_a_unix_socket_beside_the_port(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path: Path = tmp_path_factory.mktemp("s") / "grpc"
+    channel = serve(socket_path=str(path))
+    with grpc.insecure_channel(f"unix:{path}") as local:
+        for each in (channel, local):
+            assert list(output(each.unary_unary(PREDICT)(predict_request([2.0]), timeout=60)).float_val) == [3.0]
+
+
+def test_channel_arguments_reach_grpc(serve: Any) -> None:
+    # A limit of grpc's own, which wins over ours.
+    channel = serve(channel_arguments=[("grpc.max_receive_message_length", 100)])
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(PREDICT)(predict_request([2.0] * 100), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_deadline_that_has_passed(contract_channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        contract_channel.unary_unary(PREDICT)(predict_request([2.0]), timeout=0)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_cancelled_call_ends_nothing_else(contract_channel: grpc.Channel) -> None:
+    call = contract_channel.unary_unary(PREDICT)
+    over = threading.Event()
+    waiting = call.future(predict_request([2.0]), timeout=60)
+    waiting.add_done_callback(lambda _: over.set())
+    waiting.cancel()
+    assert over.wait(60) and waiting.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.OK)
+    assert list(output(call(predict_request([2.0]), timeout=60)).float_val) == [3.0]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [f"{s}/{m}" for s in SERVICES for m in SERVICES[s] if m != "HandleReloadConfigRequest"],
+)
+def test_bytes_that_are_no_message(contract_channel: grpc.Channel, method: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        contract_channel.unary_unary(f"/{method}")(b"\xff\xff", timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
