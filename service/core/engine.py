@@ -12,8 +12,6 @@ from service.core.errors import (
     BackendFailure,
     ConfigConflict,
     DeadlineExceeded,
-    LabelNotFound,
-    NotFound,
     PayloadTooLarge,
     ServiceError,
     TableNotFound,
@@ -22,7 +20,7 @@ from service.core.errors import (
 from service.core.model_config import ModelConfig
 from service.core.registry import Registry
 from service.core.servable import Lease, Servable
-from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, VersionStatus
+from service.core.types import Array, ModelRef, SignatureKind, SignatureSpec, TableInfo, Tensors, VersionStatus
 from service.core.validation import checked
 
 
@@ -33,14 +31,21 @@ class Observer(Protocol):
         self,
         *,
         api: str,
+        method: str,
         model: str,
         version: int | None,
         signature: str,
+        kind: SignatureKind,
         error: BaseException | None,
         seconds: float,
+        run_seconds: float,
         rows: int,
     ) -> None:
-        """model and signature are "" where the request named none that exists, so labels stay bounded."""
+        """Takes what a request was for, and how it went.
+
+        model and signature are "" where the request named none that exists, so labels stay bounded. kind tells
+        whether a graph ran; run_seconds is the part of seconds that the backend took.
+        """
         ...
 
 
@@ -63,7 +68,19 @@ class Bound:
     Concurrency: one caller at a time.
     """
 
-    __slots__ = ("spec", "_servable", "_lease", "_observer", "_api", "_clock", "_started_s", "_max_bytes", "_rows")
+    __slots__ = (
+        "spec",
+        "_servable",
+        "_lease",
+        "_observer",
+        "_api",
+        "_method",
+        "_clock",
+        "_started_s",
+        "_max_bytes",
+        "_rows",
+        "_run_s",
+    )
 
     def __init__(
         self,
@@ -73,6 +90,7 @@ class Bound:
         *,
         observer: Observer,
         api: str,
+        method: str,
         clock: Callable[[], float],
         started_s: float,
         max_response_bytes: int,
@@ -82,10 +100,12 @@ class Bound:
         self._lease = lease
         self._observer = observer
         self._api = api
+        self._method = method
         self._clock = clock
         self._started_s = started_s
         self._max_bytes = max_response_bytes
         self._rows = 0
+        self._run_s = 0.0
 
     @property
     def model(self) -> str:
@@ -122,7 +142,10 @@ class Bound:
         if deadline_s is not None and self._clock() >= deadline_s:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
-            return backend.run(self.spec.name, arrays, outputs)
+            started_s = self._clock()
+            results = backend.run(self.spec.name, arrays, outputs)
+            self._run_s += self._clock() - started_s
+            return results
         except ServiceError:
             raise
         except Exception as error:
@@ -151,11 +174,14 @@ class Bound:
         try:
             self._observer.finished(
                 api=self._api,
+                method=self._method,
                 model=self._servable.name,
                 version=self._servable.version,
                 signature=self.spec.name,
+                kind=self.spec.kind,
                 error=error,
                 seconds=self._clock() - self._started_s,
+                run_seconds=self._run_s,
                 rows=self._rows,
             )
         finally:
@@ -191,17 +217,21 @@ class Engine:
         """What deadlines are measured on (seconds, monotonic)."""
         return self._clock
 
-    def bind(self, ref: ModelRef, signature_name: str, *, api: str) -> Bound:
+    def bind(
+        self, ref: ModelRef, signature_name: str, *, api: str, method: str = "", started_s: float | None = None
+    ) -> Bound:
         """Resolves and holds a signature; use the result in a `with` block.
 
         Args:
           signature_name: "" means serving_default.
-          api: the wire's name in metrics, such as "http" or "grpc".
+          api, method: the wire's name in metrics, such as "http" or "grpc", and the method's, spelt as on that wire.
+          started_s: on the engine's clock, when the request was there; None: now.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound.
         """
-        started_s = self._clock()
+        if started_s is None:
+            started_s = self._clock()
         lease: Lease | None = None
         try:
             lease = self._registry.lease(ref)
@@ -210,8 +240,7 @@ class Engine:
         except ServiceError as error:
             if lease is not None:
                 lease.__exit__(type(error), error, None)
-            model = "" if isinstance(error, (NotFound, LabelNotFound)) else ref.name
-            self.reject(error, api=api, model=model, started_s=started_s)
+            self.reject(error, api=api, method=method, model=ref.name, started_s=started_s)
             raise
         return Bound(
             spec,
@@ -219,15 +248,32 @@ class Engine:
             lease,
             observer=self._observer,
             api=api,
+            method=method,
             clock=self._clock,
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
         )
 
-    def reject(self, error: ServiceError, *, api: str, model: str = "", started_s: float | None = None) -> None:
-        """Counts a request that failed before it was bound, such as one that could not be parsed."""
-        seconds = 0.0 if started_s is None else self._clock() - started_s
-        self._observer.finished(api=api, model=model, version=None, signature="", error=error, seconds=seconds, rows=0)
+    def reject(
+        self, error: ServiceError, *, api: str, method: str = "", model: str = "", started_s: float | None = None
+    ) -> None:
+        """Counts a request that failed before it was bound, such as one that could not be parsed.
+
+        Args:
+          model: as the request has it, which may be anything.
+        """
+        self._observer.finished(
+            api=api,
+            method=method,
+            model=model if self._registry.is_configured(model) else "",
+            version=None,
+            signature="",
+            kind="lookup",
+            error=error,
+            seconds=0.0 if started_s is None else self._clock() - started_s,
+            run_seconds=0.0,
+            rows=0,
+        )
 
     def describe(self, ref: ModelRef) -> ModelDescription:
         """Returns a servable's signatures; raises as bind does."""

@@ -35,12 +35,13 @@ def service_methods(engine: Engine) -> dict[str, Handler]:
     """Returns the handler of each method by its path. Concurrency: handlers may run in any thread."""
 
     def predict(data: bytes, deadline_s: float | None) -> bytes:
+        started_s = engine.clock()
         try:
             request = decode_request(data)
         except ServiceError as error:
-            engine.reject(error, api=API)
+            engine.reject(error, api=API, method="Predict", started_s=started_s)
             raise
-        with engine.bind(request.ref, request.signature_name, api=API) as bound:
+        with engine.bind(request.ref, request.signature_name, api=API, method="Predict", started_s=started_s) as bound:
             outputs = bound.run(decode_inputs(request), request.output_filter, deadline_s)
             return encode_response(outputs, model=bound.model, version=bound.version, signature_name=bound.spec.name)
 

@@ -27,7 +27,7 @@ from service.transports.http.routing import add_route, model_ref
 
 def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int) -> None:
     """Adds the routes for lookups and tables."""
-    lookup_method = Method(decode_lookup, _lookup)
+    lookup_method = Method(decode_lookup, _lookup, name="lookup")
 
     async def lookup(request: Request) -> Response:
         """Returns the combined embedding of each row, for the features that were sent."""

@@ -24,7 +24,10 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
     """Adds the routes that TensorFlow Serving has too."""
     # gRPC's text for the same fault names a key and stands in the engine.
     predict_method = Method(
-        decode_predict, _predict, unknown_signature='Serving signature name: "{}" not found in signature def'
+        decode_predict,
+        _predict,
+        unknown_signature='Serving signature name: "{}" not found in signature def',
+        name="predict",
     )
 
     async def predict(request: Request) -> Response:
