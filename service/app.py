@@ -22,8 +22,9 @@ from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
 from service.loading import ServableLoader
+from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
-from service.observability import Metrics
+from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.settings import Settings
 from service.transports.grpc.grpcio_server import GrpcServer
 from service.transports.http.http_app import create_http_app
@@ -51,14 +52,19 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._metrics = Metrics()
         self._registry = Registry(self._version_changed)
+        self._metrics = Metrics(self._registry.loaded)
         self._stop_watching = threading.Event()
         self._is_forced = False
         threads, inter_op_threads = settings.parallelism
         rules = LoadRules(
             load=ServableLoader(
-                settings.tags, settings.graph_signatures, threads, settings.warmup_iterations, inter_op_threads
+                settings.tags,
+                settings.graph_signatures,
+                threads,
+                settings.warmup_iterations,
+                inter_op_threads,
+                on_warmup=self._metrics.warmups.warmed_up,
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
@@ -78,7 +84,7 @@ class App:
             self._config_file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
         self._engine = Engine(
             self._registry,
-            self._metrics,
+            self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
             reload=self._models.reload,
         )
@@ -143,6 +149,7 @@ class App:
         http_app = create_http_app(
             self._engine,
             metrics=self._metrics.render,
+            metrics_paths=self._metrics_paths(),
             max_body_bytes=settings.max_request_bytes,
             rest_api_timeout_s=settings.rest_api_timeout_s,
             graph_threads=settings.graph_threads,
@@ -163,6 +170,13 @@ class App:
                 timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
             )
         )
+
+    def _metrics_paths(self) -> tuple[str, ...]:
+        file = self._settings.monitoring_config_file
+        try:
+            return metrics_paths(read_monitoring_config(Path(file)) if file else None)
+        except ServiceError as error:
+            raise StartError(f"--monitoring_config_file={file}: {error.message}") from error
 
     def _handle_signals(self, stop: asyncio.Event, http: _HttpServer) -> None:
         def on_signal(number: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from service.codecs.saved_model_config import check_saved_model_config
 from service.codecs.signature_def import SERVE_TAGS, read_signatures
@@ -20,6 +22,12 @@ from service.recorded_warmup import replay_requests
 from service.warmup import warm_up
 
 
+class WarmupObserver(Protocol):
+    """Learns how a replay of recorded requests ended; status is a canonical code. Must not raise."""
+
+    def __call__(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
     """Loads version folders. Concurrency: any thread.
@@ -27,6 +35,7 @@ class ServableLoader:
     graph_signatures: "auto", "lazy" or "off", as in Settings.
     graph_threads: TensorFlow's threads; inter_op_threads: those for runs side by side, where it is another number.
     warmup_iterations: how often each recorded warm-up request is run; 0: none is.
+    on_warmup: told of each replay of such requests.
     """
 
     tags: frozenset[str]
@@ -34,6 +43,7 @@ class ServableLoader:
     graph_threads: int
     warmup_iterations: int = 1
     inter_op_threads: int | None = None
+    on_warmup: WarmupObserver | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
@@ -43,11 +53,30 @@ class ServableLoader:
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         if self.warmup_iterations:
             try:
-                replay_requests(servable, path, self.warmup_iterations, cold)
+                self._warm_up(servable, path, cold)
             except ServiceError:
                 servable.close()
                 raise
         return servable
+
+    def _warm_up(self, servable: Servable, path: Path, cold: frozenset[str]) -> None:
+        started_s = time.monotonic()
+        records, status = 0, "OK"
+        try:
+            records = replay_requests(servable, path, self.warmup_iterations, cold)
+        except ServiceError as error:
+            status = error.code
+            raise
+        finally:
+            if self.on_warmup and (records or status != "OK"):
+                self.on_warmup(
+                    model=servable.name,
+                    version=servable.version,
+                    path=str(path),
+                    status=status,
+                    seconds=time.monotonic() - started_s,
+                    records=records,
+                )
 
     def _graph_names(self, servable: Servable) -> frozenset[str]:
         return frozenset(n for n, backend in servable.backends.items() if isinstance(backend, LazyBackend))
@@ -75,7 +104,7 @@ class ServableLoader:
             backends |= dict.fromkeys(graph_names, graph)
             if self.graph_signatures != "lazy":
                 warm_up(graph, {s: lookups.signatures[s] for s in graph_names})
-        return Servable(name, version, lookups.signatures, backends, lookups.tables)
+        return Servable(name, version, lookups.signatures, backends, lookups.tables, lookups.backend.table_counts)
 
     def _can_run_graphs(self) -> bool:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None

@@ -48,7 +48,6 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
         bool, "tables are read through the file system's cache while they are served"
     ),
     "mixed_precision": ForeignFlag(str, "a graph runs in the precision it was exported in"),
-    "monitoring_config_file": ForeignFlag(str, "metrics are always on, at /metrics and /monitoring/prometheus/metrics"),
     "num_tflite_interpreters_per_pool": ForeignFlag(int, _NO_TFLITE),
     "num_tflite_pools": ForeignFlag(int, _NO_TFLITE),
     "num_unload_threads": ForeignFlag(int, "each model unloads in a thread of its own"),

@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 _UNSUPPORTED = {"predict_streamed_log": 7, "session_run_log": 5}
 
 
-def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: frozenset[str] = frozenset()) -> None:
+def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: frozenset[str] = frozenset()) -> int:
     """Runs each recorded request; the model, version and answer that a record names are not looked at.
+
+    Returns how many there were.
 
     Args:
       cold: signatures that are not to be run, such as those whose graph is not open yet.
@@ -37,7 +39,7 @@ def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: f
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        return
+        return 0
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
     num_skipped = number = 0
@@ -56,6 +58,7 @@ def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: f
                 raise ArtifactError(f"{path}: warmup record number {number} failed: {reason}") from error
             num_skipped += not is_run
     logger.info("replayed warm-up requests", extra={"path": str(path), "records": number, "skipped": num_skipped})
+    return number
 
 
 def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str]) -> bool:

@@ -48,6 +48,11 @@ class Settings:
     allow_version_labels_for_unavailable_models: bool = _setting(
         False, "Whether a version label that is new may point to a version that is not AVAILABLE."
     )
+    monitoring_config_file: str = _setting(
+        "",
+        "File that says where metrics are to be had: the text form of TensorFlow Serving's MonitoringConfig. Without "
+        "one they are at /metrics and /monitoring/prometheus/metrics.",
+    )
     host: str = _setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
     port: int = _setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
     rest_api_port: int = _setting(8501, "HTTP port; 0 picks a free one.", 0, 65535)

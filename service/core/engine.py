@@ -13,8 +13,6 @@ from service.core.errors import (
     ConfigConflict,
     DeadlineExceeded,
     InputMismatch,
-    LabelNotFound,
-    NotFound,
     PayloadTooLarge,
     ServiceError,
     SignatureNotFound,
@@ -31,6 +29,7 @@ from service.core.types import (
     Array,
     Backend,
     ModelRef,
+    SignatureKind,
     SignatureSpec,
     TableInfo,
     Tensors,
@@ -46,14 +45,21 @@ class Observer(Protocol):
         self,
         *,
         api: str,
+        method: str,
         model: str,
         version: int | None,
         signature: str,
+        kind: SignatureKind,
         error: BaseException | None,
         seconds: float,
+        run_seconds: float,
         rows: int,
     ) -> None:
-        """model and signature are "" where the request named none that exists, so labels stay bounded."""
+        """Takes what a request was for, and how it went.
+
+        model and signature are "" where the request named none that exists, so labels stay bounded. kind tells
+        whether a graph ran; run_seconds is the part of seconds that the backend took.
+        """
         ...
 
 
@@ -76,7 +82,19 @@ class Bound:
     Concurrency: one caller at a time.
     """
 
-    __slots__ = ("spec", "_servable", "_lease", "_observer", "_api", "_clock", "_started_s", "_max_bytes", "_rows")
+    __slots__ = (
+        "spec",
+        "_servable",
+        "_lease",
+        "_observer",
+        "_api",
+        "_method",
+        "_clock",
+        "_started_s",
+        "_max_bytes",
+        "_rows",
+        "_run_s",
+    )
 
     def __init__(
         self,
@@ -86,6 +104,7 @@ class Bound:
         *,
         observer: Observer,
         api: str,
+        method: str,
         clock: Callable[[], float],
         started_s: float,
         max_response_bytes: int,
@@ -95,10 +114,12 @@ class Bound:
         self._lease = lease
         self._observer = observer
         self._api = api
+        self._method = method
         self._clock = clock
         self._started_s = started_s
         self._max_bytes = max_response_bytes
         self._rows = 0
+        self._run_s = 0.0
 
     @property
     def model(self) -> str:
@@ -167,7 +188,10 @@ class Bound:
         if deadline_s is not None and self._clock() >= deadline_s:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
-            return backend.run(self.spec.name, arrays, outputs)
+            started_s = self._clock()
+            results = backend.run(self.spec.name, arrays, outputs)
+            self._run_s += self._clock() - started_s
+            return results
         except ServiceError:
             raise
         except Exception as error:
@@ -196,11 +220,14 @@ class Bound:
         try:
             self._observer.finished(
                 api=self._api,
+                method=self._method,
                 model=self._servable.name,
                 version=self._servable.version,
                 signature=self.spec.name,
+                kind=self.spec.kind,
                 error=error,
                 seconds=self._clock() - self._started_s,
+                run_seconds=self._run_s,
                 rows=self._rows,
             )
         finally:
@@ -236,18 +263,29 @@ class Engine:
         """What deadlines are measured on (seconds, monotonic)."""
         return self._clock
 
-    def bind(self, ref: ModelRef, signature_name: str, *, api: str, unknown_signature: str = "") -> Bound:
+    def bind(
+        self,
+        ref: ModelRef,
+        signature_name: str,
+        *,
+        api: str,
+        method: str = "",
+        started_s: float | None = None,
+        unknown_signature: str = "",
+    ) -> Bound:
         """Resolves and holds a signature; use the result in a `with` block.
 
         Args:
           signature_name: "" means serving_default.
-          api: the wire's name in metrics, such as "http" or "grpc".
+          api, method: the wire's name in metrics, such as "http" or "grpc", and the method's, spelt as on that wire.
+          started_s: on the engine's clock, when the request was there; None: now.
           unknown_signature: what UnfitSignature says in place of SignatureNotFound; {} stands for the name.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound, UnfitSignature.
         """
-        started_s = self._clock()
+        if started_s is None:
+            started_s = self._clock()
         lease: Lease | None = None
         try:
             lease = self._registry.lease(ref)
@@ -259,8 +297,7 @@ class Engine:
                 error = UnfitSignature(unknown_signature.format(signature_name or DEFAULT_SIGNATURE))
             if lease is not None:
                 lease.__exit__(type(error), error, None)
-            model = "" if isinstance(error, (NotFound, LabelNotFound)) else ref.name
-            self.reject(error, api=api, model=model, started_s=started_s)
+            self.reject(error, api=api, method=method, model=ref.name, started_s=started_s)
             raise error from (None if error is caught else caught)
         return Bound(
             spec,
@@ -268,15 +305,32 @@ class Engine:
             lease,
             observer=self._observer,
             api=api,
+            method=method,
             clock=self._clock,
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
         )
 
-    def reject(self, error: ServiceError, *, api: str, model: str = "", started_s: float | None = None) -> None:
-        """Counts a request that failed before it was bound, such as one that could not be parsed."""
-        seconds = 0.0 if started_s is None else self._clock() - started_s
-        self._observer.finished(api=api, model=model, version=None, signature="", error=error, seconds=seconds, rows=0)
+    def reject(
+        self, error: ServiceError, *, api: str, method: str = "", model: str = "", started_s: float | None = None
+    ) -> None:
+        """Counts a request that failed before it was bound, such as one that could not be parsed.
+
+        Args:
+          model: as the request has it, which may be anything.
+        """
+        self._observer.finished(
+            api=api,
+            method=method,
+            model=model if self._registry.is_configured(model) else "",
+            version=None,
+            signature="",
+            kind="lookup",
+            error=error,
+            seconds=0.0 if started_s is None else self._clock() - started_s,
+            run_seconds=0.0,
+            rows=0,
+        )
 
     def describe(self, ref: ModelRef) -> ModelDescription:
         """Returns a servable's signatures; raises as bind does."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from service.core.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound
-from service.core.servable import Holder, Lease, Servable
+from service.core.servable import Holder, Lease, LoadedServable, Servable
 from service.core.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
@@ -93,6 +93,19 @@ class Registry:
     def models(self) -> list[str]:
         """Names of the configured models."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
+
+    def is_configured(self, name: str) -> bool:
+        """Whether requests may ask for a model of this name."""
+        model = self._snapshot.get(name)
+        return model is not None and model.is_configured
+
+    def loaded(self) -> list[LoadedServable]:
+        """Returns what can be leased, by model and version."""
+        return [
+            LoadedServable(holder.servable, holder.num_leases)
+            for _, model in sorted(self._snapshot.items())
+            for _, holder in sorted(model.available.items())
+        ]
 
     def labels(self, name: str) -> Mapping[str, int]:
         """Returns the versions of a model's labels; empty where there is no such model."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 from service.core.errors import GraphUnavailable, SignatureNotFound
-from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table
+from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Servable:
     """One version of a model with everything needed to answer from it.
 
     backends: by signature name; a signature without one is listed in metadata but can not run here.
+    table_counts: tells what was read of each table so far.
     """
 
     name: str
@@ -23,6 +25,7 @@ class Servable:
     signatures: Mapping[str, SignatureSpec]
     backends: Mapping[str, Backend]
     tables: Mapping[str, Table] = field(default_factory=dict)
+    table_counts: Callable[[], Mapping[str, TableCounts]] = dict
 
     def signature(self, name: str) -> SignatureSpec:
         """Returns a signature, "" meaning serving_default; raises SignatureNotFound."""
@@ -85,6 +88,13 @@ class Holder:
     def num_leases(self) -> int:
         """Leases not yet given back."""
         return len(self._leases)
+
+
+class LoadedServable(NamedTuple):
+    """A published servable and how many requests hold it."""
+
+    servable: Servable
+    num_leases: int
 
 
 class Lease:

@@ -208,6 +208,21 @@ class TableInfo:
     features: tuple[str, ...]
 
 
+class TableCounts(NamedTuple):
+    """What lookups read of one table so far.
+
+    ids: as they were sent; of a lookup that an id without a row refuses, that id.
+    missing_ids: those of them that have no row.
+    oov_keys: keys that no vocabulary has.
+    read_bytes: of the rows that ids have; ids that a limit on their number cuts off count as read.
+    """
+
+    ids: int = 0
+    missing_ids: int = 0
+    oov_keys: int = 0
+    read_bytes: int = 0
+
+
 class Vocabulary(Protocol):
     """Maps keys to row ids of a table. Concurrency: any thread."""
 

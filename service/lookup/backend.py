@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,27 +16,45 @@ from service.core.types import (
     WEIGHTS_SUFFIX,
     Array,
     SignatureSpec,
+    TableCounts,
     Tensors,
     TensorSpec,
     Vocabulary,
 )
 from service.lookup.plan import SignaturePlan, compile_signature
 from service.lookup.table import MappedTable, open_tables
-from service.lookup.vocabulary import open_vocabularies
+from service.lookup.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
 
 _ID_DTYPES = ("int64", "int32")
 _BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
 
 
 class LookupBackend:
-    """Runs lookup signatures on mapped tables. Concurrency: any thread."""
+    """Runs lookup signatures on mapped tables. Concurrency: any thread.
 
-    def __init__(self, plans: Mapping[str, SignaturePlan]) -> None:
+    vocabularies: by the table that their keys are looked up in.
+    """
+
+    def __init__(
+        self, plans: Mapping[str, SignaturePlan], vocabularies: Mapping[str, Sequence[OpenedVocabulary]]
+    ) -> None:
         self._plans = plans
+        self._vocabularies = vocabularies
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns [B, D] float32, of a sequence [B, L, D], of each output whose feature was sent."""
         return self._plans[signature_name].run(inputs, outputs)
+
+    def table_counts(self) -> dict[str, TableCounts]:
+        """Returns what was read of each table so far; a table that no lookup reads is not there."""
+        totals: dict[str, TableCounts] = {}
+        for plan in self._plans.values():
+            for table, more in plan.counts():
+                totals[table] = TableCounts(*map(operator.add, totals.get(table, TableCounts()), more))
+        for table, vocabularies in self._vocabularies.items():
+            oov_keys = sum(vocabulary.strangers.total for vocabulary in vocabularies)
+            totals[table] = totals.get(table, TableCounts())._replace(oov_keys=oov_keys)
+        return totals
 
     def close(self) -> None:
         """Nothing to do: the maps go when the last array that looks into them does."""
@@ -75,15 +94,34 @@ def open_lookups(artifact: Path, manifest: Manifest, signatures: Mapping[str, Si
                 raise ArtifactError(f"feature {feature_name!r}: vocabulary {name!r} reaches id {last} of {rows} rows")
     described = dict(signatures)
     plans = {}
+    views = _by_feature(manifest, vocabularies)
     feature_tables = {name: feature.table for name, feature in manifest.features.items()}
     for name, entry in manifest.signatures.items():
         spec = signatures.get(name)
         if spec is None:
             raise ArtifactError(f"manifest describes signature {name!r}, which saved_model.pb does not have")
-        described[name] = _describe(spec, entry, manifest, vocabularies)
+        described[name] = _describe(spec, entry, manifest, views)
         if entry.kind == "lookup":
             plans[name] = compile_signature(entry, feature_tables, tables)
-    return OpenedLookups(tables, described, frozenset(plans), LookupBackend(plans))
+    counted: dict[str, list[OpenedVocabulary]] = {}
+    for feature_name, view in views.items():
+        of_table = counted.setdefault(feature_tables[feature_name], [])
+        if view not in of_table:
+            of_table.append(view)
+    return OpenedLookups(tables, described, frozenset(plans), LookupBackend(plans, counted))
+
+
+def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:
+    """Returns each feature's vocabulary; those of one table count together what they lack, and no others do."""
+    views: dict[tuple[str, str], OpenedVocabulary] = {}
+    by_feature = {}
+    for name, feature in manifest.features.items():
+        if feature.vocabulary:
+            key = (feature.vocabulary, feature.table)
+            if key not in views:
+                views[key] = counted_apart(vocabularies[feature.vocabulary])
+            by_feature[name] = views[key]
+    return by_feature
 
 
 def _describe(
@@ -93,7 +131,7 @@ def _describe(
     for feature_name, lookup in entry.features.items():
         feature = manifest.features[feature_name]
         table = manifest.tables[feature.table]
-        vocabulary = vocabularies[feature.vocabulary] if feature.vocabulary else None
+        vocabulary = vocabularies.get(feature_name)
         _check_inputs(spec, lookup, vocabulary, is_lookup=entry.kind == "lookup")
         inputs[lookup.ids] = replace(
             inputs[lookup.ids],

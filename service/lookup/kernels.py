@@ -2,7 +2,9 @@
 
 Each kernel takes a table that may lie unaligned in its file (a checkpoint packs tensors back to back), writes the whole
 of out, and returns OK or where it stopped: the position of the first id that has no row, or TOO_MANY - r for a row r
-that is too long. The caller has checked that row_splits start at 0, never decrease, and end at the number of ids.
+that is too long. One that came to the end although n ids have no row, as its policy wants, returns MISSING - n: so they
+are counted at no cost where there are none. The caller has checked that row_splits start at 0, never decrease, and end
+at the number of ids.
 
 A row is cut first; what is cut off is never judged. Then an id is held against the table, then its weight against 0.
 
@@ -19,6 +21,8 @@ from numba import njit, types
 
 OK = -1
 TOO_MANY = -2
+# Below TOO_MANY - r of any row, for a request has fewer bytes than that.
+MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP = 0, 1, 2, 3, 4
@@ -57,9 +61,11 @@ def gather(table, ids, policy, default_row, out):  # type: ignore[no-untyped-def
       out: [B, D] float32, written.
     """
     vocabulary_size, dim = table.shape
+    missing = 0
     for i in range(ids.shape[0]):
         row = ids[i]
         if row < 0 or row >= vocabulary_size:
+            missing += 1
             row = _instead(row, vocabulary_size, policy, default_row)
             if row == _REFUSED:
                 return i
@@ -68,7 +74,7 @@ def gather(table, ids, policy, default_row, out):  # type: ignore[no-untyped-def
                 continue
         for d in range(dim):
             out[i, d] = table[row, d]
-    return OK
+    return MISSING - missing if missing else OK
 
 
 @njit(
@@ -111,6 +117,7 @@ def combine(  # type: ignore[no-untyped-def]
       out: [B, D] float32, written.
     """
     vocabulary_size, dim = table.shape
+    missing = 0
     is_weighted = weights.shape[0] > 0
     for r in range(row_splits.shape[0] - 1):
         begin, end = row_splits[r], row_splits[r + 1]
@@ -124,6 +131,7 @@ def combine(  # type: ignore[no-untyped-def]
         for i in range(begin, end):
             row = values[i]
             if row < 0 or row >= vocabulary_size:
+                missing += 1
                 row = _instead(row, vocabulary_size, policy, default_row)
                 if row == _REFUSED:
                     return i
@@ -153,7 +161,7 @@ def combine(  # type: ignore[no-untyped-def]
         else:
             for d in range(dim):
                 out[r, d] /= divisor
-    return OK
+    return MISSING - missing if missing else OK
 
 
 @njit(
@@ -171,6 +179,7 @@ def sequence(table, values, row_splits, policy, default_row, out):  # type: igno
       out: [B, L, D] float32, written.
     """
     vocabulary_size, dim = table.shape
+    missing = 0
     length = out.shape[1]
     for r in range(row_splits.shape[0] - 1):
         begin = row_splits[r]
@@ -178,6 +187,7 @@ def sequence(table, values, row_splits, policy, default_row, out):  # type: igno
         for k in range(count):
             row = values[begin + k]
             if row < 0 or row >= vocabulary_size:
+                missing += 1
                 row = _instead(row, vocabulary_size, policy, default_row)
                 if row == _REFUSED:
                     return begin + k
@@ -187,4 +197,4 @@ def sequence(table, values, row_splits, policy, default_row, out):  # type: igno
             for d in range(dim):
                 out[r, k, d] = table[row, d]
         out[r, count:, :] = np.float32(0)
-    return OK
+    return MISSING - missing if missing else OK

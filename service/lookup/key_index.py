@@ -19,6 +19,8 @@ from service.lookup.fingerprint import BYTES, fingerprint64
 
 EMPTY = -1
 OK = -1
+# More than a request has keys.
+STRANGER = 1 << 32
 
 _SLOTS = types.Array(types.int32, 1, "C")
 _INTEGERS = types.Array(types.int64, 1, "C", readonly=True, aligned=False)
@@ -95,7 +97,7 @@ def index_strings(data, starts, slots):  # type: ignore[no-untyped-def]
 def find_strings(data, starts, slots, keys, splits, first_id, oov_id, num_oov_buckets, ids):  # type: ignore[no-untyped-def]
     """Writes the row of each key: first_id + line, or that of its OOV bucket, or oov_id.
 
-    Returns OK, or the first place where oov_id was written.
+    Returns OK where the vocabulary has all keys, else (number of those it lacks) * STRANGER + place of the first.
 
     Args:
       data, starts, slots: the vocabulary.
@@ -105,7 +107,7 @@ def find_strings(data, starts, slots, keys, splits, first_id, oov_id, num_oov_bu
     """
     mask = slots.shape[0] - 1
     last = first_id + starts.shape[0] - 1
-    stranger = OK
+    strangers = first = 0
     for i in range(ids.shape[0]):
         begin, length = splits[i], splits[i + 1] - splits[i]
         key_hash = fingerprint64(keys, begin, length)
@@ -114,12 +116,14 @@ def find_strings(data, starts, slots, keys, splits, first_id, oov_id, num_oov_bu
             slot = (slot + 1) & mask
         if slots[slot] != EMPTY:
             ids[i] = first_id + slots[slot]
-        elif num_oov_buckets > 0:
+            continue
+        first = first if strangers else i
+        strangers += 1
+        if num_oov_buckets > 0:
             ids[i] = last + np.int64(key_hash % np.uint64(num_oov_buckets))
         else:
             ids[i] = oov_id
-            stranger = i if stranger == OK else stranger
-    return stranger
+    return strangers * STRANGER + first if strangers else OK
 
 
 @njit(_INT(BYTES, _INTEGERS, _OUT), cache=True, nogil=True)
@@ -191,7 +195,7 @@ def find_integers(keys, slots, sent, first_id, oov_id, num_oov_buckets, ids):  #
     """Writes and returns what find_strings does, for N sent keys; keys, slots: the vocabulary."""
     mask = slots.shape[0] - 1
     last = first_id + keys.shape[0]
-    stranger = OK
+    strangers = first = 0
     for i in range(ids.shape[0]):
         key = sent[i]
         slot = np.int64(_mixed(key) & np.uint64(mask))
@@ -199,9 +203,11 @@ def find_integers(keys, slots, sent, first_id, oov_id, num_oov_buckets, ids):  #
             slot = (slot + 1) & mask
         if slots[slot] != EMPTY:
             ids[i] = first_id + slots[slot]
-        elif num_oov_buckets > 0:
+            continue
+        first = first if strangers else i
+        strangers += 1
+        if num_oov_buckets > 0:
             ids[i] = last + np.int64(fingerprint_of_digits(key) % np.uint64(num_oov_buckets))
         else:
             ids[i] = oov_id
-            stranger = i if stranger == OK else stranger
-    return stranger
+    return strangers * STRANGER + first if strangers else OK

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from threading import get_ident
 
 import numpy as np
 
 from service.core.errors import IdsTooMany
 from service.core.manifest import LookupFeature, SignatureEntry
-from service.core.types import Array, Tensors
+from service.core.types import Array, TableCounts, Tensors
 from service.core.validation import id_out_of_range
 from service.lookup import kernels
 from service.lookup.table import MappedTable
@@ -22,6 +23,8 @@ _POLICIES = {
     "default_row": kernels.DEFAULT_ROW,
     "clamp": kernels.CLAMP,
 }
+# Where a bad id reads a row of another id.
+_READ_INSTEAD = ("default_row", "clamp")
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 
@@ -33,8 +36,12 @@ class FeaturePlan:
     table: MappedTable
     max_rows: int | None
 
-    def run(self, inputs: Tensors) -> Array:
+    def run(self, inputs: Tensors, counts: list[int]) -> Array:
         """Returns [B, D] float32 for the feature's inputs, or [B, L, D] of a sequence.
+
+        Args:
+          counts: [2], of the calling thread; the number of ids and of those without a row are added to it. Of a lookup
+            that is refused, only the id that it is refused for.
 
         Raises:
           IdOutOfRange: an id has no row and the policy refuses it.
@@ -75,7 +82,13 @@ class FeaturePlan:
                 out,
             )
         if stopped != kernels.OK:
-            raise self._explain(stopped, ids, inputs)
+            if stopped > kernels.MISSING:
+                if stopped >= 0:
+                    counts[0] += 1
+                    counts[1] += 1
+                raise self._explain(stopped, ids, inputs)
+            counts[1] += kernels.MISSING - stopped
+        counts[0] += ids.shape[0]
         return out
 
     def _explain(self, stopped: int, ids: Array, inputs: Tensors) -> Exception:
@@ -95,10 +108,33 @@ class SignaturePlan:
     """All features of one lookup signature, by output name. Concurrency: any thread."""
 
     features: Mapping[str, FeaturePlan]
+    # By thread and output: each thread counts in a list of its own, so that no lock is needed.
+    _counts: dict[int, dict[str, list[int]]] = field(default_factory=dict, repr=False, compare=False)
 
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns the outputs whose features were sent."""
-        return {name: plan.run(inputs) for name in outputs if (plan := self.features[name]).feature.ids in inputs}
+        thread = get_ident()
+        counts = self._counts.get(thread)
+        if counts is None:
+            counts = self._counts[thread] = {name: [0, 0] for name in self.features}
+        return {
+            name: plan.run(inputs, counts[name])
+            for name in outputs
+            if (plan := self.features[name]).feature.ids in inputs
+        }
+
+    def counts(self) -> Iterator[tuple[str, TableCounts]]:
+        """Yields what each feature read so far, with its table's name; keys are not counted here."""
+        by_thread = list(self._counts.copy().values())
+        for name, plan in self.features.items():
+            ids = sum(counts[name][0] for counts in by_thread)
+            missing = sum(counts[name][1] for counts in by_thread)
+            read = ids if plan.feature.on_bad_id in _READ_INSTEAD else ids - missing
+            info = plan.table.info
+            yield (
+                info.name,
+                TableCounts(ids, missing, 0, max(read, 0) * info.embedding_dim * plan.table.weights.itemsize),
+            )
 
 
 def compile_signature(

@@ -31,7 +31,7 @@ class MappedTable:
         """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
         out = np.empty((ids.shape[0], self.info.embedding_dim), np.float32)
         stopped = kernels.gather(self.weights, np.ascontiguousarray(ids, np.int64), kernels.ERROR, 0, out)
-        if stopped != kernels.OK:
+        if stopped >= 0:
             raise id_out_of_range("ids", int(ids[stopped]), stopped, self.info.vocabulary_size)
         return out
 

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import mmap
+from copy import copy
 from itertools import accumulate
 from pathlib import Path
+from threading import get_ident
 from typing import ClassVar
 
 import numpy as np
 
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import KeyDtype, Manifest, VocabularyEntry
-from service.core.types import Array, Vocabulary
+from service.core.types import Array
 from service.lookup import key_index
 
 # What the index writes for a key that has no row; a lookup drops it as it does any id below 0.
 _NO_ROW = -1
+
+
+class Strangers:
+    """Counts keys that a vocabulary lacks. Concurrency: any thread; each counts for itself, so no lock is needed."""
+
+    __slots__ = ("_by_thread",)
+
+    def __init__(self) -> None:
+        self._by_thread: dict[int, int] = {}
+
+    def add(self, count: int) -> None:
+        """Counts some more."""
+        thread = get_ident()
+        self._by_thread[thread] = self._by_thread.get(thread, 0) + count
+
+    @property
+    def total(self) -> int:
+        """How many there were."""
+        return sum(self._by_thread.copy().values())
 
 
 class StringVocabulary:
@@ -24,12 +45,13 @@ class StringVocabulary:
     data: the file's bytes, mapped. starts: [N+1] where its lines start. slots: the index over them.
     """
 
-    __slots__ = ("_data", "_starts", "_slots", "_oov", "_refuses")
+    __slots__ = ("_data", "_starts", "_slots", "_oov", "_refuses", "strangers")
     key_dtype: ClassVar[KeyDtype] = "string"
 
     def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Array) -> None:
         self._data, self._starts, self._slots = data, starts, slots
         self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+        self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Returns int64 ids, of the same shape, of object strings (bytes or str).
@@ -48,9 +70,14 @@ class StringVocabulary:
         splits = np.fromiter(accumulate(map(len, flat), initial=0), np.int64, len(flat) + 1)
         ids = np.empty(len(flat), np.int64)
         sent = np.frombuffer(joined, np.uint8)
-        at = key_index.find_strings(self._data, self._starts, self._slots, sent, splits, *self._oov, ids)
-        if at != key_index.OK and self._refuses:
-            raise _stranger(input_name, repr(flat[at].decode(errors="replace")), at, f"{self._starts.size - 1} strings")
+        found = key_index.find_strings(self._data, self._starts, self._slots, sent, splits, *self._oov, ids)
+        if found != key_index.OK:
+            count, at = divmod(found, key_index.STRANGER)
+            self.strangers.add(count)
+            if self._refuses:
+                raise _stranger(
+                    input_name, repr(flat[at].decode(errors="replace")), at, f"{self._starts.size - 1} strings"
+                )
         return ids.reshape(keys.shape)
 
     @property
@@ -66,20 +93,24 @@ class IntegerVocabulary:
     keys: [N] int64, in the order of the file. slots: the index over them.
     """
 
-    __slots__ = ("_keys", "_slots", "_oov", "_refuses")
+    __slots__ = ("_keys", "_slots", "_oov", "_refuses", "strangers")
     key_dtype: ClassVar[KeyDtype] = "int64"
 
     def __init__(self, entry: VocabularyEntry, keys: Array, slots: Array) -> None:
         self._keys, self._slots = keys, slots
         self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+        self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Returns int64 ids, of the same shape, of int64 or int32 keys; strangers as in StringVocabulary."""
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
-        at = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
-        if at != key_index.OK and self._refuses:
-            raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
+        found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
+        if found != key_index.OK:
+            count, at = divmod(found, key_index.STRANGER)
+            self.strangers.add(count)
+            if self._refuses:
+                raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
         return ids.reshape(keys.shape)
 
     @property
@@ -88,12 +119,22 @@ class IntegerVocabulary:
         return int(self._keys[0])
 
 
-def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, Vocabulary]:
+OpenedVocabulary = StringVocabulary | IntegerVocabulary
+
+
+def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:
+    """Returns the same vocabulary, the index shared, that counts strangers for itself."""
+    view = copy(vocabulary)
+    view.strangers = Strangers()
+    return view
+
+
+def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, OpenedVocabulary]:
     """Maps and indexes the vocabulary files of an artifact; raises ArtifactError naming the file."""
     return {name: _open(artifact / entry.file, entry) for name, entry in manifest.vocabularies.items()}
 
 
-def _open(path: Path, entry: VocabularyEntry) -> Vocabulary:
+def _open(path: Path, entry: VocabularyEntry) -> OpenedVocabulary:
     data = _map(path)
     size = key_index.count_lines(data)
     if size == 0 or size != entry.size:
@@ -103,7 +144,7 @@ def _open(path: Path, entry: VocabularyEntry) -> Vocabulary:
     # Between a third and two thirds of the slots stay empty, so that a search ends after one or two.
     slots = np.full(1 << (size * 3 // 2).bit_length(), key_index.EMPTY, np.int32)
     if entry.key_dtype == "string":
-        vocabulary: Vocabulary = StringVocabulary(entry, data, starts, slots)
+        vocabulary: OpenedVocabulary = StringVocabulary(entry, data, starts, slots)
         twice = key_index.index_strings(data, starts, slots)
     else:
         keys = np.empty(size, np.int64)

@@ -130,3 +130,22 @@ def test_a_version_is_served_only_if_its_records_run(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="warmup record number 1 failed: "):
         loader("toy", 1, artifact)
     ServableLoader(frozenset({"serve"}), "off", 1, warmup_iterations=0)("toy", 1, artifact).close()
+
+
+def test_tells_how_a_replay_ended(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    artifact = write_toy_model(tmp_path / "1")
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, on_warmup=lambda **warmup: told.append(warmup))
+    loader("toy", 1, artifact)
+    assert told == [], "there was nothing to replay"
+    write(artifact, b"", b"")
+    loader("toy", 1, artifact)
+    write(artifact, predict_log("nobody"))
+    with pytest.raises(ArtifactError):
+        loader("toy", 1, artifact)
+    assert all(warmup.pop("seconds") >= 0 for warmup in told)
+    of_version = {"model": "toy", "version": 1, "path": str(artifact)}
+    assert told == [
+        of_version | {"status": "OK", "records": 2},
+        of_version | {"status": "FAILED_PRECONDITION", "records": 0},
+    ]

@@ -47,6 +47,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model_config_file": ("models.conf", "models.conf"),
     "model_config_file_poll_wait_seconds": ("2", 2.0),
     "model_reload_timeout_s": ("9", 9.0),
+    "monitoring_config_file": ("monitoring.conf", "monitoring.conf"),
     "allow_version_labels_for_unavailable_models": ("true", True),
     "version_settle_s": ("0", 0.0),
     "enable_model_warmup": ("false", False),

@@ -28,10 +28,15 @@ def inference_methods(engine: Engine) -> dict[str, Handler]:
     """Returns the handler of each method by its path. Concurrency: handlers may run in any thread."""
     return {
         f"/{PREDICTION_SERVICE}/Classify": partial(
-            _infer, engine, CLASSIFY_METHOD, "tensorflow.serving.ClassificationRequest", encode_classification
+            _infer,
+            engine,
+            "Classify",
+            CLASSIFY_METHOD,
+            "tensorflow.serving.ClassificationRequest",
+            encode_classification,
         ),
         f"/{PREDICTION_SERVICE}/Regress": partial(
-            _infer, engine, REGRESS_METHOD, "tensorflow.serving.RegressionRequest", encode_regression
+            _infer, engine, "Regress", REGRESS_METHOD, "tensorflow.serving.RegressionRequest", encode_regression
         ),
         f"/{PREDICTION_SERVICE}/MultiInference": partial(_multi_inference, engine),
     }
@@ -39,18 +44,27 @@ def inference_methods(engine: Engine) -> dict[str, Handler]:
 
 def _infer(
     engine: Engine,
+    method: str,
     method_name: str,
     request_type: str,
     encode: Callable[..., bytes],
     data: bytes,
     deadline_s: float | None,
 ) -> bytes:
+    started_s = engine.clock()
     try:
         request = decode_examples_request(request_type, data)
     except ServiceError as error:
-        engine.reject(error, api=API)
+        engine.reject(error, api=API, method=method, started_s=started_s)
         raise
-    with engine.bind(request.ref, request.signature_name, api=API, unknown_signature=UNKNOWN_SIGNATURE) as bound:
+    with engine.bind(
+        request.ref,
+        request.signature_name,
+        api=API,
+        method=method,
+        started_s=started_s,
+        unknown_signature=UNKNOWN_SIGNATURE,
+    ) as bound:
         # What is wrong with the signature is told before what is wrong with the examples.
         wanted_outputs(bound.spec, method_name)
         result = bound.infer(method_name, decode_examples(request.input), deadline_s)
@@ -58,10 +72,11 @@ def _infer(
 
 
 def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> bytes:
+    started_s = engine.clock()
     try:
         request = decode_multi_inference(data)
     except ServiceError as error:
-        engine.reject(error, api=API)
+        engine.reject(error, api=API, method="MultiInference", started_s=started_s)
         raise
     ref = request.ref
     with ExitStack() as stack:
@@ -72,6 +87,8 @@ def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> b
                     ref,
                     task.signature_name,
                     api=API,
+                    method="MultiInference",
+                    started_s=started_s,
                     unknown_signature="Requested signature not found in model graph: {}",
                 )
             )

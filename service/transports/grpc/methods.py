@@ -31,12 +31,13 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
     """
 
     def predict(data: bytes, deadline_s: float | None) -> bytes:
+        started_s = engine.clock()
         try:
             request = decode_request(data)
         except ServiceError as error:
-            engine.reject(error, api=API)
+            engine.reject(error, api=API, method="Predict", started_s=started_s)
             raise
-        with engine.bind(request.ref, request.signature_name, api=API) as bound:
+        with engine.bind(request.ref, request.signature_name, api=API, method="Predict", started_s=started_s) as bound:
             try:
                 inputs = decode_inputs(request)
             except (MalformedPayload, InputMismatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 from fastapi import FastAPI
@@ -14,11 +14,13 @@ from service.transports.http import openapi
 from service.transports.http.routing import add_route
 
 
-def add_admin_routes(app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]]) -> None:
+def add_admin_routes(
+    app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
+) -> None:
     """Adds the routes for orchestrators.
 
     Args:
-      metrics: gives the exposition's bytes and content type.
+      metrics: gives the exposition's bytes and content type; metrics_paths: where, the first is in OpenAPI.
     """
 
     async def healthz(request: Request) -> Response:
@@ -39,9 +41,10 @@ def add_admin_routes(app: FastAPI, engine: Engine, metrics: Callable[[], tuple[b
 
     add_route(app, "/healthz", healthz, "GET", **openapi.healthz())
     add_route(app, "/readyz", readyz, "GET", **openapi.readyz())
-    add_route(app, "/metrics", metrics_text, "GET", **openapi.metrics())
-    # TensorFlow Serving's default path.
-    add_route(app, "/monitoring/prometheus/metrics", metrics_text, "GET", include_in_schema=False)
+    for path in metrics_paths[:1]:
+        add_route(app, path, metrics_text, "GET", **openapi.metrics())
+    for path in metrics_paths[1:]:
+        add_route(app, path, metrics_text, "GET", include_in_schema=False)
 
 
 def _json(document: dict[str, object], status: int = 200) -> Response:

@@ -39,12 +39,14 @@ class Method(Generic[P]):
 
     parse: body to what it says, as far as that needs no signature.
     answer: (held signature, parsed body, deadline on the engine's clock) to the answer's body.
+    name: its name in metrics.
     unknown_signature: the text of that error, where it is not the engine's; {} stands for the name.
     """
 
     parse: Callable[[bytes], P]
     answer: Callable[[Bound, P, float], bytes]
     unknown_signature: str = ""
+    name: str = ""
 
 
 class Calls:
@@ -74,17 +76,27 @@ class Calls:
           ServiceError: whatever the engine and the codecs raise; DeadlineExceeded after timeout_s.
         """
         deadline_s = self._engine.clock() + self._timeout_s
+        started_s = None
         try:
             body = await read_body(request, self._max_body_bytes)
+            # Not before: how fast a client sends is not this server's doing.
+            started_s = self._engine.clock()
             is_small = len(body) <= self._inline_body_bytes
             if is_small:
                 parsed = method.parse(body)
             else:
                 parsed = await self._in_thread(self._parse_threads, partial(method.parse, body), deadline_s)
         except ServiceError as error:
-            self._engine.reject(error, api=API)
+            self._engine.reject(error, api=API, method=method.name, model=ref.name, started_s=started_s)
             raise
-        bound = self._engine.bind(ref, parsed.signature_name, api=API, unknown_signature=method.unknown_signature)
+        bound = self._engine.bind(
+            ref,
+            parsed.signature_name,
+            api=API,
+            method=method.name,
+            started_s=started_s,
+            unknown_signature=method.unknown_signature,
+        )
         is_lookup = bound.spec.kind == "lookup"
         if is_lookup and is_small:
             return _answer(bound, method, parsed, deadline_s)

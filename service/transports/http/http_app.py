@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -27,12 +27,15 @@ from service.transports.http.tfs_routes import add_tfs_routes
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
 DEFAULT_MAX_TABLE_ROWS = 65536
+# Ours, and TensorFlow Serving's.
+DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
 def create_http_app(
     engine: Engine,
     *,
     metrics: Callable[[], tuple[bytes, str]],
+    metrics_paths: Sequence[str] = DEFAULT_METRICS_PATHS,
     max_body_bytes: int,
     rest_api_timeout_s: float,
     graph_threads: int,
@@ -45,7 +48,7 @@ def create_http_app(
     """Returns the ASGI application.
 
     Args:
-      metrics: gives the exposition's bytes and content type.
+      metrics: gives the exposition's bytes and content type; metrics_paths: where.
       max_body_bytes: largest body, before and after decompression.
       rest_api_timeout_s: for a whole request.
       graph_threads: how many graph runs go on at once.
@@ -82,7 +85,7 @@ def create_http_app(
     # Most used first: routes are tried in order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
-    add_admin_routes(app, engine, metrics)
+    add_admin_routes(app, engine, metrics, metrics_paths)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

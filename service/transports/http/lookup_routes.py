@@ -31,7 +31,7 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
     Args:
       strict_json: neither take nor give bare NaN and Infinity.
     """
-    lookup_method = Method(partial(decode_lookup, strict=strict_json), partial(_lookup, strict_json))
+    lookup_method = Method(partial(decode_lookup, strict=strict_json), partial(_lookup, strict_json), name="lookup")
 
     async def lookup(request: Request) -> Response:
         """Returns the combined embedding of each row, for the features that were sent."""

@@ -34,14 +34,16 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         partial(decode_predict, strict=strict_json),
         partial(_predict, strict_json),
         unknown_signature='Serving signature name: "{}" not found in signature def',
+        name="predict",
     )
     classify_method, regress_method = (
         Method(
             partial(decode_examples_body, strict=strict_json),
             partial(_infer, strict_json, method_name),
             unknown_signature=UNKNOWN_SIGNATURE,
+            name=name,
         )
-        for method_name in (CLASSIFY_METHOD, REGRESS_METHOD)
+        for name, method_name in (("classify", CLASSIFY_METHOD), ("regress", REGRESS_METHOD))
     )
 
     async def predict(request: Request) -> Response:

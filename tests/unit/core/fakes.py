@@ -25,6 +25,16 @@ class FakeBackend:
         answer = self._answer(inputs)
         return {name: answer[name] for name in outputs}
 
+    def takes(self, seconds: float, clock: Any) -> None:
+        """Makes each run from now on move a clock."""
+        answer = self._answer
+
+        def slow(inputs: Tensors) -> dict[str, Array]:
+            clock.now_s += seconds
+            return answer(inputs)
+
+        self._answer = slow
+
     def close(self) -> None:
         """Counts."""
         self.closed += 1

@@ -73,8 +73,9 @@ def world(observer: RecordingObserver, clock: Clock) -> World:
 
 
 def test_runs_the_latest_version_and_reports_it(world: World) -> None:
-    with world.engine.bind(M, "", api="test") as bound:
+    with world.engine.bind(M, "", api="test", method="predict", started_s=999.5) as bound:
         world.clock.now_s += 0.25
+        world.backends[2].takes(0.125, world.clock)
         outputs = bound.run({"x": X})
         assert (bound.model, bound.version, bound.spec.name) == ("m", 2, "serving_default")
     assert outputs["y"].tolist() == [2, 4]
@@ -82,11 +83,14 @@ def test_runs_the_latest_version_and_reports_it(world: World) -> None:
     assert world.reported == [
         {
             "api": "test",
+            "method": "predict",
             "model": "m",
             "version": 2,
             "signature": "serving_default",
+            "kind": "predict",
             "error": None,
-            "seconds": 0.25,
+            "seconds": 0.875,
+            "run_seconds": 0.125,
             "rows": 2,
         }
     ]
@@ -183,8 +187,8 @@ def test_a_backends_word_on_the_request_is_passed_on(observer: RecordingObserver
     ("ref", "signature", "error", "model"),
     [
         (ModelRef("x"), "", ModelNotFound, ""),
-        (ModelRef("m", 9), "", VersionNotFound, ""),
-        (ModelRef("m", label="x"), "", LabelNotFound, ""),
+        (ModelRef("m", 9), "", VersionNotFound, "m"),
+        (ModelRef("m", label="x"), "", LabelNotFound, "m"),
         (ModelRef("x", label="x"), "", LabelNotFound, ""),
         (M, "nope", SignatureNotFound, "m"),
     ],
@@ -209,10 +213,34 @@ def test_a_model_that_is_not_ready_is_reported_under_its_name(world: World) -> N
 
 def test_a_request_that_could_not_be_parsed_is_counted(world: World) -> None:
     error = MalformedPayload("not JSON")
-    world.engine.reject(error, api="test")
+    world.engine.reject(error, api="test", method="predict")
     assert world.reported == [
-        {"api": "test", "model": "", "version": None, "signature": "", "error": error, "seconds": 0.0, "rows": 0}
+        {
+            "api": "test",
+            "method": "predict",
+            "model": "",
+            "version": None,
+            "signature": "",
+            "kind": "lookup",
+            "error": error,
+            "seconds": 0.0,
+            "run_seconds": 0.0,
+            "rows": 0,
+        }
     ]
+
+
+@pytest.mark.parametrize(("model", "reported"), [("m", "m"), ("x", ""), ("m\n", ""), ("", ""), ("hidden", "")])
+def test_what_could_not_be_parsed_counts_for_a_model_that_is_served(world: World, model: str, reported: str) -> None:
+    world.registry.add_model("hidden", is_configured=False)
+    world.engine.reject(MalformedPayload("not JSON"), api="test", model=model, started_s=999.0)
+    assert (world.reported[0]["model"], world.reported[0]["seconds"]) == (reported, 1.0)
+
+
+def test_a_request_lasts_from_when_it_is_bound_where_nobody_says_since_when_it_is_there(world: World) -> None:
+    with world.engine.bind(M, "", api="test"):
+        world.clock.now_s += 0.25
+    assert world.reported[0]["seconds"] == 0.25
 
 
 def test_a_version_is_reported_while_it_is_still_held(world: World) -> None:

@@ -382,3 +382,19 @@ def test_under_swaps_no_reader_meets_a_closed_version_or_goes_without() -> None:
         reader.join(60)
     assert faults == []
     assert [version for version, backend in backends.items() if not backend.closed] == [versions]
+
+
+def test_tells_what_can_be_leased_and_how_often_it_is() -> None:
+    registry = new_registry()
+    publish(registry, 10)
+    publish(registry, 9)
+    with registry.lease(ModelRef("m")), registry.lease(ModelRef("m", 10)):
+        assert [(one.servable.version, one.num_leases) for one in registry.loaded()] == [(9, 0), (10, 2)]
+    registry.unload("m", 9)
+    assert [(one.servable.version, one.num_leases) for one in registry.loaded()] == [(10, 0)]
+
+
+def test_a_model_is_configured_or_it_is_not() -> None:
+    registry = new_registry()
+    registry.add_model("hidden", is_configured=False)
+    assert [registry.is_configured(name) for name in ("m", "hidden", "x", "")] == [True, False, False, False]

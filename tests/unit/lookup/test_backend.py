@@ -13,6 +13,7 @@ import pytest
 from service.codecs.signature_def import read_signatures
 from service.core.errors import ArtifactError
 from service.core.manifest import Manifest
+from service.core.types import TableCounts
 from service.lookup.backend import OpenedLookups, open_lookups
 from tests.toy_model import rewrite_manifest, saved_model, toy_signatures, write_toy_model
 from tests.toy_policies import write_policy_model
@@ -222,3 +223,32 @@ def test_a_predict_may_take_ids_of_another_rank(tmp_path: Path) -> None:
     signatures["serving_default"][0]["user"] = (9, (-1, 1))
     (artifact / "saved_model.pb").write_bytes(saved_model(signatures))
     assert open_toy(artifact).signatures["serving_default"].inputs["user"].shape == (None, 1)
+
+
+def test_counts_by_table_what_all_signatures_read(tmp_path: Path) -> None:
+    opened = open_toy(write_policy_model(tmp_path / "1"))
+    run, inputs = opened.backend.run, opened.signatures["lookup"].inputs
+    # Of four words two are unknown: one goes to a bucket, one is dropped, which is an id without a row.
+    for name, outputs in (("words__values", "words"), ("words_or_rows__values", "words_or_rows")):
+        vocabulary = inputs[name].vocabulary
+        assert vocabulary is not None
+        rows = vocabulary.ids_of(np.array([b"red", b"?"], object), name)
+        run("lookup", {name: rows, f"{outputs}__row_splits": np.array([0, 2])}, (outputs,))
+    run("lookup", {"one_clamp": np.array([-7, 1])}, ("one_clamp",))
+    run("lookup_tpu_tensor_core", {"clamp__values": np.array([9]), "clamp__row_splits": np.array([0, 1])}, ("clamp",))
+    # Rows of `item` have 8 bytes, rows of `tag` 12.
+    assert opened.backend.table_counts() == {"item": TableCounts(4, 1, 2, 24), "tag": TableCounts(3, 2, 0, 36)}
+
+
+def test_features_of_different_tables_count_strangers_apart(tmp_path: Path) -> None:
+    def edit(data: dict[str, Any]) -> None:
+        data["features"]["user"]["vocabulary"] = "tag"
+
+    opened = open_toy(write_toy_model(tmp_path / "1", edit_manifest=edit))
+    inputs = opened.signatures["lookup"].inputs
+    for name in ("user", "tags__values", "tags_sum__values"):
+        vocabulary = inputs[name].vocabulary
+        assert vocabulary is not None
+        vocabulary.ids_of(np.array([b"?"], object), name)
+    counts = opened.backend.table_counts()
+    assert {name: count.oov_keys for name, count in counts.items()} == {"user": 1, "tag": 2}

@@ -49,7 +49,7 @@ def combine(
     default_row: int = 0,
     positive_only: bool = False,
 ) -> np.ndarray | int:
-    """Returns what the kernel wrote, or where it stopped."""
+    """Returns what the kernel wrote, or where it stopped; checks how many ids it says have no row."""
     values, splits = oracle.ragged(rows)
     # What was there before must not show through.
     out = np.full((len(rows), table.shape[1]), np.nan, np.float32)
@@ -67,7 +67,17 @@ def combine(
         default_row,
         out,
     )
-    return out if stopped == kernels.OK else int(stopped)
+    read = [row[:max_ids] for row in rows]
+    return out if is_done(stopped, [i for row in read for i in row], len(table)) else int(stopped)
+
+
+def is_done(stopped: int, ids: list[int], vocabulary_size: int) -> bool:
+    """Says whether a kernel came to the end; then it has counted the ids that have no row."""
+    if kernels.MISSING < stopped != kernels.OK:
+        return False
+    missing = 0 if stopped == kernels.OK else kernels.MISSING - stopped
+    assert missing == sum(not 0 <= i < vocabulary_size for i in ids)
+    return True
 
 
 @st.composite
@@ -135,7 +145,7 @@ def test_gather_gives_what_the_oracle_gives(ids: list[int], policy: str, default
     except oracle.Refused as refused:
         assert str(refused) == f"id {ids[stopped]}"
         return
-    assert stopped == kernels.OK
+    assert is_done(stopped, ids, len(TAG))
     assert np.array_equal(out, expected)
 
 
@@ -145,7 +155,7 @@ def sequence(
     """Returns what the kernel wrote, or where it stopped."""
     out = np.full((len(rows), length, table.shape[1]), np.nan, np.float32)
     stopped = kernels.sequence(table, *oracle.ragged(rows), POLICIES[on_bad_id], default_row, out)
-    return out if stopped == kernels.OK else int(stopped)
+    return out if is_done(stopped, [i for row in rows for i in row[:length]], len(table)) else int(stopped)
 
 
 @given(lookups(), st.integers(1, 6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from service.core.errors import IdOutOfRange, IdsTooMany
 from service.core.manifest import LookupFeature, SignatureEntry
-from service.core.types import TableInfo
+from service.core.types import TableCounts, TableInfo
 from service.lookup.plan import SignaturePlan, compile_signature
 from service.lookup.table import MappedTable
 from tests.toy_model import toy_tables
@@ -168,3 +169,43 @@ def test_a_bad_id_of_a_sequence_is_named_unless_it_is_cut_off() -> None:
 def test_a_sequence_has_as_many_rows_as_its_batch_allows() -> None:
     with pytest.raises(IdsTooMany, match=r": 5 rows, this signature takes at most 4\.$"):
         plan((4,), tags=path()).run(ragged(ids(), *[0] * 6), ("tags",))
+
+
+@pytest.mark.parametrize(
+    ("options", "sent", "counts"),
+    [
+        ({"on_bad_id": "error"}, (1, 2, 3), (3, 0, 36)),
+        ({"on_bad_id": "drop"}, (1, -1, 4, 2), (4, 2, 24)),
+        ({"on_bad_id": "clamp"}, (1, -1, 4, 2), (4, 2, 48)),
+        ({"on_bad_id": "default_row", "default_row": 3}, (9,), (1, 1, 12)),
+        # What is cut off is an id, and nobody looks whether it has a row.
+        ({"on_bad_id": "drop", "max_ids_per_row": 1, "on_too_many_ids": "truncate"}, (1, -1), (2, 0, 24)),
+        ({}, (), (0, 0, 0)),
+    ],
+)
+def test_counts_ids_those_without_a_row_and_bytes(
+    options: dict[str, Any], sent: tuple[int, ...], counts: tuple[int, int, int]
+) -> None:
+    compiled = plan(tags=tags(**options))
+    for _ in range(2):
+        compiled.run(ragged(ids(*sent), 0, len(sent)), ("tags",))
+    ids_sent, missing, read_bytes = (2 * count for count in counts)
+    assert list(compiled.counts()) == [("tag", TableCounts(ids_sent, missing, 0, read_bytes))]
+
+
+def test_a_refused_lookup_counts_the_id_that_has_no_row_and_no_other() -> None:
+    compiled = plan(tags=tags(), max_two=tags(output="max_two", max_ids_per_row=2))
+    with pytest.raises(IdOutOfRange):
+        compiled.run(ragged(ids(1, 4, 9), 0, 3), ("tags",))
+    with pytest.raises(IdsTooMany):
+        compiled.run(ragged(ids(1, 2, 3), 0, 3), ("max_two",))
+    assert list(compiled.counts()) == [("tag", TableCounts(1, 1, 0, 0)), ("tag", TableCounts())]
+
+
+def test_threads_that_count_at_the_same_time_lose_nothing() -> None:
+    compiled = plan(tags=tags(on_bad_id="drop"))
+    inputs = ragged(ids(1, 9, 2), 0, 3)
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(lambda: [compiled.run(inputs, ("tags",)) for _ in range(500)]) for _ in range(4)]:
+            done.result()
+    assert list(compiled.counts()) == [("tag", TableCounts(6000, 2000, 0, 48_000))]

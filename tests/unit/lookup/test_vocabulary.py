@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import Manifest, VocabularyEntry
 from service.core.types import Vocabulary
-from service.lookup.vocabulary import open_vocabularies
+from service.lookup.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
 
 TEXTS = [b"red", b"green", b"blue"]
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -26,7 +26,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vocabulary")
 
 
-def open_one(folder: Path, data: bytes, *, size: int = 3, **fields: Any) -> Vocabulary:
+def open_one(folder: Path, data: bytes, *, size: int = 3, **fields: Any) -> OpenedVocabulary:
     """Writes a vocabulary file and opens it."""
     path = folder / f"{len(list(folder.iterdir()))}v.txt"
     path.write_bytes(data)
@@ -191,3 +191,27 @@ def test_strangers_go_to_buckets_behind_the_keys(tmp_path: Path) -> None:
     assert ids_of(strings, b"blue", b"purple", b"teal", b"lime", "日本".encode(), b"") == [12, 13, 14, 15, 15, 15]
     integers = open_one(tmp_path, b"100\n-5\n7\n", first_id=10, num_oov_buckets=2, key_dtype="int64")
     assert ids_of(integers, 7, -40, -2, 2**63 - 1, -(2**63), 0) == [12, 13, 14, 14, 13, 14]
+
+
+@pytest.mark.parametrize("options", [{"oov_id": 0}, {"num_oov_buckets": 5}, {"on_oov": "drop"}])
+def test_keys_that_a_vocabulary_lacks_are_counted(tmp_path: Path, options: dict[str, Any]) -> None:
+    strings = open_one(tmp_path, b"red\ngreen\nblue\n", first_id=1, **options)
+    integers = open_one(tmp_path, b"1\n2\n3\n", first_id=1, key_dtype="int64", **options)
+    ids_of(strings, b"x", b"red", b"y", b"x")
+    ids_of(strings, b"red")
+    ids_of(integers, 0, 1, 9)
+    assert (strings.strangers.total, integers.strangers.total) == (3, 2)
+
+
+def test_keys_of_a_request_that_is_refused_are_counted_too(tmp_path: Path) -> None:
+    vocabulary = open_one(tmp_path, b"red\ngreen\nblue\n")
+    with pytest.raises(IdOutOfRange, match="'y' at position 1 "):
+        ids_of(vocabulary, b"red", b"y", b"x")
+    assert vocabulary.strangers.total == 2
+
+
+def test_a_vocabulary_that_counts_apart_is_the_same_in_all_else(tmp_path: Path) -> None:
+    first = open_one(tmp_path, b"red\ngreen\nblue\n", on_oov="drop")
+    second = counted_apart(first)
+    assert ids_of(second, b"blue", b"x") == [2, -1]
+    assert (first.strangers.total, second.strangers.total) == (0, 1)

@@ -12,7 +12,7 @@ from service.codecs.tensor_proto import decode_tensor, encode_tensor
 from service.core.engine import Engine
 from service.core.errors import DeadlineExceeded, ServiceError
 from service.core.types import Array
-from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
+from service.transports.grpc.methods import PREDICTION_SERVICE, UNIMPLEMENTED, service_methods
 from tests.conftest import RecordingObserver
 from tests.unit.transports.conftest import NumpyModel
 
@@ -236,3 +236,20 @@ def test_a_lookup_takes_no_examples(call: Call) -> None:
     with pytest.raises(ServiceError) as caught:
         call(f"{PREDICTION}/Classify", request)
     assert caught.value.message == "Expected one input Tensor."
+
+
+# model_spec { name: "m" }, and the same in a task of a MultiInferenceRequest.
+SPEC, TASK = b"\n\x03\n\x01m", b"\n\x05\n\x03\n\x01m"
+
+
+@pytest.mark.parametrize("data", [b"\xff", SPEC, TASK])
+def test_every_method_that_runs_a_signature_counts_under_its_name(
+    engine: Engine, observer: RecordingObserver, data: bytes
+) -> None:
+    for path, handler in service_methods(engine).items():
+        _, service, name = path.split("/")
+        if service == PREDICTION_SERVICE and name != "GetModelMetadata":
+            with pytest.raises(ServiceError):
+                handler(data, None)
+            assert {request["method"] for request in observer.finished_requests} == {name}
+            observer.finished_requests.clear()

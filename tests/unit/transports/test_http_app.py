@@ -15,6 +15,7 @@ from service.codecs.json_lookup import decode_lookup, decode_rows
 from service.codecs.json_tensor import decode_predict
 from service.core.registry import Registry
 from service.transports.http.docs_page import add_docs_page
+from tests.conftest import RecordingObserver
 from tests.unit.transports.conftest import Http, error_text
 
 
@@ -108,3 +109,20 @@ def test_the_page_uses_installed_files_where_there_are_any(tmp_path: Path) -> No
     page = Http(app).get("/docs").text
     assert "http://" not in page and "https://" not in page
     assert Http(app).get("/docs-assets/swagger-ui-bundle.js").text == "// here"
+
+
+def test_metrics_may_be_elsewhere_or_nowhere(make_http: Callable[..., Http]) -> None:
+    elsewhere = make_http(metrics_paths=("/metrics", "/x/y"))
+    assert [elsewhere.get(path).status_code for path in ("/metrics", "/x/y", "/monitoring/prometheus/metrics")] == [
+        *(200, 200, 404),
+    ]
+    assert make_http(metrics_paths=()).get("/metrics").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["predict", "lookup", "classify", "regress"])
+@pytest.mark.parametrize("body", [b"{", b"{}", b'{"examples": [{}]}'])
+def test_every_method_that_runs_a_signature_counts_under_its_name(
+    http: Http, observer: RecordingObserver, name: str, body: bytes
+) -> None:
+    http.post(f"/v1/models/m:{name}", content=body)
+    assert {request["method"] for request in observer.finished_requests} <= {name}

@@ -147,9 +147,10 @@ def test_requests_are_counted_also_where_they_never_reach_a_model(http: Http, ob
         (r["api"], r["model"], r["version"], r["signature"], r["rows"], r["error"] and r["error"].code)
         for r in observer.finished_requests
     ]
+    assert {r["method"] for r in observer.finished_requests} == {"predict"}
     assert kept == [
         ("http", "m", 3, "serving_default", 2, None),
-        ("http", "", None, "", 0, "INVALID_ARGUMENT"),
+        ("http", "m", None, "", 0, "INVALID_ARGUMENT"),
         ("http", "", None, "", 0, "NOT_FOUND"),
     ]
 

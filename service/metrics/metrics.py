@@ -1,0 +1,59 @@
+"""All metrics of one server, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+from service.core.servable import LoadedServable
+from service.core.types import State, VersionStatus
+from service.metrics.batches import BatchCounter
+from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
+from service.metrics.requests import RequestCounter
+from service.metrics.serving_names import Counted, serving_lines
+from service.metrics.text import CONTENT_TYPE
+from service.metrics.warmups import WarmupCounter
+
+
+class Metrics:
+    """What one server counts. Concurrency: any thread.
+
+    requests: core.engine's Observer. batches, warmups: who runs these reports to them.
+
+    Args:
+      loaded: tells which servables are loaded now; their tables count what was read of them.
+    """
+
+    def __init__(self, loaded: Callable[[], Sequence[LoadedServable]]) -> None:
+        self.requests = RequestCounter()
+        self.batches = BatchCounter()
+        self.warmups = WarmupCounter()
+        self._loaded = loaded
+        self._states: dict[tuple[str, int], int] = {}
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        PlatformCollector(registry=self._process)
+
+    def version_changed(self, model: str, status: VersionStatus) -> None:
+        """Records a state of a version; UNKNOWN: a failure is no longer told of."""
+        if status.state is State.UNKNOWN:
+            self._states.pop((model, status.version), None)
+            return
+        self._states[model, status.version] = status.state
+        if status.state is State.END:
+            # Models change all day: what is kept per version must go with it. A failure stays visible, as in status.
+            self.requests.retire(model, status.version)
+            self.warmups.retire(model, status.version)
+            if status.code == "OK":
+                self._states.pop((model, status.version), None)
+
+    def render(self) -> tuple[bytes, str]:
+        """Returns the exposition text and its content type."""
+        now, ever = self.requests.read()
+        lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
+        batches = self.batches.read()
+        lines += batch_lines(batches)
+        lines += serving_lines(Counted(ever, self.warmups.read(), batches))
+        text = "".join(f"{line}\n" for line in lines)
+        return generate_latest(self._process) + text.encode(), CONTENT_TYPE
