@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.codecs": (
         {"service.core.types", "service.core.errors", "service.core.model_config", "service.core.version_policy"},
-        {"numpy", "google.protobuf", "orjson"},
+        # ml_dtypes where it is installed: bfloat16.
+        {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
     ),
     "service.transports.http": (
         {"service.core.engine", "service.core.types", "service.core.errors", "service.codecs"},
