@@ -13,6 +13,7 @@ from service.core.errors import (
     ConfigConflict,
     DeadlineExceeded,
     LabelNotFound,
+    ModelNotFound,
     NotFound,
     PayloadTooLarge,
     ServiceError,
@@ -21,7 +22,7 @@ from service.core.errors import (
 )
 from service.core.model_config import ModelConfig
 from service.core.registry import Registry
-from service.core.servable import Lease, Servable
+from service.core.servable import Lease, Servable, find_signature
 from service.core.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, VersionStatus
 from service.core.validation import checked
 
@@ -55,6 +56,10 @@ class ModelDescription:
     name: str
     version: int
     signatures: Mapping[str, SignatureSpec]
+
+    def signature(self, name: str = "", fallback: str = "") -> SignatureSpec:
+        """Returns a signature as Engine.bind chooses it; raises SignatureNotFound."""
+        return find_signature(self.signatures, name, fallback)
 
 
 class Bound:
@@ -191,11 +196,12 @@ class Engine:
         """What deadlines are measured on (seconds, monotonic)."""
         return self._clock
 
-    def bind(self, ref: ModelRef, signature_name: str, *, api: str) -> Bound:
+    def bind(self, ref: ModelRef, signature_name: str, *, api: str, fallback_signature: str = "") -> Bound:
         """Resolves and holds a signature; use the result in a `with` block.
 
         Args:
           signature_name: "" means serving_default.
+          fallback_signature: what "" means where a model has no serving_default.
           api: the wire's name in metrics, such as "http" or "grpc".
 
         Raises:
@@ -206,7 +212,7 @@ class Engine:
         try:
             lease = self._registry.lease(ref)
             servable = lease.__enter__()
-            spec = servable.signature(signature_name)
+            spec = servable.signature(signature_name, fallback_signature)
         except ServiceError as error:
             if lease is not None:
                 lease.__exit__(type(error), error, None)
@@ -247,6 +253,16 @@ class Engine:
     def models(self) -> list[str]:
         """Names of the configured models."""
         return self._registry.models()
+
+    def all_statuses(self) -> dict[str, list[VersionStatus]]:
+        """Returns the states of every configured model's versions, newest first; none where no folder was found yet."""
+        result: dict[str, list[VersionStatus]] = {}
+        for name in self.models():
+            try:
+                result[name] = self.statuses(name)
+            except ModelNotFound:
+                result[name] = []
+        return result
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
         """Returns the tables of a servable, by name; empty where it has no manifest."""

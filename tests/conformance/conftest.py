@@ -9,6 +9,7 @@ import pytest
 
 from service.core.engine import Engine
 from service.loading import ServableLoader
+from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver, serving
 from tests.toy_policies import write_policy_model
@@ -49,4 +50,8 @@ def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
             "http columns": HttpWire(http, "columns"),
             "http rows": HttpWire(http, "rows"),
             "grpc": GrpcWire(channel),
+            "oip json": OipHttpWire(http, is_binary=False),
+            "oip binary": OipHttpWire(http, is_binary=True),
+            "oip grpc": OipGrpcWire(channel, is_raw=True),
+            "oip grpc contents": OipGrpcWire(channel, is_raw=False),
         }

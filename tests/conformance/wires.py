@@ -72,12 +72,13 @@ class Request:
         return arrays
 
 
-WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc")
+OIP_WIRES = ("oip json", "oip binary", "oip grpc", "oip grpc contents")
+WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", *OIP_WIRES)
 
 
 def takes(wire_name: str, request: Request) -> bool:
     """Says whether a request has a form on a wire: raw tensors only as columns, rows only of equal, positive number."""
-    if wire_name in ("engine", "grpc"):
+    if wire_name in ("engine", "grpc", *OIP_WIRES):
         return True
     if request.inputs is not None:
         return wire_name == "http columns"
@@ -242,13 +243,18 @@ class HttpClient:
     def request(self, method: str, path: str, body: str = "") -> tuple[int, Any]:
         """Returns status and parsed body."""
 
+        response = self.exchange(method, path, body.encode(), {})
+        return response.status_code, response.json()
+
+    def exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
+        """Returns the answer as it is."""
+
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return await client.request(method, path, content=body.encode())
+                return await client.request(method, path, content=body, headers=headers)
 
-        response = self._runner.run(send())
-        return response.status_code, response.json()
+        return self._runner.run(send())
 
 
 @contextmanager

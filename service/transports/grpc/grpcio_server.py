@@ -17,7 +17,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from service.codecs.protos import new_pool
 from service.core.engine import Engine
 from service.core.errors import ServiceError
-from service.transports.grpc import health
+from service.transports.grpc import health, inference_v2_methods
+from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, inference_methods
 from service.transports.grpc.methods import MODEL_SERVICE, PREDICTION_SERVICE, UNIMPLEMENTED, Handler, service_methods
 from service.transports.grpc.status_codes import STATUS_CODES, details
 
@@ -27,7 +28,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class GrpcServer:
-    """TensorFlow Serving's gRPC API on one address, plaintext.
+    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address, plaintext.
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".
@@ -55,7 +56,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        services = (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        services = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         # Reflection needs all services in one pool, ours are not in protobuf's own.
         pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
         reflection.enable_server_reflection(services, self._server, pool=pool)
@@ -77,7 +78,7 @@ class GrpcServer:
     def set_serving(self, is_serving: bool) -> None:
         """Tells health checks whether the server, its services and each of its models can answer."""
         problems = self._engine.problems()
-        for name in ("", PREDICTION_SERVICE, MODEL_SERVICE):
+        for name in ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE):
             self._health.set(name, is_serving)
         models = set(self._engine.models())
         for name in models:
@@ -102,9 +103,9 @@ class _MethodTable(grpc.GenericRpcHandler):
         serve = _Serve(engine.clock)
         self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             path: grpc.unary_unary_rpc_method_handler(partial(serve, handler))
-            for path, handler in service_methods(engine).items()
+            for path, handler in (service_methods(engine) | inference_methods(engine)).items()
         }
-        for path, text in UNIMPLEMENTED.items():
+        for path, text in (*UNIMPLEMENTED.items(), *inference_v2_methods.UNIMPLEMENTED.items()):
             self._handlers[path] = grpc.unary_unary_rpc_method_handler(partial(_refuse, text))
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:

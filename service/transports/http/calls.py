@@ -30,21 +30,24 @@ class Parsed(Protocol):
 
 
 P = TypeVar("P", bound=Parsed)
+A = TypeVar("A")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[P]):
+class Method(Generic[P, A]):
     """A wire method over signatures.
 
     parse: body to what it says, as far as that needs no signature.
-    answer: (held signature, parsed body, deadline on the engine's clock) to the answer's body.
+    answer: (held signature, parsed body, deadline on the engine's clock) to the answer's body, and what goes with it.
     unknown_signature: the text of that error, where it is not the engine's; {} stands for the name.
+    fallback_signature: what a body that names none is for where the model has no serving_default.
     """
 
     parse: Callable[[bytes], P]
-    answer: Callable[[Bound, P, float], bytes]
+    answer: Callable[[Bound, P, float], A]
     unknown_signature: str = ""
+    fallback_signature: str = ""
 
 
 class Calls:
@@ -67,8 +70,8 @@ class Calls:
         self._graph_threads = ThreadPoolExecutor(graph_threads, thread_name_prefix="http-graph")
         self._parse_threads = ThreadPoolExecutor(_NUM_PARSE_THREADS, thread_name_prefix="http-parse")
 
-    async def answer(self, request: Request, ref: ModelRef, method: Method[P]) -> bytes:
-        """Returns the answer's body.
+    async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> A:
+        """Returns what the method answers.
 
         Raises:
           ServiceError: whatever the engine and the codecs raise; DeadlineExceeded after timeout_s.
@@ -85,7 +88,7 @@ class Calls:
             self._engine.reject(error, api=API)
             raise
         try:
-            bound = self._engine.bind(ref, parsed.signature_name, api=API)
+            bound = self._engine.bind(ref, parsed.signature_name, api=API, fallback_signature=method.fallback_signature)
         except SignatureNotFound as error:
             if not method.unknown_signature:
                 raise
@@ -132,7 +135,7 @@ class Calls:
                 _give_back(bound, late)
 
 
-def _answer(bound: Bound, method: Method[P], parsed: P, deadline_s: float) -> bytes:
+def _answer(bound: Bound, method: Method[P, A], parsed: P, deadline_s: float) -> A:
     with bound:
         return method.answer(bound, parsed, deadline_s)
 

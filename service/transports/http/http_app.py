@@ -18,6 +18,7 @@ from service.transports.http.calls import Calls
 from service.transports.http.docs_page import add_docs_page, installed_assets
 from service.transports.http.errors import error_response, service_error_response
 from service.transports.http.lookup_routes import add_lookup_routes
+from service.transports.http.oip_routes import add_open_inference_routes
 from service.transports.http.request_id import RequestIdMiddleware
 from service.transports.http.routing import malformed, raw_path
 from service.transports.http.tfs_routes import add_tfs_routes
@@ -73,6 +74,7 @@ def create_http_app(
     # Most used first: routes are tried in order.
     add_lookup_routes(app, engine, calls, max_table_rows)
     add_tfs_routes(app, engine, calls)
+    add_open_inference_routes(app, engine, calls)
     add_admin_routes(app, engine, metrics)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
