@@ -34,6 +34,7 @@ check: $(READY)  ## lint, format, types, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/make_serving_protos.py --check
+	$(BIN)/python .ci/make_inference_protos.py --check
 	$(BIN)/python .ci/make_settings_table.py --check
 
 format: $(READY)  ## rewrite the code in the project's format
@@ -42,6 +43,7 @@ format: $(READY)  ## rewrite the code in the project's format
 
 generated: $(READY)  ## rebuild the generated files
 	$(BIN)/python .ci/make_serving_protos.py
+	$(BIN)/python .ci/make_inference_protos.py
 	$(BIN)/python .ci/make_settings_table.py
 
 lock:  ## resolve the exact versions anew (needs uv)

@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             f"service.core.{name}"
             for name in ("types", "errors", "inference", "model_config", "validation", "version_policy")
         },
+        # ml_dtypes where it is installed: bfloat16.
         {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
     ),
     "service.transports.http": (

@@ -1,9 +1,10 @@
-"""TensorFlow Serving's messages without TensorFlow.
+"""TensorFlow Serving's messages without TensorFlow, and the Open Inference Protocol's.
 
 `serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto, which
-`.ci/make_serving_protos.py` writes. It goes into a pool of its own: TensorFlow registers the same file names in
-protobuf's default pool, before or after us, and neither may notice the other. Messages of the two pools differ in type;
-pass bytes between them.
+`.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto, from
+`.ci/make_inference_protos.py`. They go into a pool of their own: TensorFlow registers the same file names in protobuf's
+default pool, before or after us, and neither may notice the other. Messages of the two pools differ in type; pass bytes
+between them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_DESCRIPTORS = Path(__file__).with_name("serving_protos.pb")
+_DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in ("serving_protos.pb", "open_inference.pb"))
 
 # Without it two threads that come first at once would get two pools, and their messages would not mix.
 _building = threading.Lock()
@@ -32,9 +33,9 @@ def new_pool(extra_files: Iterable[bytes] = ()) -> descriptor_pool.DescriptorPoo
       extra_files: serialized FileDescriptorProtos to add, such as a health service's; imports go first.
     """
     pool = descriptor_pool.DescriptorPool()
-    files = descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes())
-    for file in files.file:
-        pool.AddSerializedFile(file.SerializeToString())
+    for descriptors in _DESCRIPTORS:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes()).file:
+            pool.AddSerializedFile(file.SerializeToString())
     for extra in extra_files:
         pool.AddSerializedFile(extra)
     return pool

@@ -13,6 +13,7 @@ from service.core.errors import (
     ConfigConflict,
     DeadlineExceeded,
     InputMismatch,
+    ModelNotFound,
     PayloadTooLarge,
     ServiceError,
     SignatureNotFound,
@@ -23,7 +24,7 @@ from service.core.errors import (
 from service.core.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
 from service.core.model_config import ModelConfig
 from service.core.registry import Registry
-from service.core.servable import Lease, Servable
+from service.core.servable import Lease, Servable, find_signature
 from service.core.types import (
     DEFAULT_SIGNATURE,
     Array,
@@ -74,6 +75,10 @@ class ModelDescription:
     name: str
     version: int
     signatures: Mapping[str, SignatureSpec]
+
+    def signature(self, name: str = "", fallback: str = "") -> SignatureSpec:
+        """Returns a signature as Engine.bind chooses it; raises SignatureNotFound."""
+        return find_signature(self.signatures, name, fallback)
 
 
 class Bound:
@@ -272,6 +277,7 @@ class Engine:
         method: str = "",
         started_s: float | None = None,
         unknown_signature: str = "",
+        fallback_signature: str = "",
     ) -> Bound:
         """Resolves and holds a signature; use the result in a `with` block.
 
@@ -280,6 +286,7 @@ class Engine:
           api, method: the wire's name in metrics, such as "http" or "grpc", and the method's, spelt as on that wire.
           started_s: on the engine's clock, when the request was there; None: now.
           unknown_signature: what UnfitSignature says in place of SignatureNotFound; {} stands for the name.
+          fallback_signature: what "" means where a model has no serving_default.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound, UnfitSignature.
@@ -290,7 +297,7 @@ class Engine:
         try:
             lease = self._registry.lease(ref)
             servable = lease.__enter__()
-            spec = servable.signature(signature_name)
+            spec = servable.signature(signature_name, fallback_signature)
         except ServiceError as caught:
             error = caught
             if unknown_signature and isinstance(caught, SignatureNotFound):
@@ -350,6 +357,16 @@ class Engine:
     def models(self) -> list[str]:
         """Names of the configured models."""
         return self._registry.models()
+
+    def all_statuses(self) -> dict[str, list[VersionStatus]]:
+        """Returns the states of every configured model's versions, newest first; none where no folder was found yet."""
+        result: dict[str, list[VersionStatus]] = {}
+        for name in self.models():
+            try:
+                result[name] = self.statuses(name)
+            except ModelNotFound:
+                result[name] = []
+        return result
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
         """Returns the tables of a servable, by name; empty where it has no manifest."""

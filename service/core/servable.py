@@ -27,13 +27,9 @@ class Servable:
     tables: Mapping[str, Table] = field(default_factory=dict)
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
 
-    def signature(self, name: str) -> SignatureSpec:
-        """Returns a signature, "" meaning serving_default; raises SignatureNotFound."""
-        spec = self.signatures.get(name or DEFAULT_SIGNATURE)
-        if spec is None:
-            # TensorFlow Serving's text, to the letter; metadata lists what there is.
-            raise SignatureNotFound(f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found.')
-        return spec
+    def signature(self, name: str, fallback: str = "") -> SignatureSpec:
+        """Returns a signature; see find_signature."""
+        return find_signature(self.signatures, name, fallback)
 
     def backend(self, spec: SignatureSpec) -> Backend:
         """Returns what runs a signature; raises GraphUnavailable."""
@@ -51,6 +47,25 @@ class Servable:
         """Closes each backend once."""
         for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
+
+
+def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback: str = "") -> SignatureSpec:
+    """Returns a signature by name.
+
+    Args:
+      name: "" means serving_default.
+      fallback: what "" means where there is no serving_default.
+
+    Raises:
+      SignatureNotFound: there is none of that name.
+    """
+    spec = signatures.get(name or DEFAULT_SIGNATURE)
+    if spec is None and not name:
+        spec = signatures.get(fallback)
+    if spec is None:
+        # TensorFlow Serving's text, to the letter; metadata lists what there is.
+        raise SignatureNotFound(f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found.')
+    return spec
 
 
 class Holder:

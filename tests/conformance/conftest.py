@@ -13,6 +13,7 @@ from service.core.engine import Engine
 from service.core.registry import Registry
 from service.loading import ServableLoader
 from tests.conformance.contract_models import write_half, write_kinds
+from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver, serving
 from tests.toy_policies import write_policy_model
@@ -53,6 +54,10 @@ def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
             "http columns": HttpWire(http, "columns"),
             "http rows": HttpWire(http, "rows"),
             "grpc": GrpcWire(channel),
+            "oip json": OipHttpWire(http, is_binary=False),
+            "oip binary": OipHttpWire(http, is_binary=True),
+            "oip grpc": OipGrpcWire(channel, is_raw=True),
+            "oip grpc contents": OipGrpcWire(channel, is_raw=False),
         }
 
 

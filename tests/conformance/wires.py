@@ -72,12 +72,13 @@ class Request:
         return arrays
 
 
-WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc")
+OIP_WIRES = ("oip json", "oip binary", "oip grpc", "oip grpc contents")
+WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", *OIP_WIRES)
 
 
 def takes(wire_name: str, request: Request) -> bool:
     """Says whether a request has a form on a wire: raw tensors only as columns, rows only of equal, positive number."""
-    if wire_name in ("engine", "grpc"):
+    if wire_name in ("engine", "grpc", *OIP_WIRES):
         return True
     if request.inputs is not None:
         return wire_name == "http columns"

@@ -17,7 +17,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from service.codecs.protos import new_pool
 from service.core.engine import Engine
 from service.core.errors import ServiceError, Unimplemented
-from service.transports.grpc import health
+from service.transports.grpc import health, inference_v2_methods
+from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
 from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
 from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
 from service.transports.grpc.status_codes import STATUS_CODES, details
@@ -26,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 _INT32_MAX = 2**31 - 1
 # The server, its services, and the services as TensorFlow Serving calls them for health checks.
-_HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, "PredictionService", "ModelService")
+_HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
 # Request metadata: how this answer is to be written, "content" or "values", and "gzip" to have it compressed.
 TENSOR_ENCODING_KEY = "x-tensor-encoding"
 RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
 class GrpcServer:
-    """TensorFlow Serving's gRPC API on one address, plaintext.
+    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address, plaintext.
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".
@@ -70,7 +71,7 @@ class GrpcServer:
             # Each name once: of two values gRPC takes whichever it likes.
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
-        services = (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        services = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         # Reflection needs all services in one pool, ours are not in protobuf's own.
         pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
         reflection.enable_server_reflection(services, self._server, pool=pool)
@@ -135,15 +136,16 @@ class _MethodTable(grpc.GenericRpcHandler):
         serve = _Serve(engine.clock)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
+        inference = open_inference_methods(engine)
         for in_content in (False, True):
-            for path, handler in service_methods(engine, as_content=in_content).items():
+            for path, handler in (service_methods(engine, as_content=in_content) | inference).items():
                 plain = partial(serve, handler)
                 self._handlers[path, in_content, False] = grpc.unary_unary_rpc_method_handler(plain)
                 compressed = partial(_compressed, plain)
                 self._handlers[path, in_content, True] = grpc.unary_unary_rpc_method_handler(compressed)
         self._unimplemented: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             path: grpc.unary_unary_rpc_method_handler(partial(serve, partial(_refuse, text)))
-            for path, text in UNIMPLEMENTED.items()
+            for path, text in {**UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}.items()
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:

@@ -8,8 +8,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.core.errors import MalformedPayload, PayloadTooLarge
 
-# zlib's window size for a gzip header and trailer.
+# zlib's window size for a gzip header and trailer; "deflate" is zlib's own form.
 _GZIP = 16 + zlib.MAX_WBITS
+_DECODERS = {b"gzip": ("gzip", _GZIP), b"x-gzip": ("gzip", _GZIP), b"deflate": ("deflate", zlib.MAX_WBITS)}
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -20,16 +21,17 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
     Raises:
       PayloadTooLarge: over the limit.
-      MalformedPayload: not the gzip data that its header says, or another encoding.
+      MalformedPayload: not the gzip or deflate data that its header says, or another encoding.
     """
     declared, encoding = _headers(request)
     if declared > max_bytes:
         raise PayloadTooLarge(f"The body of {declared} bytes is over the limit of {max_bytes} bytes.")
     if encoding in (b"", b"identity"):
         return await _read_plain(request, max_bytes)
-    if encoding in (b"gzip", b"x-gzip"):
-        return await _read_gzip(request, max_bytes)
-    raise MalformedPayload(f"Content-Encoding {ascii(encoding.decode('latin-1'))} is not supported; send gzip or none.")
+    if encoding in _DECODERS:
+        return await _read_compressed(request, max_bytes, *_DECODERS[encoding])
+    shown = ascii(encoding.decode("latin-1"))
+    raise MalformedPayload(f"Content-Encoding {shown} is not supported; send gzip, deflate or none.")
 
 
 def _headers(request: Request) -> tuple[int, bytes]:
@@ -57,8 +59,8 @@ async def _read_plain(request: Request, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-async def _read_gzip(request: Request, max_bytes: int) -> bytes:
-    decoder = zlib.decompressobj(_GZIP)
+async def _read_compressed(request: Request, max_bytes: int, name: str, window: int) -> bytes:
+    decoder = zlib.decompressobj(window)
     pieces: list[bytes] = []
     room = max_bytes
     is_last = False
@@ -75,11 +77,11 @@ async def _read_gzip(request: Request, max_bytes: int) -> bytes:
                 data = decoder.unconsumed_tail
                 if decoder.eof and decoder.unused_data:
                     # A gzip file may consist of several members, one after the other.
-                    data, decoder = decoder.unused_data, zlib.decompressobj(_GZIP)
+                    data, decoder = decoder.unused_data, zlib.decompressobj(window)
     except zlib.error as error:
-        raise MalformedPayload(f"The body is not valid gzip data: {error}") from error
+        raise MalformedPayload(f"The body is not valid {name} data: {error}") from error
     if not decoder.eof:
-        raise MalformedPayload("The body is not valid gzip data: it ends early")
+        raise MalformedPayload(f"The body is not valid {name} data: it ends early")
     return b"".join(pieces)
 
 

@@ -30,23 +30,26 @@ class Parsed(Protocol):
 
 
 P = TypeVar("P", bound=Parsed)
+A = TypeVar("A")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[P]):
+class Method(Generic[P, A]):
     """A wire method over signatures.
 
     parse: body to what it says, as far as that needs no signature.
-    answer: (held signature, parsed body, deadline on the engine's clock) to the answer's body.
+    answer: (held signature, parsed body, deadline on the engine's clock) to the answer's body, and what goes with it.
     name: its name in metrics.
     unknown_signature: the text of that error, where it is not the engine's; {} stands for the name.
+    fallback_signature: what a body that names none is for where the model has no serving_default.
     """
 
     parse: Callable[[bytes], P]
-    answer: Callable[[Bound, P, float], bytes]
+    answer: Callable[[Bound, P, float], A]
     unknown_signature: str = ""
     name: str = ""
+    fallback_signature: str = ""
 
 
 class Calls:
@@ -69,8 +72,8 @@ class Calls:
         self._graph_threads = ThreadPoolExecutor(graph_threads, thread_name_prefix="http-graph")
         self._parse_threads = ThreadPoolExecutor(_NUM_PARSE_THREADS, thread_name_prefix="http-parse")
 
-    async def answer(self, request: Request, ref: ModelRef, method: Method[P]) -> bytes:
-        """Returns the answer's body.
+    async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> A:
+        """Returns what the method answers.
 
         Raises:
           ServiceError: whatever the engine and the codecs raise; DeadlineExceeded after timeout_s.
@@ -96,6 +99,7 @@ class Calls:
             method=method.name,
             started_s=started_s,
             unknown_signature=method.unknown_signature,
+            fallback_signature=method.fallback_signature,
         )
         is_lookup = bound.spec.kind == "lookup"
         if is_lookup and is_small:
@@ -138,7 +142,7 @@ class Calls:
                 _give_back(bound, late)
 
 
-def _answer(bound: Bound, method: Method[P], parsed: P, deadline_s: float) -> bytes:
+def _answer(bound: Bound, method: Method[P, A], parsed: P, deadline_s: float) -> A:
     with bound:
         return method.answer(bound, parsed, deadline_s)
 

@@ -20,6 +20,7 @@ from service.transports.http.docs_page import add_docs_page, installed_assets
 from service.transports.http.errors import error_response, service_error_response
 from service.transports.http.gzip_answers import GzipMiddleware
 from service.transports.http.lookup_routes import add_lookup_routes
+from service.transports.http.oip_routes import add_open_inference_routes
 from service.transports.http.path_case import PathCaseMiddleware
 from service.transports.http.request_id import RequestIdMiddleware
 from service.transports.http.routing import malformed, raw_path
@@ -85,6 +86,7 @@ def create_http_app(
     # Most used first: routes are tried in order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
+    add_open_inference_routes(app, engine, calls)
     add_admin_routes(app, engine, metrics, metrics_paths)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)

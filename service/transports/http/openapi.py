@@ -18,13 +18,15 @@ Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's R
   row, or one vector per id where the feature is a sequence.
 * `:predict` takes and answers what TensorFlow Serving does, for every signature of a model.
 * `/tables` shows the embedding tables and their rows.
+* `/v2` is the Open Inference Protocol, as KServe and Triton have it, for the same models.
 
 Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: the client's own, or a new one.
-Bodies may be sent with `Content-Encoding: gzip`. The same models answer TensorFlow Serving's gRPC API.
+Bodies may be sent with `Content-Encoding: gzip` or `deflate`. The same models answer TensorFlow Serving's gRPC API.
 """
 _TAGS = [
     {"name": "Embeddings", "description": "Lookups and tables."},
     {"name": "TensorFlow Serving", "description": "Drop-in REST API of tensorflow_model_server."},
+    {"name": "Open Inference Protocol", "description": "Version 2, with the binary tensor data extension."},
     {"name": "Operations", "description": "For orchestrators and monitoring."},
 ]
 _ERROR_SCHEMA: Json = {
@@ -249,6 +251,24 @@ def metrics() -> Json:
     content = {"text/plain": {"schema": {"type": "string"}}}
     answer: dict[int | str, Json] = {200: {"description": "Prometheus text", "content": content}}
     return _route("Operations", "Metrics", "", answer, errors=())
+
+
+def described(
+    tag: str,
+    summary: str,
+    path: str,
+    answer: tuple[str, Json, Json],
+    *,
+    body: tuple[Json, Json] | None = None,
+    errors: tuple[int, ...] = tuple(_ERRORS),
+) -> Json:
+    """Returns what a route of another file says of itself.
+
+    Args:
+      answer: description, schema and examples by name.
+      body: schema and examples by name.
+    """
+    return _route(tag, summary, path, _answer(*answer), body=None if body is None else _body(*body), errors=errors)
 
 
 def _route(

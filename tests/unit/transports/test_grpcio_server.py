@@ -231,6 +231,7 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
     assert [service.name for service in listed.list_services_response.service] == [
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
+        "inference.GRPCInferenceService",
         "tensorflow.serving.ModelService",
         "tensorflow.serving.PredictionService",
     ]

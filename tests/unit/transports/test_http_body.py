@@ -71,11 +71,22 @@ def test_what_is_not_gzip_is_refused(http: Http, body: bytes) -> None:
     assert error_text(response).startswith("The body is not valid gzip data")
 
 
-@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip"])
+def test_a_deflate_body_is_zlibs_form_and_bounded_like_gzip(http: Http) -> None:
+    headers = {"Content-Encoding": "deflate"}
+    assert http.post(LOOKUP, content=zlib.compress(BODY), headers=headers).status_code == 200
+    assert http.post(LOOKUP, content=zlib.compress(padded(MAX_BODY_BYTES)), headers=headers).status_code == 200
+    assert http.post(LOOKUP, content=zlib.compress(padded(MAX_BODY_BYTES + 1)), headers=headers).status_code == 413
+    for body in (BODY, zlib.compress(BODY)[:-3], gzip.compress(BODY), b""):
+        response = http.post(LOOKUP, content=body, headers=headers)
+        assert response.status_code == 400
+        assert error_text(response).startswith("The body is not valid deflate data")
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip"])
 def test_other_encodings_are_refused(http: Http, encoding: str) -> None:
     response = http.post(LOOKUP, content=BODY, headers={"Content-Encoding": encoding})
     assert response.status_code == 400
-    assert error_text(response) == f"Content-Encoding '{encoding}' is not supported; send gzip or none."
+    assert error_text(response) == f"Content-Encoding '{encoding}' is not supported; send gzip, deflate or none."
 
 
 def test_identity_is_no_encoding(http: Http) -> None:

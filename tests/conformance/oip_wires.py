@@ -1,0 +1,114 @@
+"""The Open Inference Protocol's ways into the server, for the case table.
+
+Written from the specification alone; it shares no code with service.codecs.oip_*.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import grpc
+import numpy as np
+
+from service.codecs.protos import message_class
+from tests.conformance.wires import HTTP_STATUS_OF_CODE, Failure, HttpClient, Request
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+_DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES"}
+_FIELDS = {"INT64": "int64_contents", "INT32": "int_contents", "FP32": "fp32_contents", "BYTES": "bytes_contents"}
+
+
+def raw_bytes(array: np.ndarray) -> bytes:
+    """Returns a tensor's binary data."""
+    if array.dtype != object:
+        return array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return b"".join(struct.pack("<I", len(item)) + item for item in array.tolist())
+
+
+class OipHttpWire:
+    """POST /v2/models/M/infer, with tensors in JSON or behind it."""
+
+    def __init__(self, client: HttpClient, *, is_binary: bool) -> None:
+        self._client, self._is_binary = client, is_binary
+
+    def code(self, canonical: str) -> int:
+        """Is the status."""
+        return HTTP_STATUS_OF_CODE[canonical]
+
+    def send(self, request: Request) -> dict[str, np.ndarray]:
+        """Posts the tensors."""
+        inputs, binary = [], b""
+        for name, array in request.arrays().items():
+            tensor: dict[str, Any] = {
+                "name": name,
+                "datatype": _DATATYPES[array.dtype.name],
+                "shape": list(array.shape),
+            }
+            if self._is_binary:
+                data = raw_bytes(array)
+                tensor["parameters"] = {"binary_data_size": len(data)}
+                binary += data
+            else:
+                tensor["data"] = [item.decode() if isinstance(item, bytes) else item for item in array.tolist()]
+            inputs.append(tensor)
+        parameters = {"signature_name": request.signature, "binary_data_output": self._is_binary}
+        head = json.dumps({"id": "i", "inputs": inputs, "parameters": parameters}).encode()
+        version = "" if request.version is None else f"/versions/{request.version}"
+        path = f"/v2/models/{request.model}{version}/infer"
+        headers = {"Inference-Header-Content-Length": str(len(head))} if self._is_binary else {}
+        response = self._client.exchange("POST", path, head + binary, headers)
+        if response.status_code != 200:
+            answer = response.json()
+            assert set(answer) == {"error"}
+            raise Failure(response.status_code, answer["error"])
+        length = int(response.headers.get("Inference-Header-Content-Length", len(response.content)))
+        document, rest = json.loads(response.content[:length]), response.content[length:]
+        assert (document["id"], document["model_name"]) == ("i", request.model)
+        assert document["parameters"] == {"signature_name": request.signature}
+        outputs = {}
+        for tensor in document["outputs"]:
+            assert tensor["datatype"] == "FP32"
+            size = tensor.get("parameters", {}).get("binary_data_size", 0)
+            values = np.frombuffer(rest[:size], "<f4") if self._is_binary else np.array(tensor["data"], np.float32)
+            rest = rest[size:]
+            outputs[tensor["name"]] = values.reshape(tensor["shape"])
+        assert rest == b""
+        return outputs
+
+
+class OipGrpcWire:
+    """ModelInfer, with raw contents or typed ones."""
+
+    def __init__(self, channel: grpc.Channel, *, is_raw: bool) -> None:
+        self._infer, self._is_raw = channel.unary_unary(INFER), is_raw
+
+    def code(self, canonical: str) -> str:
+        """Is the canonical code."""
+        return canonical
+
+    def send(self, request: Request) -> dict[str, np.ndarray]:
+        """Sends the tensors."""
+        message = message_class("inference.ModelInferRequest")()
+        message.model_name, message.id = request.model, "i"
+        message.parameters["signature_name"].string_param = request.signature
+        if request.version is not None:
+            message.model_version = str(request.version)
+        for name, array in request.arrays().items():
+            datatype = _DATATYPES[array.dtype.name]
+            tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+            if self._is_raw:
+                message.raw_input_contents.append(raw_bytes(array))
+            else:
+                getattr(tensor.contents, _FIELDS[datatype]).extend(array.reshape(-1).tolist())
+        try:
+            data = self._infer(message.SerializeToString(), timeout=60)
+        except grpc.RpcError as error:
+            raise Failure(error.code().name, error.details()) from error
+        response = message_class("inference.ModelInferResponse").FromString(data)
+        assert (response.id, response.model_name) == ("i", request.model)
+        assert response.parameters["signature_name"].string_param == request.signature
+        assert {tensor.datatype for tensor in response.outputs} <= {"FP32"}
+        pairs = zip(response.outputs, response.raw_output_contents, strict=True)
+        return {tensor.name: np.frombuffer(raw, "<f4").reshape(tensor.shape) for tensor, raw in pairs}
