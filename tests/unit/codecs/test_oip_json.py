@@ -232,7 +232,7 @@ HEAD = body(tensor("INT8", [2], binary_data_size=2))
         (HEAD + b"\1\2", "9" * 20, "is not a length"),
         (HEAD, "999", f"Inference-Header-Content-Length is 999, but the body has {len(HEAD)} bytes."),
         (HEAD + b"\1\2", str(len(HEAD) - 1), "JSON Parse error"),
-        (HEAD + b"\1\2", str(len(HEAD) + 1), "JSON Parse error"),
+        (HEAD + b"\1\2", str(len(HEAD) + 1), "binary_data_size is 2, but 1 bytes are left of the body."),
         (HEAD + b"\1\2", "0", "JSON Parse error"),
         (
             HEAD + b"\1",
