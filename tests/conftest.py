@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from service.core.engine import Engine
@@ -16,6 +17,11 @@ from service.loading import ServableLoader
 from tests.toy_model import write_toy_model
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+# No speed stands in a test as a limit: a machine may be busy.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -57,7 +57,7 @@ def test_names_are_used_once() -> None:
 IDS = st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=5)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=IDS, data=st.data())
 def test_random_lookups_give_what_the_oracle_gives_on_every_wire(
     wires: dict[str, Wire], rows: list[list[int]], data: st.DataObject
