@@ -6,11 +6,10 @@ Needs the dev requirements (grpcio-tools has the compiler).
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from grpc_tools import protoc  # type: ignore[import-untyped]
 
 SOURCE = Path(__file__).parents[1] / "service" / "codecs" / "open_inference.proto"
 TARGET = SOURCE.with_suffix(".pb")
@@ -20,9 +19,9 @@ def descriptor_set() -> bytes:
     """Returns SOURCE as a serialized FileDescriptorSet, without comments."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / TARGET.name
-        command = ["protoc", f"--proto_path={SOURCE.parent}", f"--descriptor_set_out={out}", SOURCE.name]
-        if protoc.main(command) != 0:
-            raise SystemExit(f"{SOURCE} does not compile")
+        # In a process of its own: the compiler crashes where TensorFlow's copy of protobuf was loaded before it.
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={SOURCE.parent}"]
+        subprocess.run([*command, f"--descriptor_set_out={out}", SOURCE.name], check=True)
         return out.read_bytes()
 
 

@@ -66,17 +66,18 @@ class InferBody:
     is_binary: bool
 
 
-def decode_infer(body: bytes, header_length: str | None) -> InferBody:
+def decode_infer(body: bytes, header_length: str | None, *, strict: bool = False) -> InferBody:
     """Parses a body up to its tensors.
 
     Args:
       header_length: the value of Inference-Header-Content-Length, None where there is none.
+      strict: take no bare NaN and Infinity.
 
     Raises:
       MalformedPayload: not JSON, not an inference request, or binary data that its sizes do not describe.
     """
     length = len(body) if header_length is None else _header_length(header_length, len(body))
-    document = _parse(body if length == len(body) else body[:length])
+    document = _parse(body if length == len(body) else body[:length], strict=strict)
     parameters = _parameters(document, "the request")
     request_id = document.get("id")
     if request_id is not None:
@@ -104,9 +105,18 @@ def decode_inputs(body: InferBody) -> dict[str, Array]:
 
 
 def encode_infer(
-    outputs: Mapping[str, Array], body: InferBody, *, model: str, version: int, signature_name: str
+    outputs: Mapping[str, Array],
+    body: InferBody,
+    *,
+    model: str,
+    version: int,
+    signature_name: str,
+    strict: bool = False,
 ) -> tuple[bytes, int | None]:
     """Returns the answer's body, and the length of its JSON where binary data follows it.
+
+    Args:
+      strict: give no bare NaN and Infinity.
 
     Raises:
       InputMismatch: an output that its form can not carry.
@@ -131,7 +141,7 @@ def encode_infer(
         document["id"] = body.id
     document["parameters"] = {SIGNATURE_PARAMETER: signature_name}
     document["outputs"] = described
-    pieces[0] = dump(document)
+    pieces[0] = dump(document, strict=strict)
     if len(pieces) == 1:
         return pieces[0], None
     return b"".join(pieces), len(pieces[0])
@@ -145,15 +155,15 @@ def _header_length(text: str, num_bytes: int) -> int:
     return int(text)
 
 
-def _parse(header: bytes) -> dict[str, Any]:
+def _parse(header: bytes, *, strict: bool) -> dict[str, Any]:
     """See parse_object, which counts keys two levels deep only and is ten times slower where it finds more."""
     try:
         document = orjson.loads(header)
     except orjson.JSONDecodeError:
-        return parse_object(header)
+        return parse_object(header, strict=strict)
     if type(document) is dict and header.count(b":") == _count_keys(document):
         return document
-    return parse_object(header)
+    return parse_object(header, strict=strict)
 
 
 def _count_keys(document: dict[str, Any]) -> int:

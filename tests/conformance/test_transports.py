@@ -72,7 +72,7 @@ def test_random_lookups_give_what_the_oracle_gives_on_every_wire(
             np.testing.assert_allclose(outputs[feature], expected, rtol=1e-6, err_msg=f"{feature} over {name}")
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=IDS)
 def test_a_batch_equals_its_rows_sent_alone_on_every_wire(wires: dict[str, Wire], rows: list[list[int]]) -> None:
     for wire in wires.values():

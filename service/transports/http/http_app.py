@@ -86,7 +86,7 @@ def create_http_app(
     # Most used first: routes are tried in order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
-    add_open_inference_routes(app, engine, calls)
+    add_open_inference_routes(app, engine, calls, strict_json=strict_json)
     add_admin_routes(app, engine, metrics, metrics_paths)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from fastapi import FastAPI
@@ -19,11 +20,11 @@ from service.codecs import oip_models
 from service.codecs.json_document import describe, parse_object
 from service.codecs.oip_json import InferBody, decode_infer, decode_inputs, encode_infer
 from service.core.engine import Bound, Engine, ModelDescription
-from service.core.errors import MalformedPayload
+from service.core.errors import MalformedPayload, Unimplemented
 from service.core.types import ModelRef, SignatureSpec
 from service.transports.http import oip_openapi
 from service.transports.http.calls import Calls, Method
-from service.transports.http.errors import error_response
+from service.transports.http.path_case import IS_ENCODED
 from service.transports.http.routing import add_route
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -47,16 +48,20 @@ _UNIMPLEMENTED = {
 Answer = tuple[bytes, int | None]
 
 
-def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
-    """Adds all of the protocol's routes."""
+def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
+    """Adds all of the protocol's routes.
+
+    Args:
+      strict_json: neither take nor give bare NaN and Infinity.
+    """
 
     async def infer(request: Request) -> Response:
         """Runs a signature on tensors that are JSON or binary data."""
         ref = _ref(request)
         coding = accepted_coding(request)
         method = Method(
-            partial(decode_infer, header_length=request.headers.get(LENGTH_HEADER)),
-            partial(_answer, coding),
+            partial(decode_infer, header_length=request.headers.get(LENGTH_HEADER), strict=strict_json),
+            partial(_answer, coding, strict_json),
             name="infer",
             fallback_signature=oip_models.FALLBACK_SIGNATURE,
         )
@@ -140,13 +145,16 @@ def accepted_coding(request: Request) -> bytes | None:
 
 
 def _ref(request: Request) -> ModelRef:
-    return oip_models.model_ref(request.path_params["model"], request.path_params.get("version", ""))
+    name, version = request.path_params["model"], request.path_params.get("version", "")
+    if IS_ENCODED in request.scope:
+        name, version = unquote(name), unquote(version)
+    return oip_models.model_ref(name, version)
 
 
-def _answer(coding: bytes | None, bound: Bound, body: InferBody, deadline_s: float) -> Answer:
+def _answer(coding: bytes | None, strict: bool, bound: Bound, body: InferBody, deadline_s: float) -> Answer:
     outputs = bound.run(decode_inputs(body), body.outputs, deadline_s)
     data, header_length = encode_infer(
-        outputs, body, model=bound.model, version=bound.version, signature_name=bound.spec.name
+        outputs, body, model=bound.model, version=bound.version, signature_name=bound.spec.name, strict=strict
     )
     if coding is not None:
         encoder = zlib.compressobj(_LEVEL, wbits=_WINDOWS[coding])
@@ -155,7 +163,7 @@ def _answer(coding: bytes | None, bound: Bound, body: InferBody, deadline_s: flo
 
 
 async def _refuse(text: str, request: Request) -> Response:
-    return error_response(501, text)
+    raise Unimplemented(text)
 
 
 def _json(document: Any, status: int = 200) -> Response:
