@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import orjson
 
 from service.client.errors import EmbeddingError, error_of
@@ -26,27 +28,30 @@ _PRECONDITIONS = ("Serving signature ", 'Signature "')
 _SHOWN_CHARS = 300
 
 
-def checked(status: int, body: bytes, retry_after: str | None) -> bytes:
+def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> bytes:
     """Returns the body of a good answer.
 
     Args:
-      retry_after: the header; a date in place of seconds is not heeded.
+      header: a header's value by its name. Of Retry-After a date in place of seconds is not heeded.
 
     Raises:
       EmbeddingError: any other status than 200.
     """
     if status == 200:
         return body
-    raise _error(status, body, retry_after)
+    raise _error(status, body, header)
 
 
-def _error(status: int, body: bytes, retry_after: str | None) -> EmbeddingError:
+def _error(status: int, body: bytes, header: Callable[[str], str | None]) -> EmbeddingError:
     text = _text(body) or f"HTTP status {status} without a text."
     code = _CODE_OF_STATUS.get(status)
     if code is None:
         code = "INVALID_ARGUMENT" if 400 <= status < 500 else "INTERNAL" if status == 500 else "UNKNOWN"
     if status == 400 and text.startswith(_PRECONDITIONS):
         code = "FAILED_PRECONDITION"
+    # This server says it; TensorFlow Serving does not.
+    code = header("X-Error-Code") or code
+    retry_after = header("Retry-After")
     seconds = float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else None
     return error_of(code, text, seconds)
 

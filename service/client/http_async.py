@@ -55,7 +55,7 @@ class AsyncHttpTransport:
         except self._failure as error:
             reason = f"{type(error).__name__}: {error}"
             raise Unavailable("UNAVAILABLE", f"No connection to {self._target}: {reason}") from error
-        return checked(response.status_code, response.content, response.headers.get("Retry-After"))
+        return checked(response.status_code, response.content, response.headers.get)
 
     async def close(self) -> None:
         """Closes the pool."""

@@ -11,7 +11,7 @@ from service.client.errors import invalid
 from service.client.inputs import Ids
 from service.codecs.json_document import dump
 from service.codecs.json_tensor import plain_array
-from service.core.errors import BackendFailure
+from service.core.errors import InputMismatch
 from service.core.types import Array, RaggedIds
 
 
@@ -46,7 +46,7 @@ def _plain(name: str, array: Array) -> Any:
         array = array.astype(np.float64, copy=False)
     try:
         return plain_array(name, array)
-    except BackendFailure as error:
+    except InputMismatch as error:
         raise invalid(f'input "{name}": dtype {array.dtype} has no JSON form; use gRPC.') from error
 
 

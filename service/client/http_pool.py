@@ -41,7 +41,7 @@ class HttpTransport:
             if connection is None:
                 connection = self._new()
             try:
-                status, retry_after, body = self._exchange(connection, call, deadline_s)
+                status, header, body = self._exchange(connection, call, deadline_s)
             except TimeoutError as error:
                 connection.close()
                 text = f"No answer from {self._target} within {timeout_s:.3g} s."
@@ -59,7 +59,7 @@ class HttpTransport:
                 connection.close()
                 raise
             self._keep(connection)
-            return checked(status, body, retry_after)
+            return checked(status, body, header)
 
     def close(self) -> None:
         """Closes idle connections now and the others when their request is done."""
@@ -68,7 +68,7 @@ class HttpTransport:
 
     def _exchange(
         self, connection: HTTPConnection, call: Call[Any], deadline_s: float
-    ) -> tuple[int, str | None, bytes]:
+    ) -> tuple[int, Callable[[str], str | None], bytes]:
         remaining = partial(self._remaining, deadline_s)
         connection.timeout = remaining()
         if connection.sock is None:
@@ -80,7 +80,7 @@ class HttpTransport:
         else:
             connection.request("POST", call.path, call.body, _POST_HEADERS)
         with connection.getresponse() as response:
-            return response.status, response.getheader("Retry-After"), response.read()
+            return response.status, response.getheader, response.read()
 
     def _remaining(self, deadline_s: float) -> float:
         remaining_s = deadline_s - self._clock()

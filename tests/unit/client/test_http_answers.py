@@ -6,25 +6,26 @@ import pytest
 
 from service.client.errors import EmbeddingError
 from service.client.http_answers import checked
-from service.core.errors import ArtifactError, ConfigConflict, ReloadFailed, ServiceError
+from service.core.errors import ArtifactError, ServiceError
 from service.transports.http.errors import HTTP_STATUS, service_error_response
 
-# An artifact's error ends as a version's state and never answers a request; the other two answer a reload, over gRPC.
-SENT = [cls for cls in HTTP_STATUS if cls not in (ArtifactError, ConfigConflict, ReloadFailed)]
+# An artifact's error ends as a version's state and never answers a request.
+SENT = [cls for cls in HTTP_STATUS if cls is not ArtifactError]
 
 
 @pytest.mark.parametrize("cls", SENT, ids=lambda cls: cls.__name__)
 def test_every_error_of_the_server_has_grpcs_code_again(cls: type[ServiceError]) -> None:
-    # Only these two of the 400s are FAILED_PRECONDITION, and only their text tells it.
-    texts = {
-        "SignatureNotFound": 'Serving signature key "x" not found.',
-        "GraphUnavailable": 'Signature "x" runs a TensorFlow graph and this server runs without TensorFlow.',
-    }
-    response = service_error_response(cls(texts.get(cls.__name__, "text")), "id")
+    response = service_error_response(cls("text"), "id")
     with pytest.raises(EmbeddingError) as caught:
-        checked(response.status_code, bytes(response.body), response.headers.get("Retry-After"))
+        checked(response.status_code, bytes(response.body), response.headers.get)
     assert caught.value.code == cls.code
     assert caught.value.retry_after_s == (1 if cls.__name__ == "Overloaded" else None)
+
+
+def test_tensorflow_serving_has_no_header_that_tells_a_missing_signature_from_other_faults() -> None:
+    with pytest.raises(EmbeddingError) as caught:
+        checked(400, b'{"error": "Serving signature name: \\"x\\" not found in signature def"}', {}.get)
+    assert caught.value.code == "FAILED_PRECONDITION"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_every_error_of_the_server_has_grpcs_code_again(cls: type[ServiceError])
 )
 def test_what_lies_between_has_codes_too(status: int, code: str) -> None:
     with pytest.raises(EmbeddingError) as caught:
-        checked(status, b"<html>a page</html>", None)
+        checked(status, b"<html>a page</html>", {}.get)
     assert (caught.value.code, caught.value.message) == (code, "<html>a page</html>")
 
 
@@ -44,7 +45,7 @@ def test_what_lies_between_has_codes_too(status: int, code: str) -> None:
 )
 def test_any_body_makes_a_text(body: bytes, text: str) -> None:
     with pytest.raises(EmbeddingError) as caught:
-        checked(503, body, None)
+        checked(503, body, {}.get)
     assert caught.value.message == text
 
 
@@ -53,9 +54,9 @@ def test_any_body_makes_a_text(body: bytes, text: str) -> None:
 )
 def test_retry_after_is_seconds(header: str | None, seconds: float | None) -> None:
     with pytest.raises(EmbeddingError) as caught:
-        checked(503, b"", header)
+        checked(503, b"", {"Retry-After": header}.get)
     assert caught.value.retry_after_s == seconds
 
 
 def test_a_good_answer_is_its_body() -> None:
-    assert checked(200, b"x", None) == b"x"
+    assert checked(200, b"x", {}.get) == b"x"
