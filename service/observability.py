@@ -110,6 +110,11 @@ class Metrics:
         for metric in (self._requests, self._seconds, self._rows):
             metric.remove_by_labels({"model": model, "version": str(version)})
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where parts that are not in every server add what they count."""
+        return self._registry
+
     def render(self) -> tuple[bytes, str]:
         """Returns the exposition text and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

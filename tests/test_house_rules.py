@@ -39,7 +39,13 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "tensorflow"},
     ),
     "service.codecs": (
-        {"service.core.types", "service.core.errors", "service.core.model_config", "service.core.version_policy"},
+        {
+            "service.core.types",
+            "service.core.errors",
+            "service.core.model_config",
+            "service.core.version_policy",
+            "service.core.batching.parameters",
+        },
         {"numpy", "google.protobuf", "orjson"},
     ),
     "service.transports.http": (

@@ -22,7 +22,7 @@ _CODE_OF_STATUS = {
     504: "DEADLINE_EXCEEDED",
 }
 # How TensorFlow Serving and this server begin what is FAILED_PRECONDITION over gRPC and a plain 400 over HTTP.
-_PRECONDITIONS = ("Serving signature ", 'Signature "')
+_PRECONDITIONS = ("Serving signature ", 'Signature "', "Batched output tensor")
 _SHOWN_CHARS = 300
 
 

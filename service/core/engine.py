@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from service.core.batching.batcher import Batcher
 from service.core.errors import (
     BackendFailure,
     ConfigConflict,
@@ -122,6 +123,8 @@ class Bound:
         if deadline_s is not None and self._clock() >= deadline_s:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
+            if isinstance(backend, Batcher):
+                return backend.run(self.spec.name, arrays, outputs, deadline_s)
             return backend.run(self.spec.name, arrays, outputs)
         except ServiceError:
             raise

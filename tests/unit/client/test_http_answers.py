@@ -15,9 +15,10 @@ SENT = [cls for cls in HTTP_STATUS if cls not in (ArtifactError, ConfigConflict,
 
 @pytest.mark.parametrize("cls", SENT, ids=lambda cls: cls.__name__)
 def test_every_error_of_the_server_has_grpcs_code_again(cls: type[ServiceError]) -> None:
-    # Only these two of the 400s are FAILED_PRECONDITION, and only their text tells it.
+    # Only these of the 400s are FAILED_PRECONDITION, and only their text tells it.
     texts = {
         "SignatureNotFound": 'Serving signature key "x" not found.',
+        "NotBatchable": "Batched output tensor has 0 dimensions",
         "GraphUnavailable": 'Signature "x" runs a TensorFlow graph and this server runs without TensorFlow.',
     }
     response = service_error_response(cls(texts.get(cls.__name__, "text")), "id")
