@@ -15,12 +15,13 @@ from pathlib import Path
 import uvicorn
 
 from service.core.engine import Engine
-from service.core.errors import ConfigConflict, ServiceError
+from service.core.errors import ConfigConflict, InvalidRequest, ServiceError
 from service.core.model_config import ModelConfig
 from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
+from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
 from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
@@ -56,6 +57,7 @@ class App:
         self._metrics = Metrics(self._registry.loaded)
         self._stop_watching = threading.Event()
         self._is_forced = False
+        self._batching = _create_batching(settings, self._metrics)
         threads, inter_op_threads = settings.parallelism
         rules = LoadRules(
             load=ServableLoader(
@@ -65,6 +67,7 @@ class App:
                 settings.warmup_iterations,
                 inter_op_threads,
                 on_warmup=self._metrics.warmups.warmed_up,
+                batching=self._batching,
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
@@ -128,7 +131,11 @@ class App:
         logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
         await stop.wait()
         await self._shut_down(http, serving)
-        return await self._stop_models()
+        try:
+            return await self._stop_models()
+        finally:
+            if self._batching is not None:
+                self._batching.scheduler.stop()
 
     def _first_models(self) -> tuple[ModelConfig, ...]:
         settings = self._settings
@@ -152,7 +159,7 @@ class App:
             metrics_paths=self._metrics_paths(),
             max_body_bytes=settings.max_request_bytes,
             rest_api_timeout_s=settings.rest_api_timeout_s,
-            graph_threads=settings.graph_threads,
+            graph_threads=settings.http_graph_threads,
             gzip_min_bytes=settings.rest_api_gzip_min_bytes,
             has_cors=settings.rest_api_enable_cors_support,
             strict_json=settings.rest_api_strict_json,
@@ -221,6 +228,23 @@ class App:
 
     def _show_health(self) -> None:
         self._grpc.set_serving(self._registry.is_ready)
+
+
+def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | None:
+    if not settings.enable_batching:
+        if settings.batching_parameters_file:
+            raise StartError("--batching_parameters_file is set without setting --enable_batching to true.")
+        return None
+    try:
+        return create_batching(
+            settings.batching_parameters_file,
+            settings.enable_per_model_batching_parameters,
+            num_processors=settings.graph_threads,
+            observer=metrics.batches,
+            clock=time.monotonic,
+        )
+    except InvalidRequest as error:
+        raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -17,6 +17,7 @@ from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
+from service.graph_batching import GraphBatching
 from service.lookup.backend import open_lookups
 from service.recorded_warmup import replay_requests
 from service.warmup import warm_up
@@ -36,6 +37,7 @@ class ServableLoader:
     graph_threads: TensorFlow's threads; inter_op_threads: those for runs side by side, where it is another number.
     warmup_iterations: how often each recorded warm-up request is run; 0: none is.
     on_warmup: told of each replay of such requests.
+    batching: batches graph runs; None: each runs by itself.
     """
 
     tags: frozenset[str]
@@ -44,6 +46,7 @@ class ServableLoader:
     warmup_iterations: int = 1
     inter_op_threads: int | None = None
     on_warmup: WarmupObserver | None = None
+    batching: GraphBatching | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
@@ -51,12 +54,14 @@ class ServableLoader:
         servable = self._open(name, version, path)
         # A graph that waits for its first request is not to be opened for a recorded one.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
-        if self.warmup_iterations:
-            try:
+        try:
+            if self.batching is not None:
+                servable = self.batching.wrap(servable, path)
+            if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
-            except ServiceError:
-                servable.close()
-                raise
+        except ServiceError:
+            servable.close()
+            raise
         return servable
 
     def _warm_up(self, servable: Servable, path: Path, cold: frozenset[str]) -> None:

@@ -34,14 +34,10 @@ class ForeignFlag:
 
 _NO_TFLITE = "only SavedModels are served"
 _NO_XLA = "a graph runs as TensorFlow compiles it by default"
-_NO_BATCHING = "each request runs its graph alone"
 
 # A name that becomes a setting leaves this table.
 FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
-    "batching_parameters_file": ForeignFlag(str, _NO_BATCHING),
-    "enable_batching": ForeignFlag(bool, _NO_BATCHING),
     "enable_grpc_healthcheck_service": ForeignFlag(bool, "the health service is always there", idle=True),
-    "enable_per_model_batching_parameters": ForeignFlag(bool, _NO_BATCHING),
     "enable_profiler": ForeignFlag(bool, "there is no profiler service"),
     "enable_signature_method_name_check": ForeignFlag(bool, "a signature's method name is not checked"),
     "flush_filesystem_caches": ForeignFlag(

@@ -101,6 +101,15 @@ class Settings:
     tensorflow_inter_op_parallelism: int = _setting(
         0, "Operations that TensorFlow runs side by side; 0: chosen by it where the one before is given.", 0, 1024
     )
+    enable_batching: bool = _setting(False, "Whether requests that wait for the same graph are run together.")
+    batching_parameters_file: str = _setting(
+        "", "File that says how: the text form of TensorFlow Serving's BatchingParameters; empty: its defaults."
+    )
+    enable_per_model_batching_parameters: bool = _setting(
+        False,
+        "Whether batching goes by batching_params.pbtxt in each version's folder, and a version without one is not "
+        "batched; only num_batch_threads and thread_pool_name are then read from that other file.",
+    )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
@@ -162,6 +171,11 @@ class Settings:
         """gRPC's own settings by name; whole numbers as numbers."""
         pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
         return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
+
+    @property
+    def http_graph_threads(self) -> int:
+        """Graph runs at the same time over HTTP; a batch holds no more of its requests than can wait together."""
+        return max(self.graph_threads, self.grpc_max_threads) if self.enable_batching else self.graph_threads
 
     @property
     def tags(self) -> frozenset[str]:

@@ -40,8 +40,11 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.codecs": (
         {
-            f"service.core.{name}"
-            for name in ("types", "errors", "inference", "model_config", "validation", "version_policy")
+            *(
+                f"service.core.{name}"
+                for name in ("types", "errors", "inference", "model_config", "validation", "version_policy")
+            ),
+            "service.core.batching.parameters",
         },
         # ml_dtypes where it is installed: bfloat16.
         {"numpy", "google.protobuf", "orjson", "ml_dtypes"},

@@ -36,8 +36,9 @@ MODEL, SIGNATURE = "bench", "lookup"
 class Server:
     """A server process on free ports; a context manager that stops it."""
 
-    def __init__(self, base_path: Path) -> None:
+    def __init__(self, base_path: Path, **more: Any) -> None:
         flags = {"model_name": MODEL, "model_base_path": base_path, "host": "127.0.0.1", "port": 0, "rest_api_port": 0}
+        flags |= more
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service", "--log_format=json", *(f"--{k}={v}" for k, v in flags.items())],
             stderr=subprocess.PIPE,
@@ -84,7 +85,7 @@ def main() -> None:
             for address in (tables_address, graph_address)
         ]
         features = features_of(get(f"{base}/v1/models/{MODEL}/tables")["tables"], signature(base))
-        write(f"machine: {os.cpu_count()} cores, {platform.processor() or platform.machine()}, commit {commit()}")
+        write(machine())
         write(f"{'rows':>6} {'tables ms':>10} {'graph ms':>10} {'graph/tables':>13}   p99 {'tables':>8} {'graph':>8}")
         for num_rows in options.rows:
             tensors = as_tensors(features, rows(features, num_rows, random.Random(num_rows)))
@@ -126,6 +127,11 @@ def get(url: str) -> Any:
     """Returns the JSON at an address."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         return json.load(answer)
+
+
+def machine() -> str:
+    """Names the machine and the commit that is measured."""
+    return f"machine: {os.cpu_count()} cores, {platform.processor() or platform.machine()}, commit {commit()}"
 
 
 def commit() -> str:

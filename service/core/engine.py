@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from service.core.batching.batcher import Batcher
 from service.core.errors import (
     BackendFailure,
     ConfigConflict,
@@ -194,7 +195,10 @@ class Bound:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
             started_s = self._clock()
-            results = backend.run(self.spec.name, arrays, outputs)
+            if isinstance(backend, Batcher):
+                results = backend.run(self.spec.name, arrays, outputs, deadline_s)
+            else:
+                results = backend.run(self.spec.name, arrays, outputs)
             self._run_s += self._clock() - started_s
             return results
         except ServiceError:

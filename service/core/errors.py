@@ -8,6 +8,7 @@ ServiceError
   NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
   GraphUnavailable      FAILED_PRECONDITION  a predict signature on a server without TensorFlow
+  NotBatchable          FAILED_PRECONDITION  a batched signature answers what is not one row per row
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
   DeadlineExceeded      DEADLINE_EXCEEDED
@@ -119,6 +120,12 @@ class SignatureNotFound(ServiceError):
 
 class GraphUnavailable(ServiceError):
     """The signature needs TensorFlow and this server runs without it."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class NotBatchable(ServiceError):
+    """An output of a batched run can not be told apart by request."""
 
     code = "FAILED_PRECONDITION"
 

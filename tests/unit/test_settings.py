@@ -62,6 +62,9 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "tensorflow_inter_op_parallelism": ("2", 2),
     "max_num_load_retries": ("0", 0),
     "load_retry_interval_micros": ("1", 1),
+    "enable_batching": ("true", True),
+    "batching_parameters_file": ("batching.txt", "batching.txt"),
+    "enable_per_model_batching_parameters": ("true", True),
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
     "graph_signatures": ("off", "off"),
     "graph_threads": ("3", 3),
@@ -155,6 +158,12 @@ def test_warmup_requests_are_run_once_unless_told_otherwise() -> None:
     assert Settings().warmup_iterations == 1
     assert Settings(num_request_iterations_for_warmup=4).warmup_iterations == 4
     assert Settings(enable_model_warmup=False, num_request_iterations_for_warmup=4).warmup_iterations == 0
+
+
+def test_batched_requests_can_wait_together_over_http() -> None:
+    assert Settings(graph_threads=2, grpc_max_threads=8).http_graph_threads == 2
+    assert Settings(graph_threads=2, grpc_max_threads=8, enable_batching=True).http_graph_threads == 8
+    assert Settings(graph_threads=9, grpc_max_threads=8, enable_batching=True).http_graph_threads == 9
 
 
 def test_two_free_ports_may_be_asked_for() -> None:

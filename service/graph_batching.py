@@ -1,0 +1,102 @@
+"""Puts a Batcher in front of what runs graphs, by the files that say how."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from service.codecs.batching_proto import parse_batching_text
+from service.core.batching.batcher import Batcher
+from service.core.batching.observer import BatchObserver
+from service.core.batching.parameters import BatchingParameters
+from service.core.batching.scheduler import Scheduler
+from service.core.errors import ArtifactError, InvalidRequest
+from service.core.servable import Servable
+from service.core.types import Backend
+
+# Lies in the version's folder, beside saved_model.pb.
+PER_MODEL_FILE = "batching_params.pbtxt"
+# What TensorFlow Serving names its threads where no file does.
+DEFAULT = BatchingParameters(thread_pool_name="model_server_batch_threads")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBatching:
+    """Batches the graph signatures of every version that is loaded; lookups go their own way. Concurrency: any thread.
+
+    scheduler: one for all models, so that they share its threads.
+    parameters: for every model, unless each has its own.
+    is_per_model: only versions with a file of their own are batched, and by that one alone.
+    """
+
+    scheduler: Scheduler
+    parameters: BatchingParameters
+    is_per_model: bool
+    observer: BatchObserver
+
+    def wrap(self, servable: Servable, artifact: Path) -> Servable:
+        """Returns the servable with its graph runs batched; raises ArtifactError where its own file can not be used."""
+        parameters = self._parameters_of(artifact)
+        if parameters is None:
+            return servable
+        batchers: dict[int, Backend] = {}
+        backends = dict(servable.backends)
+        for name, backend in servable.backends.items():
+            if servable.signatures[name].kind == "lookup":
+                continue
+            # Signatures of one graph share what closes it.
+            backends[name] = batchers.setdefault(
+                id(backend),
+                Batcher(
+                    backend,
+                    servable.signatures,
+                    parameters=parameters,
+                    scheduler=self.scheduler,
+                    observer=self.observer,
+                ),
+            )
+        return replace(servable, backends=backends)
+
+    def _parameters_of(self, artifact: Path) -> BatchingParameters | None:
+        if not self.is_per_model:
+            return self.parameters
+        path = artifact / PER_MODEL_FILE
+        if not path.exists():
+            return None
+        try:
+            parameters = read_parameters(path)
+        except InvalidRequest as error:
+            raise ArtifactError(error.message) from error
+        if parameters.num_batch_threads is not None:
+            logger.info("num_batch_threads is the server's, not a model's", extra={"path": str(path)})
+        return parameters
+
+
+def create_batching(
+    parameters_file: str,
+    is_per_model: bool,
+    *,
+    num_processors: int,
+    observer: BatchObserver,
+    clock: Callable[[], float],
+) -> GraphBatching:
+    """Returns what --enable_batching asks for; raises InvalidRequest where the file can not be used."""
+    parameters = read_parameters(Path(parameters_file)) if parameters_file else DEFAULT
+    threads = parameters.num_batch_threads or num_processors
+    scheduler = Scheduler(threads, thread_pool_name=parameters.thread_pool_name, clock=clock)
+    return GraphBatching(scheduler, parameters, is_per_model, observer)
+
+
+def read_parameters(path: Path) -> BatchingParameters:
+    """Reads a file of batching parameters; raises InvalidRequest."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"Invalid protobuf file: '{path}': it is not UTF-8 text") from error
+    return parse_batching_text(text, str(path))

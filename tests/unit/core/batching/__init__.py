@@ -1,0 +1,1 @@
+"""Batching, with a clock and threads that move by hand wherever that can show it."""
