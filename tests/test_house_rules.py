@@ -60,7 +60,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
         },
-        {"grpc", "grpc_health", "grpc_reflection"},
+        # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
+        {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),
     "service.client": (
         {"service.core.types", "service.core.errors", "service.codecs"},

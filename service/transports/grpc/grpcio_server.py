@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from service.codecs.protos import new_pool
 from service.core.engine import Engine
@@ -20,6 +20,7 @@ from service.core.errors import ServiceError, Unimplemented
 from service.transports.grpc import health
 from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
 from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
+from service.transports.grpc.server_reflection import SERVICE_NAME, Reflection
 from service.transports.grpc.status_codes import STATUS_CODES, details
 
 logger = logging.getLogger(__name__)
@@ -62,16 +63,20 @@ class GrpcServer:
         self._socket_path = socket_path
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
+        services = (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, SERVICE_NAME)
+        # Reflection needs all services in one pool, ours are not in protobuf's own.
+        pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
+        self._reflection = Reflection(services, pool)
         self._server = grpc.server(
             self._threads,
-            handlers=[_MethodTable(engine, as_content=as_content), self._health.handler()],
+            handlers=[
+                _MethodTable(engine, as_content=as_content),
+                self._health.handler(),
+                *self._reflection.handlers(),
+            ],
             # Each name once: of two values gRPC takes whichever it likes.
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
-        services = (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        # Reflection needs all services in one pool, ours are not in protobuf's own.
-        pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
-        reflection.enable_server_reflection(services, self._server, pool=pool)
 
     def start(self) -> int:
         """Listens and serves; returns the port, 0 for a unix socket.
@@ -104,8 +109,10 @@ class GrpcServer:
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
         self._health.stop()
+        self._reflection.stop()
         self._server.stop(grace_s).wait()
         self._health.close()
+        self._reflection.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
