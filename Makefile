@@ -7,7 +7,7 @@ REST_PORT ?= 8501
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock generated image up down load stock-clients clean
+.PHONY: help demo test check format lock generated image up down load stock-clients fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ load: $(READY)  ## drive a running server on this machine for 20 seconds
 
 stock-clients: $(READY)  ## show stock clients at work: serving-api stubs, reflection, health, curl, tritonclient
 	$(BIN)/python -m loadtest.stock_clients $(ARGS)
+
+fuzz: $(READY)  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis
+	$(BIN)/python -m loadtest.fuzz $(ARGS)
 
 clean:  ## remove the virtual environment, caches and demo models
 	rm -rf $(VENV) models build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
