@@ -7,10 +7,10 @@ REST_PORT ?= 8501
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock generated image up down load clean
+.PHONY: help demo test check format lock generated image up down load stock-clients fuzz clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -64,6 +64,12 @@ down:  ## stop what `up` started and drop its model
 load: $(READY)  ## drive a running server on this machine for 20 seconds
 	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 1 \
 	  --users 8 --spawn-rate 8 --run-time 20s --host http://127.0.0.1:$(REST_PORT) --grpc_host 127.0.0.1:$(PORT) $(ARGS)
+
+stock-clients: $(READY)  ## show stock clients at work: serving-api stubs, reflection, health, curl, tritonclient
+	$(BIN)/python -m loadtest.stock_clients $(ARGS)
+
+fuzz: $(READY)  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis
+	$(BIN)/python -m loadtest.fuzz $(ARGS)
 
 clean:  ## remove the virtual environment, caches and demo models
 	rm -rf $(VENV) models build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,9 @@
-"""TensorFlow Serving's Predict messages, built from the protocol's own descriptors."""
+"""TensorFlow Serving's messages, built from the protocol's own descriptors."""
 
 from __future__ import annotations
 
+import threading
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -11,16 +13,29 @@ PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
 DT_INT64 = 9
 
 
-def message_classes() -> tuple[type[Any], type[Any]]:
-    """Returns PredictRequest and PredictResponse; tensorflow-serving-api would import all of TensorFlow for them."""
+# protobuf makes a message's class at first use, and two threads at once would get two classes.
+_lock = threading.Lock()
+
+
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
     descriptors = descriptor_pb2.FileDescriptorSet()
     descriptors.ParseFromString(files("service").joinpath("codecs/serving_protos.pb").read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in descriptors.file:
         pool.Add(file)  # type: ignore[no-untyped-call]
-    name = "tensorflow.serving.Predict"
-    get = message_factory.GetMessageClass
-    return get(pool.FindMessageTypeByName(f"{name}Request")), get(pool.FindMessageTypeByName(f"{name}Response"))
+    return pool
+
+
+def message_class(name: str) -> type[Any]:
+    """Returns a message by its full name; tensorflow-serving-api would import all of TensorFlow for it."""
+    with _lock:
+        return message_factory.GetMessageClass(_pool().FindMessageTypeByName(name))
+
+
+def message_classes() -> tuple[type[Any], type[Any]]:
+    """Returns PredictRequest and PredictResponse."""
+    return message_class("tensorflow.serving.PredictRequest"), message_class("tensorflow.serving.PredictResponse")
 
 
 def predict_request(request_class: type[Any], model: str, signature: str, tensors: dict[str, list[int]]) -> Any:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from service.codecs.protos import new_pool
 from service.core.engine import Engine
@@ -21,6 +21,7 @@ from service.transports.grpc import health, inference_v2_methods
 from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
 from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
 from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
+from service.transports.grpc.server_reflection import SERVICE_NAME, Reflection
 from service.transports.grpc.status_codes import STATUS_CODES, details
 
 logger = logging.getLogger(__name__)
@@ -65,16 +66,20 @@ class GrpcServer:
         self._health = health.Health()
         # Models that a health check may have been told of, and some that are served no more.
         self._checked_models: frozenset[str] = frozenset()
+        services = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, SERVICE_NAME)
+        # Reflection needs all services in one pool, ours are not in protobuf's own.
+        pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
+        self._reflection = Reflection(services, pool)
         self._server = grpc.server(
             self._threads,
-            handlers=[_MethodTable(engine, as_content=as_content), self._health.handler()],
+            handlers=[
+                _MethodTable(engine, as_content=as_content),
+                self._health.handler(),
+                *self._reflection.handlers(),
+            ],
             # Each name once: of two values gRPC takes whichever it likes.
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
-        services = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        # Reflection needs all services in one pool, ours are not in protobuf's own.
-        pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
-        reflection.enable_server_reflection(services, self._server, pool=pool)
 
     def start(self) -> int:
         """Listens and serves; returns the port, 0 for a unix socket.
@@ -111,8 +116,10 @@ class GrpcServer:
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
         self._health.stop()
+        self._reflection.stop()
         self._server.stop(grace_s).wait()
         self._health.close()
+        self._reflection.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 SERVICE_NAME = "grpc.health.v1.Health"
@@ -35,7 +36,7 @@ class _Watcher:
 
 
 @dataclass(frozen=True, slots=True)
-class _Behavior:
+class Behavior:
     """A handler with the marks that grpcio looks for: its own threads, and answers sent by callback."""
 
     call: Callable[..., Any]
@@ -63,14 +64,14 @@ class Health:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns what a server is given to serve this."""
-        check = _Behavior(self._check, self._threads)
-        watch = _Behavior(self._watch, self._threads, experimental_non_blocking=True)
-        parse, serialize = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+        check = Behavior(self._check, self._threads)
+        watch = Behavior(self._watch, self._threads, experimental_non_blocking=True)
+        serialize = health_pb2.HealthCheckResponse.SerializeToString
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {
-                "Check": grpc.unary_unary_rpc_method_handler(check, parse, serialize),
-                "Watch": grpc.unary_stream_rpc_method_handler(watch, parse, serialize),
+                "Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=serialize),
+                "Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=serialize),
             },
         )
 
@@ -95,16 +96,15 @@ class Health:
         self._is_closed = True
         self._changed.put(None)
 
-    def _check(self, request: Any, context: grpc.ServicerContext) -> Any:
-        status = self._statuses.get(request.service)
+    def _check(self, data: bytes, context: grpc.ServicerContext) -> Any:
+        service = _service(data, context)
+        status = self._statuses.get(service)
         if status is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"Unknown service: {request.service[:100]}")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Unknown service: {service[:100]}")
         return health_pb2.HealthCheckResponse(status=status)
 
-    def _watch(
-        self, request: Any, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]
-    ) -> None:
-        service, watcher = request.service, _Watcher(send_response_callback)
+    def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
+        service, watcher = _service(data, context), _Watcher(send_response_callback)
         with self._lock:
             self._watchers.setdefault(service, []).append(watcher)
 
@@ -152,3 +152,11 @@ class Health:
             for watcher in watchers:
                 if self._forget(service, watcher):
                     watcher.send(None)
+
+
+def _service(data: bytes, context: grpc.ServicerContext) -> str:
+    """Returns the service that a request names; grpcio itself would log a traceback for each that can not be read."""
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(data).service)
+    except DecodeError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The request can not be read: {error}")

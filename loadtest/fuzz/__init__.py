@@ -1,0 +1,1 @@
+"""Broken, hostile and random requests against a running server: `python -m loadtest.fuzz`."""

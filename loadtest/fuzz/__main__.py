@@ -1,0 +1,88 @@
+"""Attacks a server that is started for it, and says what came of it; exit status 1 where anything was found.
+
+    python -m loadtest.fuzz                                  100,000 requests over each wire, then schemathesis
+    python -m loadtest.fuzz --requests 2000 --seed 7 --wires grpc,http --model_base_path models/movielens
+    python -m loadtest.fuzz --seed 7 --wires http --only 1234       one request again
+    python -m loadtest.fuzz --requests 2000 -- --graph_signatures=off
+
+A finding is a 500, INTERNAL, UNKNOWN or anything else that blames the server, an answer that is not well formed, a log
+record of level error, a server that is gone, or one that grows by more than --max_growth_mib when some of the requests
+are sent once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from loadtest.fuzz.campaign import Campaign, say
+from loadtest.fuzz.schema import PHASES, run_schemathesis
+from loadtest.fuzz.wires import GrpcWire, HttpWire, ReloadWire, Wire
+from loadtest.live_server import LiveServer, served_model
+from loadtest.model_samples import ask
+
+_WIRES = ("grpc", "http", "schema", "reload")
+# A reload may take what is served away, and is slow; it comes last and is sent this much less often.
+_RELOAD_SHARE = 100
+
+
+def main() -> int:
+    """Returns 1 where anything was found."""
+    options = _parser().parse_args()
+    with served_model(options.model_base_path, options.model_name, options.server_flags) as (server, _):
+        say(f"seed {options.seed}; the server at the start: {server.held()}")
+        failed = [wire for wire in options.wires.split(",") if not _attack(wire, server, options)]
+        for fault, count in server.faults.most_common():
+            say(f"FINDING the server logged {count} times: {fault}")
+        if server.faults:
+            failed.append("log")
+        say(f"FAILED: {', '.join(failed)}" if failed else "ok")
+        return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_name", default="movielens")
+    parser.add_argument("--model_base_path", type=Path, help="default: a tiny model, trained and exported now")
+    parser.add_argument("--requests", type=int, default=100_000, help="over each wire (default: %(default)s)")
+    parser.add_argument("--examples", type=int, default=100, help="schemathesis' cases per operation and phase")
+    parser.add_argument("--phases", default=PHASES, help="of schemathesis (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="send the request of this number alone")
+    parser.add_argument("--wires", default=",".join(_WIRES), help="which, comma-separated (default: %(default)s)")
+    parser.add_argument("--connections", type=int, default=4, help="requests in flight (default: %(default)s)")
+    parser.add_argument(
+        "--max_growth_mib", type=float, default=64.0, help="when requests are repeated (default: %(default)s)"
+    )
+    parser.add_argument("server_flags", nargs="*", help="more flags of the server, after --")
+    return parser
+
+
+def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
+    """Runs one wire's requests; says whether nothing was found."""
+    if wire == "schema":
+        options_of_it = {"max_examples": options.examples, "seed": options.seed, "phases": options.phases}
+        return run_schemathesis(server.http, **options_of_it) == 0
+    model = ask(server.http, options.model_name)
+    kinds: dict[str, tuple[type[GrpcWire | HttpWire], str]] = {
+        "grpc": (GrpcWire, server.grpc),
+        "http": (HttpWire, server.http),
+        "reload": (ReloadWire, server.grpc),
+    }
+    kind, address = kinds[wire]
+    connect: partial[Wire] = partial(kind, address, model, options.seed)
+    count = max(1, options.requests // _RELOAD_SHARE) if wire == "reload" else options.requests
+    numbers = range(count) if options.only is None else [options.only]
+    campaign = Campaign(wire, server)
+    campaign.run(numbers, connect, connections=options.connections, seed=options.seed)
+    campaign.tell()
+    grown = campaign.grown_mib() > options.max_growth_mib or campaign.grown_descriptors() > options.connections
+    if grown:
+        say(f"FINDING {wire}: grew by {campaign.grown_mib():.1f} MiB, {campaign.grown_descriptors()} descriptors")
+    return not (campaign.problems or grown)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

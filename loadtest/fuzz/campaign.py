@@ -1,0 +1,115 @@
+"""Many requests over a few connections at a time, counted by status, with the server watched meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.fuzz.wires import Sent, Wire
+from loadtest.live_server import Held, LiveServer
+
+# With this many findings the rest would tell nothing new.
+_ENOUGH = 20
+_SHOWN_BYTES = 600
+# Memory jumps with the largest request of many, and stays: the allocator keeps it for each thread (one of 150 bytes may
+# spread two tf.Examples to 65,536 rows). So what tells a leak is what the server grows by when it is sent requests
+# again; this share of them.
+_AGAIN_SHARE = 0.2
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What a run of one wire came to.
+
+    start, once, again: what the server held before, after every request, and after the first of them once more.
+    """
+
+    name: str
+    server: LiveServer
+    statuses: Counter[str] = field(default_factory=Counter)
+    problems: int = 0
+    seconds: float = 0.0
+    start: Held | None = None
+    once: Held | None = None
+    again: Held | None = None
+
+    def run(self, numbers: Sequence[int], connect: Callable[[], Wire], *, connections: int, seed: int) -> None:
+        """Sends requests of these numbers until they are sent, enough is found, or the server is gone."""
+        self.start = self.server.held()
+        started_s = time.monotonic()
+        self._send(numbers, connect, connections, seed)
+        self.seconds = time.monotonic() - started_s
+        self.once = self._held()
+        self._send(numbers[: int(len(numbers) * _AGAIN_SHARE)], connect, connections, seed)
+        self.again = self._held()
+        if not self.server.is_alive:
+            self.problems += 1
+            say(f"FINDING {self.name}: the server is gone")
+
+    def _held(self) -> Held | None:
+        return self.server.held() if self.server.is_alive else None
+
+    def _send(self, numbers: Sequence[int], connect: Callable[[], Wire], connections: int, seed: int) -> None:
+        lock = threading.Lock()
+        waiting = iter(numbers)
+
+        def work() -> None:
+            wire = connect()
+            try:
+                while self.problems < _ENOUGH:
+                    with lock:
+                        number = next(waiting, None)
+                    if number is None:
+                        return
+                    sent = wire.send(number)
+                    with lock:
+                        self._count(sent, number, seed)
+            finally:
+                wire.close()
+
+        threads = [threading.Thread(target=work, name=f"fuzz-{i}") for i in range(connections)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _count(self, sent: Sent, number: int, seed: int) -> None:
+        self.statuses[sent.verdict.status] += 1
+        if not sent.verdict.problem:
+            return
+        self.problems += 1
+        payload = base64.b64encode(sent.payload[:_SHOWN_BYTES]).decode()
+        say(
+            f"FINDING {self.name} {sent.target}: {sent.verdict.problem}\n"
+            f"  again: --seed {seed} --wires {self.name} --only {number}\n"
+            f"  {len(sent.payload)} bytes, base64: {payload}"
+        )
+
+    def grown_mib(self) -> float:
+        """Returns by how much the server's share of memory grew when requests were repeated."""
+        return self.again.pss_mib - self.once.pss_mib if self.once and self.again else 0.0
+
+    def grown_descriptors(self) -> int:
+        """Returns how many more descriptors the server has open than before."""
+        return self.again.descriptors - self.start.descriptors if self.start and self.again else 0
+
+    def tell(self) -> None:
+        """Prints the figures."""
+        sent = self.statuses.total()
+        say(f"{self.name}: {sent} requests, {self.seconds:.1f} s without those that were repeated")
+        say("  " + ", ".join(f"{status} {count}" for status, count in self.statuses.most_common()))
+        say(f"  server before: {self.start}")
+        say(f"  after all:     {self.once}")
+        say(f"  some repeated: {self.again}")
+        say(f"  {self.problems} findings")
+
+
+def say(text: str) -> None:
+    """Writes to standard output at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

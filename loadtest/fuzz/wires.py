@@ -1,0 +1,113 @@
+"""Sends request number i, which follows from the seed and i alone, so that a finding can be sent again."""
+
+from __future__ import annotations
+
+import http.client
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+import grpc
+
+from loadtest.fuzz import verdicts
+from loadtest.fuzz.byte_mutations import mutated
+from loadtest.fuzz.json_mutations import mutated_json
+from loadtest.fuzz.seeds import PREDICT, REFLECTION, RELOAD, Route, grpc_seeds, http_seeds
+from loadtest.fuzz.verdicts import Verdict
+from loadtest.model_samples import ServedModel
+
+TIMEOUT_S = 60
+_PREDICT_SHARE = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was sent where, and what came of it."""
+
+    target: str
+    payload: bytes
+    verdict: Verdict
+
+
+class Wire(Protocol):
+    """A connection of one thread."""
+
+    def send(self, number: int) -> Sent:
+        """Sends the request of this number and judges its answer."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+
+class GrpcWire:
+    """Mutated messages as raw bytes: mostly Predict, and every other method. Concurrency: one caller at a time."""
+
+    def __init__(self, address: str, model: ServedModel, seed: int) -> None:
+        self._channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self._seed = seed
+        self._seeds = grpc_seeds(model)
+        # A reload that happens to be right changes what is served; it has a wire of its own.
+        self._others = [method for method in self._seeds if method not in (PREDICT, RELOAD)]
+        self._calls: dict[str, Any] = {method: self._channel.unary_unary(method) for method in self._seeds}
+        self._reflect: Any = self._channel.stream_stream(REFLECTION)
+
+    def send(self, number: int) -> Sent:
+        source = Random(f"grpc {self._seed} {number}")
+        method = PREDICT if source.random() < _PREDICT_SHARE else source.choice(self._others)
+        return self._send(method, mutated(source, self._seeds[method]))
+
+    def _send(self, method: str, payload: bytes) -> Sent:
+        try:
+            if method == REFLECTION:
+                data = b"".join(self._reflect(iter([payload]), timeout=TIMEOUT_S))
+            else:
+                data = self._calls[method](payload, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return Sent(method, payload, verdicts.of_grpc_error(error))
+        return Sent(method, payload, verdicts.of_grpc_answer(method, data))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class ReloadWire(GrpcWire):
+    """Mutated configurations to serve."""
+
+    def send(self, number: int) -> Sent:
+        source = Random(f"reload {self._seed} {number}")
+        return self._send(RELOAD, mutated(source, self._seeds[RELOAD]))
+
+
+class HttpWire:
+    """Mutated JSON to every route that takes a body. Concurrency: one caller at a time."""
+
+    def __init__(self, address: str, model: ServedModel, seed: int) -> None:
+        host, _, port = address.removeprefix("http://").partition(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+        self._seed = seed
+        self._routes = http_seeds(model)
+
+    def send(self, number: int) -> Sent:
+        source = Random(f"http {self._seed} {number}")
+        route = source.choice(self._routes)
+        body, headers = mutated_json(source, route.documents)
+        try:
+            verdict = self._post(route, body, headers)
+        except (OSError, http.client.HTTPException):
+            # A server may close a connection that was idle for seconds just when it is used again; a new one must do.
+            self._connection.close()
+            try:
+                verdict = self._post(route, body, headers)
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                verdict = Verdict("no answer", f"no answer: {error!r}")
+        return Sent(route.path, body, verdict)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _post(self, route: Route, body: bytes, headers: dict[str, str]) -> Verdict:
+        self._connection.request("POST", route.path, body, headers)
+        response = self._connection.getresponse()
+        content_type = response.headers.get("Content-Type", "")
+        return verdicts.of_http(response.status, content_type, response.read(), route.answers)

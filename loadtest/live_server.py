@@ -1,0 +1,159 @@
+"""A server in a process of its own, for tools that show or attack it: where it listens, what it holds, what it logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+# Enough for a slow machine to compile kernels and import TensorFlow.
+_PATIENCE_S = 180
+# Of a traceback: where it was raised, and what.
+_LAST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds: its share of memory (PSS), what of it is its alone, and open file descriptors."""
+
+    pss_mib: float
+    private_mib: float
+    descriptors: int
+
+    def __str__(self) -> str:
+        return f"{self.pss_mib:.1f} MiB PSS, {self.private_mib:.1f} MiB private, {self.descriptors} descriptors"
+
+
+class LiveServer:
+    """`python -m service` on free ports of this machine, stopped at the end whatever happens.
+
+    Args:
+      flags: the server's own, beside those for ports and log.
+
+    faults: what it logged as errors, with how often: each in its last words only, where the cause stands.
+    """
+
+    def __init__(self, *flags: str) -> None:
+        where = ["--host=127.0.0.1", "--port=0", "--rest_api_port=0", "--log_format=json"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "service", *where, *flags],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.faults: Counter[str] = Counter()
+        self._ports: dict[str, int] = {}
+        self._last_line = ""
+        self._is_listening = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._last_line = line
+            try:
+                record = json.loads(line)
+            except ValueError:
+                # TensorFlow writes to standard error by itself; Python does so where nothing catches an error.
+                if "Error" in line:
+                    self.faults[line.rstrip()] += 1
+                continue
+            if record["message"] == "listening":
+                self._ports = record
+                self._is_listening.set()
+            elif record["level"] in ("error", "critical"):
+                cause = " ".join(record.get("traceback", "").split("\n")[-_LAST_LINES:])
+                self.faults[f"{record['message']} {cause}".strip()] += 1
+        self._is_listening.set()
+
+    def ready(self) -> LiveServer:
+        """Waits until every model answers; raises RuntimeError where the server ended or stays unready."""
+        self._is_listening.wait(_PATIENCE_S)
+        end_s = time.monotonic() + _PATIENCE_S
+        reason = ""
+        while self.is_alive and self._ports and time.monotonic() < end_s:
+            try:
+                with urllib.request.urlopen(f"{self.http}/readyz", timeout=5):
+                    return self
+            except urllib.error.HTTPError as error:
+                reason = error.read().decode()
+            except OSError as error:
+                reason = str(error)
+            time.sleep(0.05)
+        raise RuntimeError(f"the server is not ready: {reason or self._last_line}")
+
+    @property
+    def http(self) -> str:
+        """Its HTTP address, as the beginning of a URL."""
+        return f"http://127.0.0.1:{self._ports['http_port']}"
+
+    @property
+    def grpc(self) -> str:
+        """Its gRPC address, host:port."""
+        return f"127.0.0.1:{self._ports['grpc_port']}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def held(self) -> Held:
+        """Reads what the process holds now (Linux)."""
+        process = Path("/proc") / str(self._process.pid)
+        sizes: dict[str, float] = {}
+        for line in (process / "smaps_rollup").read_text().splitlines()[1:]:
+            name, kib = line.split()[:2]
+            sizes[name] = int(kib) / 1024
+        private_mib = sizes["Private_Clean:"] + sizes["Private_Dirty:"]
+        return Held(sizes["Pss:"], private_mib, len(os.listdir(process / "fd")))
+
+    def __enter__(self) -> LiveServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_alive:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(30)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+@contextmanager
+def served_model(base_path: Path | None, name: str, flags: Sequence[str]) -> Iterator[tuple[LiveServer, Path]]:
+    """Gives a ready server, and the folder it serves: base_path, or a tiny model trained and exported now."""
+    with tempfile.TemporaryDirectory() as scratch:
+        base_path = base_path or _export_demo(Path(scratch) / name)
+        with LiveServer(f"--model_name={name}", f"--model_base_path={base_path}", *flags) as server:
+            yield server.ready(), base_path
+
+
+def _export_demo(out: Path) -> Path:
+    command: list[Any] = [sys.executable, "-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1"]
+    done = subprocess.run([*command, f"--out={out}"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"model-export demo failed:\n{done.stdout}{done.stderr}")
+    return out

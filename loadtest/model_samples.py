@@ -1,0 +1,141 @@
+"""Small valid requests for whatever model is served, built from what the server tells about it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PREDICT_METHOD_NAME = "tensorflow/serving/predict"
+NUM_ROWS = 2
+# Ids of a ragged feature in each row.
+_ROW_LENGTHS = (2, 1)
+_SUFFIXES = ("__values", "__row_splits", "__weights")
+_DTYPES = {
+    "DT_FLOAT": "float32",
+    "DT_DOUBLE": "float64",
+    "DT_INT32": "int32",
+    "DT_INT64": "int64",
+    "DT_UINT8": "uint8",
+    "DT_INT8": "int8",
+    "DT_INT16": "int16",
+    "DT_UINT16": "uint16",
+    "DT_BOOL": "bool",
+    "DT_STRING": "object",
+}
+
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A signature as the server describes it; inputs: (dtype's name, shape) by name."""
+
+    name: str
+    method_name: str
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    @property
+    def takes_examples(self) -> bool:
+        """Whether its only input looks like one for serialized tf.Examples: strings, of rank 1 or an unknown one."""
+        return [(dtype, len(shape) < 2) for dtype, shape in self.inputs.values()] == [("DT_STRING", True)]
+
+    def tensors(self) -> Tensors:
+        """Returns NUM_ROWS rows for every input; ids are small, strings are "a" and the like."""
+        ragged = {name.removesuffix("__row_splits") for name in self.inputs if name.endswith("__row_splits")}
+        return {name: self._tensor(name, ragged) for name in self.inputs}
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the same as JSON has it: features under their plain names, ragged ones as lists of lists."""
+        found: dict[str, Any] = {}
+        tensors = self.tensors()
+        for name, tensor in tensors.items():
+            feature = next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
+            if f"{feature}__row_splits" not in tensors:
+                found[name] = _plain(tensor)
+            elif name.endswith("__values"):
+                splits = tensors[f"{feature}__row_splits"]
+                found[feature] = [_plain(tensor[a:b]) for a, b in zip(splits[:-1], splits[1:], strict=True)]
+        return found
+
+    def _tensor(self, name: str, ragged: set[str]) -> np.ndarray[Any, Any]:
+        dtype, shape = self.inputs[name]
+        if dtype not in _DTYPES:
+            raise ValueError(f"no sample for {name!r} of {dtype}")
+        feature = next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), None)
+        if name.endswith("__row_splits"):
+            return np.cumsum([0, *_ROW_LENGTHS]).astype(_DTYPES[dtype])
+        sizes = [NUM_ROWS if size < 0 else size for size in shape]
+        if feature in ragged:
+            sizes[0] = sum(_ROW_LENGTHS)
+        numbers = np.arange(int(np.prod(sizes)), dtype=np.int64).reshape(sizes) % 3 + 1
+        if dtype == "DT_STRING":
+            return np.vectorize(lambda n: b"abc"[n - 1 : n], otypes=[object])(numbers)
+        return numbers.astype(_DTYPES[dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a server says of one model.
+
+    tables: features by table.
+    called: names of the signatures to call; empty is all of them.
+    """
+
+    name: str
+    version: int
+    signatures: tuple[Signature, ...]
+    tables: Mapping[str, tuple[str, ...]]
+    called: frozenset[str] = frozenset()
+
+    def _called(self) -> tuple[Signature, ...]:
+        return tuple(s for s in self.signatures if not self.called or s.name in self.called)
+
+    def predicted(self) -> tuple[Signature, ...]:
+        """Returns the signatures that Predict can be asked for without tf.Examples."""
+        return tuple(
+            s for s in self._called() if s.method_name == PREDICT_METHOD_NAME and s.inputs and not s.takes_examples
+        )
+
+    def of_method(self, method_name: str) -> tuple[Signature, ...]:
+        """Returns the signatures of "classify" or "regress" that take tf.Examples; others can not be called so."""
+        wanted = f"tensorflow/serving/{method_name}"
+        return tuple(s for s in self._called() if s.method_name == wanted and s.takes_examples)
+
+    def lookups(self) -> tuple[Signature, ...]:
+        """Returns the signatures that :lookup takes, which by their names are lookups."""
+        return tuple(s for s in self.predicted() if s.name.startswith("lookup"))
+
+
+def ask(http: str, model: str) -> ServedModel:
+    """Asks a server at http ("http://host:port") for a model's signatures and tables; raises OSError."""
+    base = f"{http}/v1/models/{model}"
+    document = _get(f"{base}/metadata")
+    found = document["metadata"]["signature_def"]["signature_def"]
+    signatures = [_signature(name, signature) for name, signature in sorted(found.items())]
+    tables = {table["name"]: tuple(table["features"]) for table in _get(f"{base}/tables")["tables"]}
+    return ServedModel(model, int(document["model_spec"]["version"]), tuple(signatures), tables)
+
+
+def _signature(name: str, signature: dict[str, Any]) -> Signature:
+    inputs = {
+        key: (tensor["dtype"], tuple(int(dim["size"]) for dim in tensor["tensor_shape"]["dim"]))
+        for key, tensor in sorted(signature["inputs"].items())
+    }
+    return Signature(name, signature["method_name"], inputs)
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return json.load(response)
+
+
+def _plain(array: np.ndarray[Any, Any]) -> Any:
+    """Returns an array as JSON has it, strings decoded."""
+    if array.dtype == object:
+        array = np.vectorize(lambda text: text.decode(), otypes=[object])(array) if array.size else array
+    return array.tolist()

@@ -1,0 +1,1 @@
+"""Stock clients against a running server, each on its own terms: `python -m loadtest.stock_clients`."""

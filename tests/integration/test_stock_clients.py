@@ -1,0 +1,55 @@
+"""Stock clients work against a server in a process of its own: the toy model, and TensorFlow Serving's test model."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.process import ROOT, environment
+
+
+def run(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs clients against a server of a model."""
+    command = [sys.executable, "-m", "loadtest.stock_clients", f"--model_base_path={base}", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Returns ok, skipped or FAILED by client and call; their columns have fixed widths."""
+    return {" ".join(line[:85].split()): line[86:].split()[0] for line in done.stdout.splitlines()[:-1]}
+
+
+def test_clients_without_tensorflow_work_on_lookups(base: Path, kernel_cache: Path) -> None:
+    # The toy model's third signature has no graph in its file.
+    given = ("--signatures=lookup,lookup_tpu_tensor_core", "--clients=reflection,health,curl,own")
+    done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off", f"--kernel_cache_dir={kernel_cache}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = verdicts(done)
+    assert found["reflection list"] == "ok"
+    assert found["reflection dynamic call of Predict"] == "ok"
+    assert found["grpc_health Check toy"] == "ok"
+    assert found["service.client lookup, grpc = http"] == "ok"
+    if shutil.which("curl"):
+        assert found["curl POST /v1/models/{model}:lookup"] == "ok"
+
+
+@pytest.mark.tf
+def test_the_stubs_of_tensorflow_serving_work_on_its_own_model(tf_serving_testdata: Path, kernel_cache: Path) -> None:
+    base = tf_serving_testdata / "saved_model_half_plus_two_cpu"
+    given = ("--model_name=half_plus_two", '--example={"x": 2.0}', "--clients=serving_api")
+    done = run(base, *given, "--", f"--kernel_cache_dir={kernel_cache}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = verdicts(done)
+    for call in ("Predict serving_default", "Classify classify_x_to_y", "Regress regress_x_to_y", "MultiInference"):
+        assert found[f"tensorflow-serving-api {call}"] == "ok"
+
+
+def test_a_call_that_fails_fails_the_run(base: Path, kernel_cache: Path) -> None:
+    given = ("--signatures=serving_default", "--clients=health,own")
+    done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off", f"--kernel_cache_dir={kernel_cache}")
+    assert done.returncode == 1
+    assert verdicts(done)["service.client predict serving_default, grpc = http"] == "FAILED"
