@@ -172,7 +172,7 @@ def test_the_log_has_one_json_object_per_line(serve: Serve) -> None:
 def test_an_unknown_grpc_method_is_unimplemented(serve: Serve) -> None:
     server = serve().ready()
     request = message_class("tensorflow.serving.PredictRequest")().SerializeToString()
-    for method in ("/tensorflow.serving.PredictionService/Classify", "/nobody.Knows/This"):
+    for method in ("/tensorflow.serving.SessionService/SessionRun", "/nobody.Knows/This"):
         with pytest.raises(grpc.RpcError) as caught:
             server.channel.unary_unary(method)(request, timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -214,7 +214,7 @@ def test_a_savedmodel_without_manifest_is_served_as_it_is(folder: Path) -> None:
     assert predict(engine, {"x": floats(1)})["y"].tolist() == [2.5]
     assert predict(engine, {"x": floats(1)}, "optional")["y"].tolist() == [10]
     assert engine.tables(ModelRef("m")) == []
-    with pytest.raises(InputMismatch, match="expected float32, got int64"):
+    with pytest.raises(InputMismatch, match=r"Expects arg\[0\] to be float but int64 is provided"):
         predict(engine, {"x": np.array([1])})
     with pytest.raises(InputMismatch, match="Missing but required: {x}"):
         predict(engine, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,9 @@ def test_a_sparse_matrix_is_described_as_ragged(folder: Path) -> None:
         "x": ("int64", (None,)),
     }
     assert spec.required == set(spec.inputs)
-    assert b'"a__values":{"dtype":"DT_INT64","tensor_shape":{"dim":[{"size":"-1"' in metadata_json("m", 1, {"s": spec})
+    metadata = json.loads(metadata_json("m", 1, {"s": spec}))["metadata"]["signature_def"]["signature_def"]["s"]
+    values = metadata["inputs"]["a__values"]
+    assert (values["dtype"], values["tensor_shape"]["dim"][0]["size"]) == ("DT_INT64", "-1")
 
 
 def test_ragged_rows_become_the_sparse_tensor(backend: SavedModelBackend) -> None:
