@@ -48,7 +48,7 @@ class RecordingObserver:
     finished_requests: list[dict[str, Any]] = field(default_factory=list)
 
     def finished(self, **request: Any) -> None:
-        """See core.engine.Observer."""
+        """See core.bound.Observer."""
         self.finished_requests.append(request)
 
 

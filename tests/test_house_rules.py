@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.transports.http": (
         {
+            "service.core.bound",
             "service.core.engine",
             "service.core.inference",
             "service.core.types",
@@ -61,6 +62,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.transports.grpc": (
         {
+            "service.core.bound",
             "service.core.engine",
             "service.core.inference",
             "service.core.types",

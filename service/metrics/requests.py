@@ -112,7 +112,7 @@ class RequestCounter:
         run_seconds: float,
         rows: int,
     ) -> None:
-        """Counts one request; see core.engine.Observer."""
+        """Counts one request; see core.bound.Observer."""
         if error is not None:
             self._failed(Subject(api, method, model, version, signature), error)
             return

@@ -12,7 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 
-from service.core.engine import Bound, Engine
+from service.core.bound import Bound
+from service.core.engine import Engine
 from service.core.errors import DeadlineExceeded, NotReady, ServiceError
 from service.core.types import ModelRef
 from service.transports.http.body import read_body

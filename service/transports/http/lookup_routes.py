@@ -17,7 +17,8 @@ from service.codecs.json_lookup import (
     encode_rows,
     encode_tables,
 )
-from service.core.engine import Bound, Engine
+from service.core.bound import Bound
+from service.core.engine import Engine
 from service.core.errors import IdsTooMany
 from service.core.types import ModelRef
 from service.transports.http import openapi

@@ -19,7 +19,8 @@ from starlette.responses import Response
 from service.codecs import oip_models
 from service.codecs.json_document import describe, parse_object
 from service.codecs.oip_json import InferBody, decode_infer, decode_inputs, encode_infer
-from service.core.engine import Bound, Engine, ModelDescription
+from service.core.bound import Bound
+from service.core.engine import Engine, ModelDescription
 from service.core.errors import MalformedPayload, Unimplemented
 from service.core.types import ModelRef, SignatureSpec
 from service.transports.http import oip_openapi

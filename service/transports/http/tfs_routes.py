@@ -15,7 +15,8 @@ from service.codecs.json_examples import ExamplesBody, decode_examples_body, enc
 from service.codecs.json_tensor import PredictBody, decode_inputs, decode_predict, encode_predict
 from service.codecs.signature_def import metadata_json
 from service.codecs.status import statuses_json
-from service.core.engine import Bound, Engine
+from service.core.bound import Bound
+from service.core.engine import Engine
 from service.core.errors import InvalidRequest
 from service.core.inference import CLASSIFY_METHOD, REGRESS_METHOD, UNKNOWN_SIGNATURE
 from service.transports.http import openapi
