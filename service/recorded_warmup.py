@@ -6,13 +6,19 @@ Source: tensorflow_serving/servables/tensorflow/saved_model_warmup.cc, saved_mod
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from service.codecs.example_proto import decode_examples, decode_examples_request, decode_multi_inference
 from service.codecs.predict_proto import decode_inputs, decode_request, parse_message
 from service.codecs.tf_record import read_records
-from service.core.errors import ArtifactError, MalformedPayload, ServiceError
+from service.core.errors import ArtifactError, InvalidRequest, MalformedPayload, ServiceError
+from service.core.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, result_of, wanted_outputs
 from service.core.servable import Servable
+from service.core.types import Array, Tensors
 from service.core.validation import checked
 
 WARMUP_REQUESTS = Path("assets.extra/tf_serving_warmup_requests")
@@ -22,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 # What can not be warmed up, there and here; the numbers are the proto's.
 _UNSUPPORTED = {"predict_streamed_log": 7, "session_run_log": 5}
+_EXAMPLE_METHODS = {
+    "classify_log": ("tensorflow.serving.ClassificationRequest", CLASSIFY_METHOD),
+    "regress_log": ("tensorflow.serving.RegressionRequest", REGRESS_METHOD),
+}
 
 
 def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: frozenset[str] = frozenset()) -> int:
@@ -65,16 +75,54 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     kind = log.WhichOneof("log_type")
     if kind in _UNSUPPORTED:
         raise ArtifactError(f"Unsupported log_type for warmup: {_UNSUPPORTED[kind]}")
-    if kind != "predict_log":
+    if kind is None:
         return False
+    request = getattr(log, kind).request
     # A record may come without a model, or from one of another name.
-    log.predict_log.request.model_spec.name = servable.name
-    request = decode_request(log.predict_log.request.SerializeToString())
+    for message in request.tasks if kind == "multi_inference_log" else [request]:
+        message.model_spec.name = servable.name
+    data = request.SerializeToString()
+    runs = _predict_runs(servable, data) if kind == "predict_log" else _example_runs(servable, kind, data)
+    runnable = [run for run in runs if run.signature_name in servable.backends and run.signature_name not in cold]
+    for run in runnable:
+        for _ in range(iterations):
+            results = servable.backends[run.signature_name].run(run.signature_name, run.inputs, run.outputs)
+            run.check(results)
+    return bool(runnable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of a signature; check raises where its results are no answer."""
+
+    signature_name: str
+    inputs: Tensors
+    outputs: tuple[str, ...]
+    check: Callable[[dict[str, Array]], object]
+
+
+def _predict_runs(servable: Servable, data: bytes) -> list[_Run]:
+    request = decode_request(data)
     spec = servable.signature(request.signature_name)
-    backend = servable.backends.get(spec.name)
-    if backend is None or spec.name in cold:
-        return False
-    for _ in range(iterations):
-        arrays, _ = checked(spec, decode_inputs(request))
-        backend.run(spec.name, arrays, request.output_filter or tuple(spec.outputs))
-    return True
+    inputs, _ = checked(spec, decode_inputs(request))
+    return [_Run(spec.name, inputs, request.output_filter or tuple(spec.outputs), lambda results: None)]
+
+
+def _example_runs(servable: Servable, kind: str, data: bytes) -> list[_Run]:
+    if kind == "multi_inference_log":
+        multi = decode_multi_inference(data)
+        if multi.problem:
+            raise InvalidRequest(multi.problem)
+        methods = [(task.signature_name, task.method_name) for task in multi.tasks]
+        examples = decode_examples(multi.input)
+    else:
+        full_name, method_name = _EXAMPLE_METHODS[kind]
+        request = decode_examples_request(full_name, data)
+        methods = [(request.signature_name, method_name)]
+        examples = decode_examples(request.input)
+    runs = []
+    for signature_name, method_name in methods:
+        spec = servable.signature(signature_name)
+        check = partial(result_of, method_name, num_examples=examples.size)
+        runs.append(_Run(spec.name, {INPUTS: examples}, wanted_outputs(spec, method_name), check))
+    return runs

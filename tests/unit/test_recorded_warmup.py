@@ -11,6 +11,7 @@ import pytest
 from service.codecs.protos import message_class
 from service.core.errors import ArtifactError
 from service.core.servable import Servable
+from service.core.types import SignatureSpec, TensorSpec
 from service.loading import ServableLoader
 from service.recorded_warmup import MAX_RECORDS, WARMUP_REQUESTS, replay_requests
 from tests.toy_model import write_toy_model
@@ -108,6 +109,55 @@ def test_what_can_not_run_here_or_is_to_stay_cold_is_passed_over(tmp_path: Path)
     replay(tmp_path, backend, cold=frozenset({"serving_default"}))
     replay_requests(Servable("m", 1, {"serving_default": predict_spec()}, {}), tmp_path, 1)
     assert backend.runs == []
+
+
+def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
+    """Returns a signature that takes serialized Examples."""
+    dtypes = {"classes": "string", "scores": "float32", "outputs": "float32"}
+    return SignatureSpec(
+        name="kinds",
+        kind="predict",
+        method_name="",
+        inputs={"inputs": TensorSpec("inputs", "string", (None,))},
+        outputs={name: TensorSpec(name, dtypes[name], (None, 1)) for name in outputs},
+    )
+
+
+def examples_log(kind: str, method_name: str = "") -> bytes:
+    """Returns a PredictionLog of a request for signature "kinds" with two examples."""
+    log = message_class("tensorflow.serving.PredictionLog")()
+    request = getattr(log, kind).request
+    spec = request.tasks.add(method_name=method_name).model_spec if method_name else request.model_spec
+    spec.signature_name = "kinds"
+    for _ in range(2):
+        request.input.example_list.examples.add()
+    return bytes(log.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("log", "outputs"),
+    [
+        (examples_log("classify_log"), ("classes", "scores")),
+        (examples_log("regress_log"), ("outputs",)),
+        (examples_log("multi_inference_log", "tensorflow/serving/regress"), ("outputs",)),
+    ],
+)
+def test_requests_of_examples_are_run_too(tmp_path: Path, log: bytes, outputs: tuple[str, ...]) -> None:
+    answers = {
+        "classes": np.full([2, 1], b"a", object),
+        "scores": np.zeros([2, 1], np.float32),
+        "outputs": np.zeros([2, 1], np.float32),
+    }
+    backend = FakeBackend(lambda inputs: answers)
+    model = Servable("m", 1, {"kinds": examples_spec(outputs)}, {"kinds": backend})
+    write(tmp_path, log)
+    assert replay_requests(model, tmp_path, 1) == 1
+    assert [(name, run["inputs"].tolist(), asked) for name, run, asked in backend.runs] == [
+        ("kinds", [b"", b""], outputs)
+    ]
+    answers["outputs"] = answers["scores"] = np.zeros([3, 1], np.float32)
+    with pytest.raises(ArtifactError, match="warmup record number 1 failed: "):
+        replay_requests(model, tmp_path, 1)
 
 
 def lookup_log(user: int) -> bytes:
