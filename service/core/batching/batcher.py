@@ -45,7 +45,6 @@ class Batcher:
         self._backend = backend
         self._signatures = signatures
         self._parameters = parameters
-        self._pool = parameters.thread_pool_name
         self._scheduler = scheduler
         self._observer = observer
         self._queues = {name: BatchQueue(parameters, partial(self._process, spec)) for name, spec in signatures.items()}
@@ -97,7 +96,7 @@ class Batcher:
 
     def _run_alone(self, spec: SignatureSpec, inputs: Tensors, outputs: tuple[str, ...], rows: int) -> dict[str, Array]:
         total = self._parameters.padded_rows(rows)
-        self._observer.processed(requests=1, rows=rows, padding=total - rows, queue_seconds=_NO_WAIT, pool=self._pool)
+        self._observer.processed(requests=1, rows=rows, padding=total - rows, queue_seconds=_NO_WAIT)
         if total > rows:
             inputs = self._merged(spec, [inputs], total - rows)
         return _part(self._backend.run(spec.name, inputs, outputs), outputs, 0, rows, total)
@@ -117,7 +116,7 @@ class Batcher:
         rows = sum(task.rows for task in tasks)
         waits = [max(now_s - task.enqueued_s, 0.0) for task in tasks]
         padding = self._parameters.padded_rows(rows) - rows
-        self._observer.processed(requests=len(tasks), rows=rows, padding=padding, queue_seconds=waits, pool=self._pool)
+        self._observer.processed(requests=len(tasks), rows=rows, padding=padding, queue_seconds=waits)
         try:
             return self._run(spec, tasks)
         except InvalidRequest as error:

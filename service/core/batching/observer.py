@@ -12,10 +12,10 @@ class BatchObserver(Protocol):
         """A request of so many rows came to be batched."""
         ...
 
-    def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float], pool: str) -> None:
+    def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float]) -> None:
         """A batch was begun: requests, or parts of them, of so many rows together, padded by so many more rows.
 
-        queue_seconds: how long each of them waited. pool: name of the threads that run it.
+        queue_seconds: how long each of them waited.
         """
         ...
 

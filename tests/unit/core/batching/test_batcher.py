@@ -42,7 +42,7 @@ class RecordingBatches:
         """See BatchObserver."""
         self.rows.append(rows)
 
-    def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float], pool: str) -> None:
+    def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float]) -> None:
         """See BatchObserver."""
         self.batches.append((requests, rows, padding, queue_seconds))
 
