@@ -26,8 +26,8 @@ demo: $(READY)  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/model-export demo --if_missing --out $(MODEL)
 	@$(BIN)/python examples/demo.py --model_base_path $(MODEL) --port $(PORT) --rest_api_port $(REST_PORT)
 
-test: $(READY)  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY)  ## all tests, in two processes
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)  ## lint, format, types, generated files
 	$(BIN)/ruff check .

@@ -63,7 +63,7 @@ def test_a_gzip_body_at_the_limit_is_taken(http: Http) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [BODY, gzip.compress(BODY)[:-3], gzip.compress(BODY) + b"junk", b"", zlib.compress(BODY)]
+    "body", [BODY, gzip.compress(BODY, mtime=0)[:-3], gzip.compress(BODY, mtime=0) + b"junk", b"", zlib.compress(BODY)]
 )
 def test_what_is_not_gzip_is_refused(http: Http, body: bytes) -> None:
     response = http.post(LOOKUP, content=body, headers=GZIP)
@@ -76,7 +76,7 @@ def test_a_deflate_body_is_zlibs_form_and_bounded_like_gzip(http: Http) -> None:
     assert http.post(LOOKUP, content=zlib.compress(BODY), headers=headers).status_code == 200
     assert http.post(LOOKUP, content=zlib.compress(padded(MAX_BODY_BYTES)), headers=headers).status_code == 200
     assert http.post(LOOKUP, content=zlib.compress(padded(MAX_BODY_BYTES + 1)), headers=headers).status_code == 413
-    for body in (BODY, zlib.compress(BODY)[:-3], gzip.compress(BODY), b""):
+    for body in (BODY, zlib.compress(BODY)[:-3], gzip.compress(BODY, mtime=0), b""):
         response = http.post(LOOKUP, content=body, headers=headers)
         assert response.status_code == 400
         assert error_text(response).startswith("The body is not valid deflate data")

@@ -141,7 +141,9 @@ def test_the_edges_of_adam_are_allowed(edge: dict[str, float]) -> None:
 
 
 @every_class
-@pytest.mark.parametrize("rate", [lambda step: 0.1, "0.1", True, float("nan"), None], ids=repr)
+@pytest.mark.parametrize(
+    "rate", [lambda step: 0.1, "0.1", True, float("nan"), None], ids=["function", "text", "bool", "nan", "none"]
+)
 def test_a_learning_rate_that_is_no_number_is_refused(cls: type, rate: Any) -> None:
     with pytest.raises(ValueError, match="learning_rate must be a finite number"):
         cls(rate)
