@@ -63,6 +63,10 @@ def test_every_example_of_the_api_page_is_answered(base: Path, kernel_cache: Pat
                 examples = body["content"]["application/json"]["examples"].values() if body else [{"value": None}]
                 for example in examples:
                     response = http.request(method, url, json=example["value"])
+                    if path.endswith((":classify", ":regress")):
+                        # The demo has no such signature; tests/conformance/ runs these on a model that has.
+                        assert response.status_code == 400, response.text
+                        continue
                     assert response.status_code == 200, f"{method} {url} {example['value']}: {response.text}"
                     tried += 1
     assert tried > 20
