@@ -48,7 +48,8 @@ def to_array(what: str, value: Any) -> Array:
     Raises:
       InvalidRequest: rows differ in length, or a value that can not be sent.
     """
-    if not isinstance(value, np.ndarray):
+    is_typed = isinstance(value, np.ndarray)
+    if not is_typed:
         value = _objects(what, value)
     kind = value.dtype.kind
     if kind in "biufc":
@@ -56,6 +57,9 @@ def to_array(what: str, value: Any) -> Array:
         return native
     if kind not in "OSU":
         raise invalid(f"{what}: dtype {value.dtype} can not be sent.")
+    if is_typed and not value.size:
+        # An array of objects or strings says by its dtype what it would hold; an empty list does not.
+        return np.empty(value.shape, object)
     return leaf_array(what, value.reshape(-1).tolist()).reshape(value.shape)
 
 

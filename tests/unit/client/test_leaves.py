@@ -71,6 +71,13 @@ def test_scalars_and_nested_lists_keep_their_rank() -> None:
     assert to_array("x", [[], []]).shape == (2, 0)
 
 
+@pytest.mark.parametrize("dtype", [object, "S3", "U3"])
+def test_an_empty_array_of_strings_stays_one(dtype: Any) -> None:
+    array = to_array("x", np.empty((0, 2), dtype))
+    assert (array.dtype, array.shape) == (np.dtype(object), (0, 2))
+    assert to_array("x", []).dtype == np.int64
+
+
 @pytest.mark.parametrize("value", [[[1.0], [1.0, 2.0]], [1.0, [2.0]], [[[1.0]], [[1.0], [2.0]]]])
 def test_unequal_lists_are_no_tensor(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="unequal length"):
