@@ -6,7 +6,7 @@ Source: tensorflow_serving/servables/tensorflow/saved_model_warmup.cc, saved_mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,13 +82,14 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
     data = request.SerializeToString()
-    runs = _predict_runs(servable, data) if kind == "predict_log" else _example_runs(servable, kind, data)
-    runnable = [run for run in runs if run.signature_name in servable.backends and run.signature_name not in cold]
-    for run in runnable:
+    # What is not run is not held against its signature either.
+    warm = servable.backends.keys() - cold
+    runs = _predict_runs(servable, data, warm) if kind == "predict_log" else _example_runs(servable, kind, data, warm)
+    for run in runs:
         for _ in range(iterations):
             results = servable.backends[run.signature_name].run(run.signature_name, run.inputs, run.outputs)
             run.check(results)
-    return bool(runnable)
+    return bool(runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,16 @@ class _Run:
     check: Callable[[dict[str, Array]], object]
 
 
-def _predict_runs(servable: Servable, data: bytes) -> list[_Run]:
+def _predict_runs(servable: Servable, data: bytes, warm: Set[str]) -> list[_Run]:
     request = decode_request(data)
     spec = servable.signature(request.signature_name)
+    if spec.name not in warm:
+        return []
     inputs, _ = checked(spec, decode_inputs(request))
     return [_Run(spec.name, inputs, request.output_filter or tuple(spec.outputs), lambda results: None)]
 
 
-def _example_runs(servable: Servable, kind: str, data: bytes) -> list[_Run]:
+def _example_runs(servable: Servable, kind: str, data: bytes, warm: Set[str]) -> list[_Run]:
     if kind == "multi_inference_log":
         multi = decode_multi_inference(data)
         if multi.problem:
@@ -123,6 +126,8 @@ def _example_runs(servable: Servable, kind: str, data: bytes) -> list[_Run]:
     runs = []
     for signature_name, method_name in methods:
         spec = servable.signature(signature_name)
+        if spec.name not in warm:
+            continue
         check = partial(result_of, method_name, num_examples=examples.size)
         runs.append(_Run(spec.name, {INPUTS: examples}, wanted_outputs(spec, method_name), check))
     return runs
