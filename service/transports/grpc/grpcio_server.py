@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,15 +13,14 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from service.codecs.protos import new_pool
 from service.core.engine import Engine
-from service.core.errors import ServiceError, Unimplemented
+from service.core.errors import Unimplemented
 from service.transports.grpc import health, inference_v2_methods
 from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
 from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
 from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
+from service.transports.grpc.refusals import Refusals
 from service.transports.grpc.server_reflection import SERVICE_NAME, Reflection
-from service.transports.grpc.status_codes import STATUS_CODES, details
-
-logger = logging.getLogger(__name__)
+from service.transports.grpc.status_codes import STATUS_CODES
 
 _INT32_MAX = 2**31 - 1
 # The server, its services, and the services as TensorFlow Serving calls them for health checks.
@@ -64,8 +60,6 @@ class GrpcServer:
         self._socket_path = socket_path
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
-        # Models that a health check may have been told of, and some that are served no more.
-        self._checked_models: frozenset[str] = frozenset()
         services = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, SERVICE_NAME)
         # Reflection needs all services in one pool, ours are not in protobuf's own.
         pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
@@ -102,16 +96,7 @@ class GrpcServer:
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells health checks whether the server, its services and each of its models can answer."""
-        problems = self._engine.problems()
-        for name in _HEALTH_NAMES:
-            self._health.set(name, is_serving)
-        models = set(self._engine.models())
-        for name in models:
-            # A server that is not ready although no model has a problem is shutting down, and then no model is.
-            self._health.set(name, name not in problems and (is_serving or bool(problems)))
-        for name in self._checked_models - models:
-            self._health.set(name, False)
-        self._checked_models = self._checked_models | models
+        self._health.set_serving(self._engine, _HEALTH_NAMES, is_serving)
 
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
@@ -171,8 +156,7 @@ class _Serve:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._prefix = secrets.token_hex(6)
-        self._numbers = itertools.count(1)
+        self._refusals = Refusals()
 
     def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
         if not context.is_active():
@@ -182,28 +166,12 @@ class _Serve:
         deadline_s = None if remaining_s is None else self._clock() + remaining_s
         try:
             return handler(data, deadline_s)
-        except ServiceError as error:
-            self._abort(context, error)
         except Exception as error:
-            request_id = self._new_id()
-            logger.error("unexpected error", extra={"request_id": request_id}, exc_info=error)
-            text = f"Internal error; the server's log has the cause, request id {request_id}"
-            context.abort(grpc.StatusCode.INTERNAL, text)
+            self._abort(context, error)
 
-    def _abort(self, context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
-        text = error.message
-        if error.code == "INTERNAL":
-            request_id = self._new_id()
-            logger.error("request failed: %s", text, extra={"request_id": request_id}, exc_info=error)
-            text += f" Request id: {request_id}"
-        else:
-            is_ours = error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-            extra = {"code": error.code}
-            logger.log(logging.WARNING if is_ours else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-        context.abort(STATUS_CODES[error.code], details(text))
-
-    def _new_id(self) -> str:
-        return f"{self._prefix}-{next(self._numbers):x}"
+    def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+        code, text = self._refusals(error)
+        context.abort(STATUS_CODES[code], text)
 
 
 def _compressed(
