@@ -159,5 +159,7 @@ def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows):  #
             return UNUSUAL
     for piece in range(pieces.shape[0]):
         length = pieces[piece, PIECE_LENGTH]
-        octets_at(out_at + pieces[piece, PIECE_TO], length)[:] = octets_at(template_at + pieces[piece, PIECE_AT], length)
+        octets_at(out_at + pieces[piece, PIECE_TO], length)[:] = octets_at(
+            template_at + pieces[piece, PIECE_AT], length
+        )
     return DONE

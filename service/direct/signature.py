@@ -151,6 +151,9 @@ class DirectSignature:
                 continue
             if lookup.ids not in positions or (lookup.row_splits or lookup.ids) not in positions:
                 return None
+            if self._spec.inputs[lookup.ids].takes_keys:
+                # Its integers are keys of a vocabulary, not rows.
+                return None
             used.update(name for name in inputs if name is not None)
             plan.append(_plan_row(feature, self._spec, positions))
             row_inputs.append((positions[lookup.row_splits], 1) if lookup.row_splits else (positions[lookup.ids], 0))
