@@ -1,4 +1,4 @@
-"""Reads ids out of a request's bytes, looks them up and writes the answer's bytes: one compiled call for all features."""
+"""Reads ids out of a request's bytes, looks them up, writes the answer's bytes: one compiled call for all features."""
 
 from __future__ import annotations
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
-from numba import types
-from numba.core import cgutils  # noqa: F401  (declares what arrayobj needs)
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
+from numba import extending, types
+from numba.np import arrayobj
+
+# numba's own types say nothing to a type checker.
+intrinsic: Any = extending.intrinsic
+populate_array: Any = arrayobj.populate_array
 
 FLOATS_2D = types.Array(types.float32, 2, "C", aligned=False)
 FLOATS_3D = types.Array(types.float32, 3, "C", aligned=False)
@@ -35,7 +38,7 @@ def address_of(data: bytes) -> int:
     return id(data) + _BYTES_HEADER
 
 
-def _array_at(array_type, itemsize):  # type: ignore[no-untyped-def]
+def _array_at(array_type: Any, itemsize: int) -> Any:
     ndim = array_type.ndim
 
     def typed(typingctx, address, *sizes):  # type: ignore[no-untyped-def]

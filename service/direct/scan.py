@@ -5,7 +5,8 @@ Source: tensorflow_serving/apis/predict.proto, tensorflow/core/framework/{tensor
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 from numba import njit, types
 
 # A request of more inputs, or in which anything is repeated, unknown or oddly encoded, is not for this path.
@@ -23,16 +24,17 @@ _LENGTH_DELIMITED = 2
 
 _BYTES = types.Bytes(types.uint8, 1, "C", readonly=True)
 _INT = types.int64
+_PAIR: Any = types.Tuple((_INT, _INT))  # type: ignore[no-untyped-call]
 _FOUND = types.Array(types.int64, 2, "C")
 
 
-@njit(types.UniTuple(_INT, 2)(_BYTES, _INT, _INT), cache=True, nogil=True)
+@njit(_PAIR(_BYTES, _INT, _INT), cache=True, nogil=True)
 def _varint(data, at, end):  # type: ignore[no-untyped-def]
     # Returns (value, where it ends), or where it ends is -1. A tag or a length of more than 63 bits is refused.
     value = 0
     shift = 0
     while at < end:
-        byte = np.int64(data[at])
+        byte = int(data[at])
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -43,7 +45,7 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
     return 0, -1
 
 
-@njit(types.UniTuple(_INT, 2)(_BYTES, _INT, _INT), cache=True, nogil=True)
+@njit(_PAIR(_BYTES, _INT, _INT), cache=True, nogil=True)
 def _field(data, at, end):  # type: ignore[no-untyped-def]
     # Reads a length; returns (where the field's bytes begin, where they end), or the end is -1.
     length, at = _varint(data, at, end)

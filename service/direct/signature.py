@@ -173,7 +173,7 @@ def _plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str,
     if lookup.row_splits is not None:
         row[gather.SPLITS_INPUT] = positions[lookup.row_splits]
         row[gather.SPLITS_DTYPE] = _NUMBERS[spec.inputs[lookup.row_splits].dtype]
-    if lookup.weights in positions:
+    if lookup.weights is not None and lookup.weights in positions:
         row[gather.WEIGHTS_INPUT] = positions[lookup.weights]
     row[gather.TABLE_AT] = weights.ctypes.data
     row[gather.VOCABULARY_SIZE], row[gather.DIM] = weights.shape
