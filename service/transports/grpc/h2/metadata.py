@@ -12,10 +12,8 @@ from functools import lru_cache
 from httpunk.http import HeaderMap
 
 from service.core.errors import InvalidRequest
+from service.transports.grpc.served import RESPONSE_ENCODING_KEY, TENSOR_ENCODING_KEY
 
-# Request metadata: how this answer is to be written, "content" or "values", and "gzip" to have it compressed.
-TENSOR_ENCODING_KEY = "x-tensor-encoding"
-RESPONSE_ENCODING_KEY = "x-response-encoding"
 ENCODINGS = ("identity", "deflate", "gzip")
 
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}

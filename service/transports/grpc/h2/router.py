@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from grpc_reflection.v1alpha import reflection as grpc_reflection
@@ -20,9 +21,10 @@ from service.transports.grpc.h2.metadata import ENCODINGS, NOT_GRPC, CallOptions
 from service.transports.grpc.h2.streaming import Answers, Conversation, StreamingCall
 from service.transports.grpc.h2.unary import Runner, UnaryCall
 from service.transports.grpc.health import Health
-from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
 from service.transports.grpc.paths import Handler
 from service.transports.grpc.refusals import Refusals
+from service.transports.grpc.served import UNIMPLEMENTED, unary_handlers
+from service.transports.grpc.server_reflection import REFLECTION_NAMES
 from service.transports.grpc.status_codes import STATUS_CODES
 
 
@@ -48,11 +50,11 @@ class Router:
         check = {f"/{grpc_health.SERVICE_NAME}/Check": health_check(health)}
         # By whether answers carry tensor_content.
         self._unary: dict[bool, dict[str, Handler]] = {
-            in_content: {**service_methods(engine, as_content=in_content), **check} for in_content in (False, True)
+            in_content: {**unary_handlers(engine, as_content=in_content), **check} for in_content in (False, True)
         }
         self._streaming: dict[str, Callable[[Answers], Conversation]] = {
             f"/{grpc_health.SERVICE_NAME}/Watch": lambda answers: HealthWatch(health, answers),
-            f"/{grpc_reflection.SERVICE_NAME}/ServerReflectionInfo": lambda answers: Reflection(reflection, answers),
+            **{f"/{name}/ServerReflectionInfo": partial(Reflection, reflection) for name in REFLECTION_NAMES},
         }
 
     def open_call(

@@ -11,15 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvloop
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection
 
-from service.codecs.protos import new_pool
 from service.core.engine import Engine
 from service.transports.grpc import health
 from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.router import Router
-from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE
+from service.transports.grpc.served import HEALTH_NAMES, SERVICES, descriptor_pool
 
 _BACKLOG = 2048
 
@@ -49,15 +47,12 @@ class H2Server:
         self._connections: set[Connection] = set()
         self._idle = asyncio.Event()
         self._servers: list[asyncio.Server] = []
-        services = (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        # Reflection needs all services in one pool, ours are not in protobuf's own.
-        pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
         self._router = Router(
             engine,
             loop=self._loop,
             threads=self._threads,
             health=self._health,
-            reflection=reflection.ReflectionServicer(services, pool),
+            reflection=reflection.ReflectionServicer(SERVICES, descriptor_pool()),
             max_message_bytes=max_message_bytes,
             as_content=as_content,
         )
@@ -82,7 +77,7 @@ class H2Server:
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells health checks whether the server, its services and each of its models can answer."""
-        self._health.set_serving(self._engine, (PREDICTION_SERVICE, MODEL_SERVICE), is_serving)
+        self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
 
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
