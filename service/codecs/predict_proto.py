@@ -96,12 +96,13 @@ def encode_response(
         # outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
         head = tag(1, 2) + varint(len(key)) + key + tag(2, 2) + varint(tensor_bytes)
         pieces += [tag(1, 2), varint(len(head) + tensor_bytes), head, *tensor]
-    spec = _model_spec(model, version, signature_name)
+    spec = encode_model_spec(model, version, signature_name)
     pieces += [tag(2, 2), varint(len(spec)), spec]
     return b"".join(pieces)
 
 
-def _model_spec(model: str, version: int, signature_name: str) -> bytes:
+def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:
+    """Returns a serialized ModelSpec."""
     name, signature = model.encode(), signature_name.encode()
     # ModelSpec {name = 1, version = 2 {value = 1}, signature_name = 3}
     value = tag(1, 0) + varint(version)

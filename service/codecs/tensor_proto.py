@@ -97,7 +97,7 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
         if array.dtype.kind not in "OSU":
             raise InputMismatch(f'output "{name}": dtype {array.dtype.name} has no TensorProto form.')
         number = dtypes.STRING
-    pieces: list[Any] = [_head(number, array.shape)]
+    pieces: list[Any] = [tensor_head(number, array.shape)]
     if array.size == 0:
         return pieces
     field = _TENSOR_CONTENT if as_content else _RAW_FIELDS.get(number)
@@ -221,8 +221,8 @@ def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:
 
 
 @lru_cache(maxsize=1024)
-def _head(number: int, shape: tuple[int, ...]) -> bytes:
-    """Encodes dtype and shape; servers answer in few shapes, so it is remembered."""
+def tensor_head(number: int, shape: tuple[int, ...]) -> bytes:
+    """Returns a TensorProto's dtype and shape, serialized; servers answer in few shapes, so it is remembered."""
     dims = bytearray()
     for size in shape:
         # TensorShapeProto.dim {size}

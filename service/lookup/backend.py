@@ -41,6 +41,10 @@ class LookupBackend:
         self._plans = plans
         self._vocabularies = vocabularies
 
+    def plan(self, signature_name: str) -> SignaturePlan:
+        """Returns how a signature is run."""
+        return self._plans[signature_name]
+
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns [B, D] float32, of a sequence [B, L, D], of each output whose feature was sent."""
         return self._plans[signature_name].run(inputs, outputs)

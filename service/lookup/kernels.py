@@ -32,8 +32,8 @@ _NO_ROW, _REFUSED = -1, -2
 _TABLE = types.Array(types.float32, 2, "C", readonly=True, aligned=False)
 _IDS = types.Array(types.int64, 1, "C", readonly=True, aligned=False)
 _WEIGHTS = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
-_OUT = types.Array(types.float32, 2, "C")
-_SEQUENCES = types.Array(types.float32, 3, "C")
+_OUT = types.Array(types.float32, 2, "C", aligned=False)
+_SEQUENCES = types.Array(types.float32, 3, "C", aligned=False)
 _INT = types.int64
 
 

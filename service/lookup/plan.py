@@ -15,8 +15,8 @@ from service.core.validation import id_out_of_range
 from service.lookup import kernels
 from service.lookup.table import MappedTable
 
-_COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
-_POLICIES = {
+COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
+POLICIES = {
     "error": kernels.ERROR,
     "drop": kernels.DROP,
     "drop_negative": kernels.DROP_NEGATIVE,
@@ -54,7 +54,7 @@ class FeaturePlan:
             raise IdsTooMany(f'input "{feature.ids}": {rows} rows, this signature takes at most {self.max_rows}.')
         length, dim = feature.max_sequence_length, weights.shape[1]
         out = np.empty((rows, dim) if length is None else (rows, length, dim), np.float32)
-        policy = _POLICIES[feature.on_bad_id]
+        policy = POLICIES[feature.on_bad_id]
         if feature.row_splits is None:
             stopped = kernels.gather(weights, ids, policy, feature.default_row, out)
         elif length is not None:
@@ -73,7 +73,7 @@ class FeaturePlan:
                 _int64(inputs[feature.row_splits]),
                 np.ascontiguousarray(inputs.get(feature.weights or "", _NO_WEIGHTS)),
                 feature.on_nonpositive_weight == "drop",
-                _COMBINERS[feature.combiner or "sum"],
+                COMBINERS[feature.combiner or "sum"],
                 feature.mean_divisor == "at_least_one",
                 feature.max_ids_per_row or 0,
                 feature.on_too_many_ids == "truncate",

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn
 
 import grpc
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
 
-from service.codecs.protos import new_pool
 from service.core.engine import Engine
-from service.core.errors import ServiceError, Unimplemented
-from service.transports.grpc import health, inference_v2_methods
-from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
-from service.transports.grpc.methods import UNIMPLEMENTED, service_methods
-from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
-from service.transports.grpc.server_reflection import SERVICE_NAME, Reflection
-from service.transports.grpc.status_codes import STATUS_CODES, details
-
-logger = logging.getLogger(__name__)
+from service.core.errors import Unimplemented
+from service.transports.grpc import health
+from service.transports.grpc.paths import Handler
+from service.transports.grpc.refusals import Refusals
+from service.transports.grpc.served import (
+    HEALTH_NAMES,
+    RESPONSE_ENCODING_KEY,
+    SERVICES,
+    TENSOR_ENCODING_KEY,
+    UNIMPLEMENTED,
+    descriptor_pool,
+    unary_handlers,
+)
+from service.transports.grpc.server_reflection import Reflection
+from service.transports.grpc.status_codes import STATUS_CODES
 
 _INT32_MAX = 2**31 - 1
-# The server, its services, and the services as TensorFlow Serving calls them for health checks.
-_HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
-# Request metadata: how this answer is to be written, "content" or "values", and "gzip" to have it compressed.
-TENSOR_ENCODING_KEY = "x-tensor-encoding"
-RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
 class GrpcServer:
@@ -64,12 +59,7 @@ class GrpcServer:
         self._socket_path = socket_path
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
-        # Models that a health check may have been told of, and some that are served no more.
-        self._checked_models: frozenset[str] = frozenset()
-        services = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, SERVICE_NAME)
-        # Reflection needs all services in one pool, ours are not in protobuf's own.
-        pool = new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
-        self._reflection = Reflection(services, pool)
+        self._reflection = Reflection(SERVICES, descriptor_pool())
         self._server = grpc.server(
             self._threads,
             handlers=[
@@ -102,16 +92,7 @@ class GrpcServer:
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells health checks whether the server, its services and each of its models can answer."""
-        problems = self._engine.problems()
-        for name in _HEALTH_NAMES:
-            self._health.set(name, is_serving)
-        models = set(self._engine.models())
-        for name in models:
-            # A server that is not ready although no model has a problem is shutting down, and then no model is.
-            self._health.set(name, name not in problems and (is_serving or bool(problems)))
-        for name in self._checked_models - models:
-            self._health.set(name, False)
-        self._checked_models = self._checked_models | models
+        self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
 
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
@@ -143,16 +124,15 @@ class _MethodTable(grpc.GenericRpcHandler):
         serve = _Serve(engine.clock)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
-        inference = open_inference_methods(engine)
         for in_content in (False, True):
-            for path, handler in (service_methods(engine, as_content=in_content) | inference).items():
+            for path, handler in unary_handlers(engine, as_content=in_content).items():
                 plain = partial(serve, handler)
                 self._handlers[path, in_content, False] = grpc.unary_unary_rpc_method_handler(plain)
                 compressed = partial(_compressed, plain)
                 self._handlers[path, in_content, True] = grpc.unary_unary_rpc_method_handler(compressed)
         self._unimplemented: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             path: grpc.unary_unary_rpc_method_handler(partial(serve, partial(_refuse, text)))
-            for path, text in {**UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}.items()
+            for path, text in UNIMPLEMENTED.items()
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
@@ -171,8 +151,7 @@ class _Serve:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._prefix = secrets.token_hex(6)
-        self._numbers = itertools.count(1)
+        self._refusals = Refusals()
 
     def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
         if not context.is_active():
@@ -182,28 +161,12 @@ class _Serve:
         deadline_s = None if remaining_s is None else self._clock() + remaining_s
         try:
             return handler(data, deadline_s)
-        except ServiceError as error:
-            self._abort(context, error)
         except Exception as error:
-            request_id = self._new_id()
-            logger.error("unexpected error", extra={"request_id": request_id}, exc_info=error)
-            text = f"Internal error; the server's log has the cause, request id {request_id}"
-            context.abort(grpc.StatusCode.INTERNAL, text)
+            self._abort(context, error)
 
-    def _abort(self, context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
-        text = error.message
-        if error.code == "INTERNAL":
-            request_id = self._new_id()
-            logger.error("request failed: %s", text, extra={"request_id": request_id}, exc_info=error)
-            text += f" Request id: {request_id}"
-        else:
-            is_ours = error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-            extra = {"code": error.code}
-            logger.log(logging.WARNING if is_ours else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-        context.abort(STATUS_CODES[error.code], details(text))
-
-    def _new_id(self) -> str:
-        return f"{self._prefix}-{next(self._numbers):x}"
+    def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+        code, text = self._refusals(error)
+        context.abort(STATUS_CODES[code], text)
 
 
 def _compressed(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
+
+from service.core.engine import Engine
+from service.core.errors import NotFound
 
 SERVICE_NAME = "grpc.health.v1.Health"
 
@@ -54,6 +57,8 @@ class Health:
         self._lock = threading.Lock()
         self._statuses: dict[str, int] = {}
         self._watchers: dict[str, list[_Watcher]] = {}
+        # Models that a check may have been told of, and some that are served no more.
+        self._models: set[str] = set()
         self._is_stopped = False
         self._is_closed = False
         # Apart from the server's workers, so that probes are answered while all of those are busy.
@@ -83,6 +88,19 @@ class Health:
             self._statuses[service] = _SERVING if is_serving else _NOT_SERVING
         self._changed.put(service)
 
+    def set_serving(self, engine: Engine, services: Sequence[str], is_serving: bool) -> None:
+        """Sets the status of the server ("") and its services, and that of each model."""
+        problems = engine.problems()
+        for name in services:
+            self.set(name, is_serving)
+        models = set(engine.models())
+        for name in models:
+            # A server that is not ready although no model has a problem is shutting down, and then no model is.
+            self.set(name, name not in problems and (is_serving or bool(problems)))
+        for name in self._models - models:
+            self.set(name, False)
+        self._models |= models
+
     def stop(self) -> None:
         """Sets every status to not serving for good, tells watchers and ends their streams."""
         with self._lock:
@@ -96,26 +114,37 @@ class Health:
         self._is_closed = True
         self._changed.put(None)
 
-    def _check(self, data: bytes, context: grpc.ServicerContext) -> Any:
-        service = _service(data, context)
+    def check(self, service: str) -> Any:
+        """Returns a HealthCheckResponse; raises NotFound for a service that nobody has."""
         status = self._statuses.get(service)
         if status is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"Unknown service: {service[:100]}")
+            raise NotFound(f"Unknown service: {service[:100]}")
         return health_pb2.HealthCheckResponse(status=status)
 
-    def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
-        service, watcher = _service(data, context), _Watcher(send_response_callback)
+    def watch(self, service: str, send: Callable[[Any], None]) -> Callable[[], None]:
+        """Has another thread send a status now and at each change, None at the end; returns how to stop it."""
+        watcher = _Watcher(send)
         with self._lock:
             self._watchers.setdefault(service, []).append(watcher)
+        # The first status is sent by the same thread as all others, so that an older one never comes last.
+        self._changed.put(None if self._is_stopped else service)
 
         def forget() -> None:
             self._forget(service, watcher)
 
+        return forget
+
+    def _check(self, data: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            return self.check(_service(data, context))
+        except NotFound as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, error.message)
+
+    def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
+        forget = self.watch(_service(data, context), send_response_callback)
         if not context.add_callback(forget):
             # The client left before it was listened to.
             forget()
-        # The first status is sent by the same thread as all others, so that an older one never comes last.
-        self._changed.put(None if self._is_stopped else service)
 
     def _forget(self, service: str, watcher: _Watcher) -> bool:
         """Drops a watcher; False where it was gone already."""

@@ -21,8 +21,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from service.transports.grpc.health import Behavior
 
 SERVICE_NAME = reflection.SERVICE_NAME
-# Newer clients ask for it first; the messages are the same.
-_V1_NAME = "grpc.reflection.v1.ServerReflection"
+# Newer clients ask for v1 first; the messages are the same.
+REFLECTION_NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 # Streams that are answered at the same time; others wait for one of these to end.
 _NUM_THREADS = 4
 
@@ -42,8 +42,8 @@ class Reflection:
             Behavior(self._answer, self._threads),
             response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
         )
-        names = (SERVICE_NAME, _V1_NAME)
-        return tuple(grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in names)
+        methods = {"ServerReflectionInfo": method}
+        return tuple(grpc.method_handlers_generic_handler(name, methods) for name in REFLECTION_NAMES)
 
     def stop(self) -> None:
         """Ends the streams that clients keep open; else a server that stops would wait for them."""

@@ -1,0 +1,1 @@
+"""Lookups from request bytes to response bytes in two compiled calls; whatever is unusual takes the general path."""

@@ -1,0 +1,165 @@
+"""Reads ids out of a request's bytes, looks them up, writes the answer's bytes: one compiled call for all features."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from service.direct.memory import (
+    floats_2d_at,
+    floats_3d_at,
+    floats_at,
+    ints_at,
+    octets_at,
+    short_ints_at,
+)
+from service.direct.scan import DTYPE, KIND, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
+from service.lookup import kernels
+
+# Columns of a plan, one row per feature. *_INPUT: which input of the request, or -1 for none.
+IDS_INPUT, SPLITS_INPUT, WEIGHTS_INPUT = 0, 1, 2
+TABLE_AT, VOCABULARY_SIZE, DIM = 3, 4, 5
+POLICY, DEFAULT_ROW, COMBINER, AT_LEAST_ONE, POSITIVE_ONLY = 6, 7, 8, 9, 10
+MAX_IDS, IS_TRUNCATED, LENGTH = 11, 12, 13
+IDS_DTYPE, SPLITS_DTYPE = 14, 15
+COLUMNS = 16
+
+# Columns of an answer's pieces, one row per feature and one for the end: bytes of the template from PIECE_AT on go to
+# PIECE_TO, and the feature's floats begin at FLOATS_TO.
+PIECE_AT, PIECE_LENGTH, PIECE_TO, FLOATS_TO = 0, 1, 2, 3
+PIECE_COLUMNS = 4
+
+DONE, UNUSUAL = 0, -1
+_INT32, _FLOAT = 3, 1
+
+_INT = types.int64
+_FOUND = types.Array(types.int64, 2, "C")
+_INTS = types.Array(types.int64, 1, "C")
+
+
+@njit(_INT(_INT, _FOUND, _INT, _INTS), cache=True, nogil=True)
+def _read(data_at, found, k, out):  # type: ignore[no-untyped-def]
+    # Writes the integers of input k into out, which has room for just as many; 0, or -1 where they are not as many.
+    n = out.shape[0]
+    at = data_at + found[k, VALUES_AT]
+    length = found[k, VALUES_LENGTH]
+    if found[k, KIND] != VARINTS:
+        if found[k, DTYPE] == _INT32:
+            short = short_ints_at(at, n)
+            for i in range(n):
+                out[i] = short[i]
+        else:
+            out[:] = ints_at(at, n)
+        return DONE
+    octets = octets_at(at, length)
+    p = np.uint64(0)
+    end = np.uint64(length)
+    for i in range(n):
+        value = np.uint64(0)
+        shift = np.uint64(0)
+        while True:
+            if p >= end or shift > np.uint64(63):
+                return UNUSUAL
+            byte = np.uint64(octets[p])
+            p += np.uint64(1)
+            value |= (byte & np.uint64(0x7F)) << shift
+            if byte < np.uint64(0x80):
+                break
+            shift += np.uint64(7)
+        out[i] = np.int64(value)
+    if p != end:
+        return UNUSUAL
+    if found[k, DTYPE] == _INT32:
+        for i in range(n):
+            # As protobuf reads an int32: what is above is dropped.
+            out[i] = np.int64(np.int32(out[i]))
+    return DONE
+
+
+@njit(types.boolean(_INTS, _INT), cache=True, nogil=True)
+def _are_splits(splits, count):  # type: ignore[no-untyped-def]
+    # The kernels trust row splits.
+    last = splits[0]
+    if last != 0:
+        return False
+    for split in splits[1:]:
+        if split < last:
+            return False
+        last = split
+    return last == count
+
+
+@njit(_INT(_INT, _FOUND, _FOUND, _INTS, _INT, _INT, _FOUND, _INT), cache=True, nogil=True)
+def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows):  # type: ignore[no-untyped-def]
+    """Writes a whole answer; returns DONE, or UNUSUAL where the request must be looked at in another way.
+
+    Args:
+      data_at: address of the request.
+      found: what scan found in it.
+      plan: [F, COLUMNS] int64.
+      scratch: [all integers of the request] int64 at least, written.
+      out_at: address of the answer.
+      template_at: address of what answers of this size have in common.
+      pieces: [F + 1, PIECE_COLUMNS] int64.
+      rows: B, what every feature has.
+    """
+    for f in range(plan.shape[0]):
+        k = plan[f, IDS_INPUT]
+        count = found[k, SIZE]
+        ids = scratch[:count]
+        if found[k, DTYPE] != plan[f, IDS_DTYPE] or _read(data_at, found, k, ids) != DONE:
+            return UNUSUAL
+        dim = plan[f, DIM]
+        table = floats_2d_at(plan[f, TABLE_AT], plan[f, VOCABULARY_SIZE], dim)
+        to = out_at + pieces[f, FLOATS_TO]
+        if plan[f, SPLITS_INPUT] < 0:
+            stopped = kernels.gather(table, ids, plan[f, POLICY], plan[f, DEFAULT_ROW], floats_2d_at(to, rows, dim))
+            if stopped != kernels.OK:
+                return UNUSUAL
+            continue
+        s = plan[f, SPLITS_INPUT]
+        splits = scratch[count : count + rows + 1]
+        if found[s, DTYPE] != plan[f, SPLITS_DTYPE] or _read(data_at, found, s, splits) != DONE:
+            return UNUSUAL
+        if not _are_splits(splits, count):
+            return UNUSUAL
+        if plan[f, LENGTH] > 0:
+            stopped = kernels.sequence(
+                table,
+                ids,
+                splits,
+                plan[f, POLICY],
+                plan[f, DEFAULT_ROW],
+                floats_3d_at(to, rows, plan[f, LENGTH], dim),
+            )
+        else:
+            w = plan[f, WEIGHTS_INPUT]
+            num_weights = 0
+            weights_at = data_at
+            if w >= 0:
+                num_weights = found[w, SIZE]
+                weights_at = data_at + found[w, VALUES_AT]
+                if num_weights != count or found[w, DTYPE] != _FLOAT:
+                    return UNUSUAL
+            stopped = kernels.combine(
+                table,
+                ids,
+                splits,
+                floats_at(weights_at, num_weights),
+                plan[f, POSITIVE_ONLY] != 0,
+                plan[f, COMBINER],
+                plan[f, AT_LEAST_ONE] != 0,
+                plan[f, MAX_IDS],
+                plan[f, IS_TRUNCATED] != 0,
+                plan[f, POLICY],
+                plan[f, DEFAULT_ROW],
+                floats_2d_at(to, rows, dim),
+            )
+        if stopped != kernels.OK:
+            return UNUSUAL
+    for piece in range(pieces.shape[0]):
+        length = pieces[piece, PIECE_LENGTH]
+        octets_at(out_at + pieces[piece, PIECE_TO], length)[:] = octets_at(
+            template_at + pieces[piece, PIECE_AT], length
+        )
+    return DONE

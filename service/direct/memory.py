@@ -1,0 +1,94 @@
+"""Arrays at addresses, for compiled code: request bytes, mapped tables and an answer that is written once."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from numba import extending, types
+from numba.np import arrayobj
+
+# numba's own types say nothing to a type checker.
+intrinsic: Any = extending.intrinsic
+populate_array: Any = arrayobj.populate_array
+
+FLOATS_2D = types.Array(types.float32, 2, "C", aligned=False)
+FLOATS_3D = types.Array(types.float32, 3, "C", aligned=False)
+FLOATS = types.Array(types.float32, 1, "C", aligned=False)
+INTS = types.Array(types.int64, 1, "C", aligned=False)
+SHORT_INTS = types.Array(types.int32, 1, "C", aligned=False)
+OCTETS = types.Array(types.uint8, 1, "C", aligned=False)
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, [ctypes.c_char_p, ctypes.c_ssize_t]
+_BYTES_HEADER = bytes.__basicsize__ - 1
+
+
+def unwritten_bytes(size: int) -> tuple[bytes, int]:
+    """Returns bytes that nothing is written to yet, and their address: they are to be filled before anyone reads them.
+
+    CPython's own way of building bytes in place; an array would have to be copied into bytes at the end.
+    """
+    data: bytes = _new_bytes(None, size)
+    return data, id(data) + _BYTES_HEADER
+
+
+def address_of(data: bytes) -> int:
+    """Returns where the bytes lie."""
+    return id(data) + _BYTES_HEADER
+
+
+def _array_at(array_type: Any, itemsize: int) -> Any:
+    ndim = array_type.ndim
+
+    def typed(typingctx, address, *sizes):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            array = context.make_array(array_type)(context, builder)
+            pointer = builder.inttoptr(args[0], array.data.type)
+            width = context.get_constant(types.intp, itemsize)
+            shape = list(args[1:])
+            strides = [width] * ndim
+            for axis in range(ndim - 2, -1, -1):
+                strides[axis] = builder.mul(strides[axis + 1], shape[axis + 1])
+            populate_array(array, data=pointer, shape=shape, strides=strides, itemsize=width, meminfo=None)
+            return array._getvalue()
+
+        return array_type(types.int64, *[types.int64] * ndim), codegen
+
+    return typed
+
+
+@intrinsic
+def floats_at(typingctx, address, n):  # type: ignore[no-untyped-def]
+    """[n] float32 at an address."""
+    return _array_at(FLOATS, 4)(typingctx, address, n)
+
+
+@intrinsic
+def floats_2d_at(typingctx, address, n, dim):  # type: ignore[no-untyped-def]
+    """[n, dim] float32 at an address."""
+    return _array_at(FLOATS_2D, 4)(typingctx, address, n, dim)
+
+
+@intrinsic
+def floats_3d_at(typingctx, address, n, length, dim):  # type: ignore[no-untyped-def]
+    """[n, length, dim] float32 at an address."""
+    return _array_at(FLOATS_3D, 4)(typingctx, address, n, length, dim)
+
+
+@intrinsic
+def ints_at(typingctx, address, n):  # type: ignore[no-untyped-def]
+    """[n] int64 at an address."""
+    return _array_at(INTS, 8)(typingctx, address, n)
+
+
+@intrinsic
+def short_ints_at(typingctx, address, n):  # type: ignore[no-untyped-def]
+    """[n] int32 at an address."""
+    return _array_at(SHORT_INTS, 4)(typingctx, address, n)
+
+
+@intrinsic
+def octets_at(typingctx, address, n):  # type: ignore[no-untyped-def]
+    """[n] uint8 at an address."""
+    return _array_at(OCTETS, 1)(typingctx, address, n)

@@ -1,0 +1,169 @@
+"""A call with one message each way: run at once where that takes microseconds, in a thread where it may take longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from service.core.errors import DeadlineExceeded, MalformedPayload, ServiceError
+from service.transports.grpc.h2.connection import Connection, Stream
+from service.transports.grpc.h2.messages import MessageReader, gzipped, prefix
+from service.transports.grpc.h2.metadata import (
+    GZIP_RESPONSE_HEAD,
+    OK_TRAILERS,
+    RESPONSE_HEAD,
+    CallOptions,
+    error_head,
+)
+from service.transports.grpc.paths import Handler
+
+# An answer up to this size is joined with its prefix into one frame.
+_ONE_FRAME_BYTES = 16 << 10
+# A message of more bytes is worth a thread by its size alone.
+_INLINE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """What all unary calls of a server share.
+
+    Args:
+      refusal: an exception to the status and text that the client gets.
+      clock: what deadlines are measured on.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    threads: Executor
+    clock: Callable[[], float]
+    refusal: Callable[[BaseException], tuple[int, str]]
+
+
+class UnaryCall:
+    """One call. Event loop only, but for the handler itself."""
+
+    __slots__ = (
+        "_runner",
+        "_stream",
+        "_connection",
+        "_handler",
+        "_is_quick",
+        "_options",
+        "_reader",
+        "_message",
+        "_deadline_s",
+        "_timer",
+        "_work",
+    )
+
+    def __init__(
+        self,
+        runner: Runner,
+        connection: Connection,
+        stream: Stream,
+        *,
+        handler: Handler,
+        is_quick: bool,
+        options: CallOptions,
+        reader: MessageReader,
+    ) -> None:
+        self._runner = runner
+        self._connection = connection
+        self._stream = stream
+        self._handler = handler
+        self._is_quick = is_quick
+        self._options = options
+        self._reader = reader
+        self._message: bytes | None = None
+        timeout_s = options.timeout_s
+        self._deadline_s = None if timeout_s is None else runner.clock() + timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._work: Future[None] | None = None
+
+    def data(self, payload: bytes) -> None:
+        """See Call."""
+        try:
+            for message in self._reader.feed(payload):
+                if self._message is not None:
+                    raise MalformedPayload("The request holds more than one message.")
+                self._message = message
+        except ServiceError as error:
+            self._refuse(error)
+
+    def end(self) -> None:
+        """See Call."""
+        message = self._message
+        if message is None or not self._reader.is_between_messages:
+            self._refuse(MalformedPayload("The request ends before its message does."))
+        elif self._is_quick and len(message) <= _INLINE_BYTES:
+            try:
+                answer = self._handler(message, self._deadline_s)
+            except Exception as error:
+                self._refuse(error)
+            else:
+                self._answer(answer)
+        else:
+            self._work = self._runner.threads.submit(self._run, message)
+
+    def batch_done(self) -> None:
+        """See Call."""
+        if self._deadline_s is not None and self._timer is None:
+            remaining_s = max(0.0, self._deadline_s - self._runner.clock())
+            self._timer = self._runner.loop.call_later(remaining_s, self._expired)
+
+    def cancelled(self) -> None:
+        """See Call."""
+        self._drop()
+
+    def _run(self, message: bytes) -> None:
+        """Runs in a thread."""
+        try:
+            answer = self._handler(message, self._deadline_s)
+        except Exception as error:
+            self._runner.loop.call_soon_threadsafe(self._ran, None, error)
+        else:
+            self._runner.loop.call_soon_threadsafe(self._ran, answer, None)
+
+    def _ran(self, answer: bytes | None, error: Exception | None) -> None:
+        if self._stream.is_open:
+            if error is not None:
+                self._refuse(error)
+            elif answer is not None:
+                self._answer(answer)
+            self._connection.flush()
+
+    def _expired(self) -> None:
+        self._timer = None
+        if self._stream.is_open and self._stream.is_flowing:
+            self._refuse(DeadlineExceeded("Deadline Exceeded"))
+            self._connection.flush()
+
+    def _answer(self, answer: bytes) -> None:
+        stream = self._stream
+        is_compressed = self._options.is_gzip_wanted
+        if is_compressed:
+            answer = gzipped(answer)
+        stream.head(GZIP_RESPONSE_HEAD if is_compressed else RESPONSE_HEAD)
+        head = prefix(len(answer), is_compressed=is_compressed)
+        if len(answer) <= _ONE_FRAME_BYTES:
+            stream.write(head + answer)
+        else:
+            stream.write(head)
+            stream.write(answer)
+        stream.trailers(OK_TRAILERS)
+        self._drop()
+
+    def _refuse(self, error: BaseException) -> None:
+        self._stream.only_head(error_head(*self._runner.refusal(error)))
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._work is not None:
+            # Not begun yet: nobody waits for it any more.
+            self._work.cancel()
+            self._work = None
+        self._message = None

@@ -1,0 +1,41 @@
+"""From an exception to what a client is told and the log keeps; the same for every gRPC server."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+
+from service.core.errors import ServiceError
+from service.transports.grpc.status_codes import details
+
+logger = logging.getLogger(__name__)
+
+_OURS = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
+class Refusals:
+    """Turns a call's exception into a status. Concurrency: any thread."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    def __call__(self, error: BaseException) -> tuple[str, str]:
+        """Returns the canonical code and the text, and logs both; an unexpected error's text stays in the log."""
+        if not isinstance(error, ServiceError):
+            request_id = self._new_id()
+            logger.error("unexpected error", extra={"request_id": request_id}, exc_info=error)
+            return "INTERNAL", f"Internal error; the server's log has the cause, request id {request_id}"
+        text = error.message
+        if error.code == "INTERNAL":
+            request_id = self._new_id()
+            logger.error("request failed: %s", text, extra={"request_id": request_id}, exc_info=error)
+            text += f" Request id: {request_id}"
+        else:
+            level = logging.WARNING if error.code in _OURS else logging.INFO
+            logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code})
+        return error.code, details(text)
+
+    def _new_id(self) -> str:
+        return f"{self._prefix}-{next(self._numbers):x}"

@@ -1,0 +1,40 @@
+"""What every gRPC server of ours serves, whatever carries the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from service.codecs.protos import new_pool
+from service.core.engine import Engine
+from service.transports.grpc import health, inference_v2_methods, methods, server_reflection
+from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
+from service.transports.grpc.methods import service_methods
+from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
+
+SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, server_reflection.SERVICE_NAME)
+# The server, its services, and the services as TensorFlow Serving calls them for health checks.
+HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
+# Paths that clients get UNIMPLEMENTED for, and the text.
+UNIMPLEMENTED: Mapping[str, str] = {**methods.UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}
+
+# Request metadata: how this answer is to be written, "content" or "values", and "gzip" to have it compressed.
+TENSOR_ENCODING_KEY = "x-tensor-encoding"
+RESPONSE_ENCODING_KEY = "x-response-encoding"
+
+
+def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
+    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread.
+
+    Args:
+      as_content: Predict answers in tensor_content, else in the `*_val` fields.
+    """
+    return service_methods(engine, as_content=as_content) | open_inference_methods(engine)
+
+
+def descriptor_pool() -> Any:
+    """Returns a pool for reflection, which needs all services in one; ours are not in protobuf's own."""
+    return new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])
