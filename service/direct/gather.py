@@ -19,6 +19,7 @@ from service.direct.memory import (
 )
 from service.direct.scan import COLUMNS as FOUND_COLUMNS
 from service.direct.scan import DTYPE, KIND, MAX_INPUTS, MISSING, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
+from service.direct.varints import DONE, UNUSUAL, read_varints
 from service.lookup import kernels
 
 # Columns of a plan, one row per feature. *_INPUT: which input of the request, or -1 for none.
@@ -34,7 +35,6 @@ COLUMNS = 17
 PIECE_AT, PIECE_LENGTH, PIECE_TO, FLOATS_TO = 0, 1, 2, 3
 PIECE_COLUMNS = 4
 
-DONE, UNUSUAL = 0, -1
 _INT32, _FLOAT = 3, 1
 
 _INT = types.int64
@@ -54,23 +54,7 @@ def _read(data_at, found, k, out):  # type: ignore[no-untyped-def]
         else:
             out[:] = ints_at(at, n)
         return DONE
-    octets = octets_at(at, length)
-    p = np.uint64(0)
-    end = np.uint64(length)
-    for i in range(n):
-        value = np.uint64(0)
-        shift = np.uint64(0)
-        while True:
-            if p >= end or shift > np.uint64(63):
-                return UNUSUAL
-            byte = np.uint64(octets[p])
-            p += np.uint64(1)
-            value |= (byte & np.uint64(0x7F)) << shift
-            if byte < np.uint64(0x80):
-                break
-            shift += np.uint64(7)
-        out[i] = np.int64(value)
-    if p != end:
+    if read_varints(at, length, out) != DONE:
         return UNUSUAL
     if found[k, DTYPE] == _INT32:
         for i in range(n):

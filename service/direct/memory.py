@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from llvmlite import ir
 from numba import extending, types
 from numba.np import arrayobj
 
@@ -114,3 +115,13 @@ def short_ints_at(typingctx, address, n):  # type: ignore[no-untyped-def]
 def octets_at(typingctx, address, n):  # type: ignore[no-untyped-def]
     """[n] uint8 at an address."""
     return _array_at(OCTETS, 1)(typingctx, address, n)
+
+
+@intrinsic
+def first_bit(typingctx, word):  # type: ignore[no-untyped-def]
+    """Position of the lowest bit that is set in a uint64 other than 0, as uint64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
