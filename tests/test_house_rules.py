@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.core": ({"service.core"}, {"numpy"}),
     "service.lookup": (
         {"service.core.types", "service.core.errors", "service.core.manifest", "service.core.validation"},
-        {"numpy", "numba"},
+        {"numpy", "numba", "llvmlite"},
     ),
     "service.graph": (
         {"service.core.types", "service.core.errors", "service.core.manifest"},
