@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.core": ({"service.core"}, {"numpy"}),
     "service.lookup": (
         {"service.core.types", "service.core.errors", "service.core.manifest", "service.core.validation"},
-        {"numpy", "numba"},
+        {"numpy", "numba", "llvmlite"},
     ),
     # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
     "service.direct": ({"service.core", "service.lookup", "service.codecs"}, {"numpy", "numba", "llvmlite"}),

@@ -37,7 +37,16 @@ MAX_IDS_PER_ROW = 3
 BATCH_SIZES = (1, 4)
 
 _FLOAT, _INT32, _INT64 = 1, 3, 9
-_DTYPE_NUMBERS = {"float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int64": 9}
+_DTYPE_NUMBERS = {
+    "float32": 1,
+    "float64": 2,
+    "int32": 3,
+    "uint8": 4,
+    "int8": 6,
+    "int64": 9,
+    "bfloat16": 14,
+    "float16": 19,
+}
 
 
 def toy_tables(scale: int = 1) -> dict[str, np.ndarray]:
@@ -49,23 +58,33 @@ def toy_tables(scale: int = 1) -> dict[str, np.ndarray]:
 
 
 def write_toy_model(
-    folder: Path, *, scale: int = 1, padding: int = 3, edit_manifest: Callable[[dict[str, Any]], None] | None = None
+    folder: Path,
+    *,
+    scale: int = 1,
+    padding: int = 3,
+    dtype: str = "float32",
+    edit_manifest: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
     """Writes one version folder and returns it.
 
     Args:
       scale: multiplies every table, so that an answer tells which version gave it.
       padding: bytes before the first table.
+      dtype: what the tables are stored as; all numbers are exact in each, those of int8 with `scale` for every row.
       edit_manifest: changes the manifest's JSON before it is written.
     """
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     tensors = {"_padding": np.zeros(padding, np.uint8)}
-    tensors |= {variable_name(name): table for name, table in toy_tables(scale).items()}
-    entries = write_bundle(folder / "variables" / "variables", tensors)
+    for name, table in toy_tables(scale).items():
+        tensors[variable_name(name)] = stored_numbers(table / scale if dtype == "int8" else table, dtype)
+        if dtype == "int8":
+            tensors[variable_name(name, "scales")] = np.full(len(table), scale, np.float32)
+    half = {variable_name(name): dtype for name in toy_tables()} if dtype == "bfloat16" else {}
+    entries = write_bundle(folder / "variables" / "variables", tensors, dtypes=half)
     (folder / "assets" / "tag.txt").write_text("".join(f"{string}\n" for string in TAG_STRINGS))
     (folder / "saved_model.pb").write_bytes(saved_model(toy_signatures()))
-    manifest = toy_manifest(entries)
+    manifest = toy_manifest(entries, dtype)
     manifest["files"] = {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
     }
@@ -82,12 +101,23 @@ def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> No
     (folder / MANIFEST).write_text(json.dumps(data))
 
 
-def variable_name(table: str) -> str:
+def variable_name(table: str, kind: str = "tables") -> str:
     """Returns a table's key in the checkpoint."""
-    return f"tables/{table}/.ATTRIBUTES/VARIABLE_VALUE"
+    return f"{kind}/{table}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
-def toy_manifest(entries: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def stored_numbers(table: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns float32 numbers as another kind that holds them exactly; of bfloat16, its bits.
+
+    >>> stored_numbers(np.float32([1, -2]), "bfloat16")
+    array([16256, 49152], dtype=uint16)
+    """
+    if dtype == "bfloat16":
+        return (table.view(np.uint32) >> 16).astype(np.uint16)
+    return table.astype(dtype)
+
+
+def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32") -> dict[str, Any]:
     """Returns the manifest's JSON, without `files`, for what write_bundle returned."""
     cpu = {"user": {"ids": "user", "output": "user"}}
     for feature, combiner in COMBINERS.items():
@@ -97,15 +127,16 @@ def toy_manifest(entries: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         for name in ("user", "tags", "tags_sum")
     }
     return {
-        "format_version": 1,
+        "format_version": 1 if dtype == "float32" else 3,
         "tables": {
             name: {
                 "variable": variable_name(name),
                 "vocabulary_size": table.shape[0],
                 "embedding_dim": table.shape[1],
-                "dtype": "float32",
+                "dtype": dtype,
                 "file": SHARD.as_posix(),
                 **entries[variable_name(name)],
+                **({"scale": _scale(name, entries)} if dtype == "int8" else {}),
             }
             for name, table in toy_tables().items()
         },
@@ -125,6 +156,11 @@ def toy_manifest(entries: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _scale(table: str, entries: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    name = variable_name(table, "scales")
+    return {"variable": name, "file": SHARD.as_posix(), **entries[name]}
 
 
 def _ragged(feature: str) -> dict[str, str]:
@@ -179,9 +215,18 @@ def saved_model(
 
 
 def write_bundle(
-    prefix: Path, tensors: Mapping[str, np.ndarray], *, is_compressed: bool = False
+    prefix: Path,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    is_compressed: bool = False,
+    dtypes: Mapping[str, str] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor. is_compressed: its index."""
+    """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor.
+
+    Args:
+      is_compressed: its index.
+      dtypes: of those that are not what numpy says.
+    """
     data, entries, records = bytearray(), {}, {b"": proto_field(1, 1) + proto_field(3, proto_field(1, 1))}
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
@@ -189,7 +234,7 @@ def write_bundle(
         entries[name] = {"offset": len(data), "nbytes": len(raw), "crc32c": masked_crc32c(raw)}
         shape = b"".join(proto_field(2, proto_field(1, size)) for size in tensor.shape)
         records[name.encode()] = (
-            proto_field(1, _DTYPE_NUMBERS[tensor.dtype.name])
+            proto_field(1, _DTYPE_NUMBERS[(dtypes or {}).get(name, tensor.dtype.name)])
             + proto_field(2, shape)
             + (proto_field(4, len(data)) if data else b"")
             + proto_field(5, len(raw))

@@ -21,7 +21,9 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from service.core.errors import ArtifactError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# A manifest without what came later is written as this, so that servers of then can read it.
+_FORMAT_WITHOUT_SCALES = 2
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
 
 T = TypeVar("T")
@@ -37,12 +39,25 @@ OovPolicy = Literal["error", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
+class TableScale:
+    """Where the [V] or [V, 1] float32 lie that the rows of an int8 table are multiplied by; fields as in TableEntry."""
+
+    variable: str
+    file: str
+    offset: int
+    nbytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
 class TableEntry:
     """One [V, D] table and where its bytes lie.
 
     variable: key in the index beside file, which is variables/variables.index unless the table was written apart.
+    dtype: "float32", "float16", "bfloat16" or "int8"; answers are float32.
     file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
     crc32c: masked checksum of those bytes, as the index holds it.
+    scale: of an int8 table, and of no other (format 3).
     """
 
     variable: str
@@ -53,6 +68,7 @@ class TableEntry:
     offset: int
     nbytes: int
     crc32c: int
+    scale: TableScale | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +182,13 @@ class Manifest:
     parity: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Returns the file's text."""
-        return json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
+        """Returns the file's text, in the oldest format that can say it."""
+        data = dataclasses.asdict(self)
+        plain = [table for table in data["tables"].values() if table["dtype"] == "float32"]
+        for table in plain:
+            del table["scale"]
+        version = _FORMAT_WITHOUT_SCALES if len(plain) == len(self.tables) else FORMAT_VERSION
+        return json.dumps({"format_version": version, **data}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str | bytes) -> Manifest:
@@ -190,7 +211,7 @@ class Manifest:
                 f"manifest format {version} is newer than this server reads ({FORMAT_VERSION}); upgrade the server"
             )
         manifest = Manifest(
-            tables={k: _build(TableEntry, v, f"tables.{k}") for k, v in _object(data, "tables").items()},
+            tables={k: _table(v, f"tables.{k}") for k, v in _object(data, "tables").items()},
             features={k: _build(FeatureEntry, v, f"features.{k}") for k, v in _object(data, "features").items()},
             signatures={k: _signature(v, f"signatures.{k}") for k, v in _object(data, "signatures").items()},
             vocabularies={
@@ -256,6 +277,15 @@ def _build(cls: type[T], data: Any, where: str) -> T:
     return cls(**data)
 
 
+def _table(data: Any, where: str) -> TableEntry:
+    if isinstance(data, dict) and data.get("scale") is not None:
+        data = data | {"scale": _build(TableScale, data["scale"], f"{where}.scale")}
+    entry = _build(TableEntry, data, where)
+    if (entry.dtype == "int8") != (entry.scale is not None):
+        raise ArtifactError(f"manifest: {where} is {entry.dtype}; an int8 table has a scale, and no other has one")
+    return entry
+
+
 def _signature(data: Any, where: str) -> SignatureEntry:
     if not isinstance(data, dict) or data.get("kind") not in ("lookup", "predict"):
         raise ArtifactError(f'manifest: {where}.kind is not "lookup" or "predict"')
@@ -306,6 +336,7 @@ def _cross_check(manifest: Manifest) -> None:
     paths = [
         *manifest.files,
         *(table.file for table in manifest.tables.values()),
+        *(table.scale.file for table in manifest.tables.values() if table.scale),
         *(vocabulary.file for vocabulary in manifest.vocabularies.values()),
     ]
     for path in paths:

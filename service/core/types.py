@@ -196,9 +196,18 @@ def ragged_features(input_names: Mapping[str, object]) -> frozenset[str]:
     )
 
 
+# What the numbers of a table may be -> how numpy reads them. A bfloat16 is the upper half of a float32, for which numpy
+# has no dtype; an int8 is multiplied by the float32 scale of its row.
+TABLE_DTYPES: Mapping[str, str] = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": "|i1"}
+
+
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """What `GET .../tables` tells of one table of V x D numbers."""
+    """What `GET .../tables` tells of one table of V x D numbers.
+
+    dtype: what they are stored as, one of TABLE_DTYPES; they are answered as float32.
+    nbytes: of the numbers, and of their scales.
+    """
 
     name: str
     vocabulary_size: int

@@ -19,16 +19,20 @@ from service.direct.memory import (
 )
 from service.direct.scan import COLUMNS as FOUND_COLUMNS
 from service.direct.scan import DTYPE, KIND, MAX_INPUTS, MISSING, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
-from service.direct.varints import DONE, UNUSUAL, read_varints
+from service.direct.varints import DONE as DONE
+from service.direct.varints import UNUSUAL as UNUSUAL
+from service.direct.varints import read_varints
 from service.lookup import kernels
 
 # Columns of a plan, one row per feature. *_INPUT: which input of the request, or -1 for none.
 IDS_INPUT, SPLITS_INPUT, WEIGHTS_INPUT = 0, 1, 2
 TABLE_AT, VOCABULARY_SIZE, DIM = 3, 4, 5
+TABLE_DTYPE, SCALES_AT = 16, 17
 POLICY, DEFAULT_ROW, COMBINER, AT_LEAST_ONE, POSITIVE_ONLY = 6, 7, 8, 9, 10
 MAX_IDS, IS_TRUNCATED, LENGTH = 11, 12, 13
-IDS_DTYPE, SPLITS_DTYPE, POSITION = 14, 15, 16
-COLUMNS = 17
+IDS_DTYPE, SPLITS_DTYPE = 14, 15
+POSITION = 18
+COLUMNS = 19
 
 # Columns of an answer's pieces, one row per feature and one for the end: bytes of the template from PIECE_AT on go to
 # PIECE_TO, and the feature's floats begin at FLOATS_TO.
@@ -90,12 +94,12 @@ def _answer(  # type: ignore[no-untyped-def]
         if found[k, DTYPE] != plan[f, IDS_DTYPE] or _read(data_at, found, k, ids) != DONE:
             return UNUSUAL
         dim = plan[f, DIM]
-        table = floats_2d_at(plan[f, TABLE_AT], plan[f, VOCABULARY_SIZE], dim)
+        table = (plan[f, TABLE_DTYPE], plan[f, TABLE_AT], plan[f, SCALES_AT], plan[f, VOCABULARY_SIZE], dim)
         to = out_at + pieces[f, FLOATS_TO]
         if plan[f, SPLITS_INPUT] < 0:
             if count != rows:
                 return UNUSUAL
-            stopped = kernels.gather(table, ids, plan[f, POLICY], plan[f, DEFAULT_ROW], floats_2d_at(to, rows, dim))
+            stopped = kernels.gather(*table, ids, plan[f, POLICY], plan[f, DEFAULT_ROW], floats_2d_at(to, rows, dim))
             if stopped > kernels.MISSING and stopped != kernels.OK:
                 return UNUSUAL
             found[1 + f, MISSING] = 0 if stopped == kernels.OK else kernels.MISSING - stopped
@@ -110,7 +114,7 @@ def _answer(  # type: ignore[no-untyped-def]
             return UNUSUAL
         if plan[f, LENGTH] > 0:
             stopped = kernels.sequence(
-                table,
+                *table,
                 ids,
                 splits,
                 plan[f, POLICY],
@@ -127,7 +131,7 @@ def _answer(  # type: ignore[no-untyped-def]
                 if num_weights != count or found[w, DTYPE] != _FLOAT:
                     return UNUSUAL
             stopped = kernels.combine(
-                table,
+                *table,
                 ids,
                 splits,
                 floats_at(weights_at, num_weights),

@@ -23,6 +23,7 @@ _NUMBERS = {"int32": _INT32, "int64": _INT64}
 _FLOAT_VAL, _TENSOR_CONTENT = 5, 4
 # More sizes of answers than this are not remembered, lest a client fills the memory by asking for all of them.
 _MAX_SHAPES = 256
+_TABLE_COLUMNS = (gather.TABLE_DTYPE, gather.TABLE_AT, gather.SCALES_AT, gather.VOCABULARY_SIZE, gather.DIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class DirectSignature:
 
 def plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str, int]) -> list[int]:
     """Returns [gather.COLUMNS] of a feature whose inputs are at these positions of what was found in a request."""
-    lookup, weights = feature.feature, feature.table.weights
+    lookup = feature.feature
     row = [-1] * gather.COLUMNS
     row[gather.IDS_INPUT] = positions[lookup.ids]
     row[gather.IDS_DTYPE] = _NUMBERS.get(spec.inputs[lookup.ids].dtype, -1)
@@ -195,8 +196,8 @@ def plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str, 
         row[gather.SPLITS_DTYPE] = _NUMBERS[spec.inputs[lookup.row_splits].dtype]
     if lookup.weights is not None and lookup.weights in positions:
         row[gather.WEIGHTS_INPUT] = positions[lookup.weights]
-    row[gather.TABLE_AT] = weights.ctypes.data
-    row[gather.VOCABULARY_SIZE], row[gather.DIM] = weights.shape
+    for column, value in zip(_TABLE_COLUMNS, feature.table.place, strict=True):
+        row[column] = value
     row[gather.POLICY] = POLICIES[lookup.on_bad_id]
     row[gather.DEFAULT_ROW] = lookup.default_row
     row[gather.COMBINER] = COMBINERS[lookup.combiner or "sum"]

@@ -22,6 +22,7 @@ from service.core.types import (
     Vocabulary,
 )
 from service.lookup.plan import SignaturePlan, compile_signature
+from service.lookup.row_pool import RowRunner, in_one_piece
 from service.lookup.table import MappedTable, open_tables
 from service.lookup.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
 
@@ -78,11 +79,17 @@ class OpenedLookups:
     backend: LookupBackend
 
 
-def open_lookups(artifact: Path, manifest: Manifest, signatures: Mapping[str, SignatureSpec]) -> OpenedLookups:
+def open_lookups(
+    artifact: Path,
+    manifest: Manifest,
+    signatures: Mapping[str, SignatureSpec],
+    runner: RowRunner = in_one_piece,
+) -> OpenedLookups:
     """Maps an artifact's tables and compiles its lookup signatures.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
+      runner: runs the kernels; a RowPool shares large lookups out among threads.
 
     Raises:
       ArtifactError: manifest, SavedModel and files do not agree.
@@ -106,7 +113,7 @@ def open_lookups(artifact: Path, manifest: Manifest, signatures: Mapping[str, Si
             raise ArtifactError(f"manifest describes signature {name!r}, which saved_model.pb does not have")
         described[name] = _describe(spec, entry, manifest, views)
         if entry.kind == "lookup":
-            plans[name] = compile_signature(entry, feature_tables, tables)
+            plans[name] = compile_signature(entry, feature_tables, tables, runner)
     counted: dict[str, list[OpenedVocabulary]] = {}
     for feature_name, view in views.items():
         of_table = counted.setdefault(feature_tables[feature_name], [])

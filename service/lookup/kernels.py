@@ -1,10 +1,14 @@
-"""Gather, combine and sequence, compiled by numba: one pass over the ids, no temporaries, the GIL released.
+"""Gather, combine and sequence, compiled by numba: one pass over the ids, the GIL released.
 
-Each kernel takes a table that may lie unaligned in its file (a checkpoint packs tensors back to back), writes the whole
-of out, and returns OK or where it stopped: the position of the first id that has no row, or TOO_MANY - r for a row r
-that is too long. One that came to the end although n ids have no row, as its policy wants, returns MISSING - n: so they
-are counted at no cost where there are none. The caller has checked that row_splits start at 0, never decrease, and end
-at the number of ids.
+A table is five integers: what its numbers are (FLOAT32, FLOAT16, BFLOAT16, INT8), the address where it lies (perhaps
+unaligned in its file: a checkpoint packs tensors back to back), the address of its [V] float32 scales if it is INT8
+(else 0), V, and D. Whoever calls keeps it alive. Numbers become float32 before anything is done with them, those of
+INT8 times the scale of their row, and are added up in float32 in the order of the ids.
+
+Each kernel writes the whole of out, and returns OK or where it stopped: the position of the first id that has no row,
+or TOO_MANY - r for a row r that is too long. One that came to the end although n ids have no row, as its policy wants,
+returns MISSING - n: so they are counted at no cost where there are none. The caller has checked that row_splits never
+decrease and lie within the ids.
 
 A row is cut first; what is cut off is never judged. Then an id is held against the table, then its weight against 0.
 
@@ -19,6 +23,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
+from service.lookup.vectors import add_rows, copy_row, prefetch
+
 OK = -1
 TOO_MANY = -2
 # Below TOO_MANY - r of any row, for a request has fewer bytes than that.
@@ -26,18 +32,33 @@ MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP = 0, 1, 2, 3, 4
+FLOAT32, FLOAT16, BFLOAT16, INT8 = 0, 1, 2, 3
 
 _NO_ROW, _REFUSED = -1, -2
+# By dtype.
+_BYTES = (4, 2, 2, 1)
+# Rows that are asked for before they are read. Measured by thread time on a table of 6.4 MB, 4096 rows of ten ids
+# each, 128 bytes per id: none 1.19 ms, 16 ahead 0.55 ms, 24 ahead 0.53 ms; gathers of 4096 x 256 bytes from 256 MB:
+# none 219 us, 8 ahead 156 us, 16 ahead 160 us, 32 ahead 170 us.
+_AHEAD = 16
 
-_TABLE = types.Array(types.float32, 2, "C", readonly=True, aligned=False)
+_INT = types.int64
 _IDS = types.Array(types.int64, 1, "C", readonly=True, aligned=False)
 _WEIGHTS = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
 _OUT = types.Array(types.float32, 2, "C", aligned=False)
 _SEQUENCES = types.Array(types.float32, 3, "C", aligned=False)
-_INT = types.int64
+_BYTES = (4, 2, 2, 1)
+_PLACE = (_INT, _INT, _INT, _INT)
+_GATHER = (*_PLACE, _IDS, _INT, _INT, _OUT)
+_COMBINE = (
+    *(*_PLACE, _IDS, _IDS, _WEIGHTS, types.boolean),
+    *(_INT, types.boolean, _INT, types.boolean, _INT, _INT, _OUT),
+)
+_SEQUENCE = (*_PLACE, _IDS, _IDS, _INT, _INT, _SEQUENCES)
 
 
-@njit(types.int64(_INT, _INT, _INT, _INT), cache=True, nogil=True)
+# What has no signature is compiled into what calls it, once for each kind of numbers, and kept nowhere else.
+@njit(nogil=True)
 def _instead(bad_id, vocabulary_size, policy, default_row):  # type: ignore[no-untyped-def]
     # Which row a bad id reads; kept out of the loops, which only ask whether an id is bad.
     if policy == DROP or (policy == DROP_NEGATIVE and bad_id < 0):
@@ -49,20 +70,26 @@ def _instead(bad_id, vocabulary_size, policy, default_row):  # type: ignore[no-u
     return _REFUSED
 
 
-# Signatures are given so that compiling happens once, at build time (kernel_cache.py), and not at the first request.
-@njit(types.int64(_TABLE, _IDS, _INT, _INT, _OUT), cache=True, nogil=True)
-def gather(table, ids, policy, default_row, out):  # type: ignore[no-untyped-def]
-    """Copies row ids[i] of table into out[i]; a dropped id gives zeros.
+@njit(nogil=True)
+def _ask_for(table_at, scales_at, vocabulary_size, row_bytes, ids, i):  # type: ignore[no-untyped-def]
+    if i < ids.shape[0]:
+        row = ids[i]
+        if row >= 0 and row < vocabulary_size:
+            prefetch(table_at + row * row_bytes, row_bytes)
+            if scales_at != 0:
+                prefetch(scales_at + row * 4, 4)
 
-    Args:
-      table: [V, D] float32.
-      ids: [B] int64.
-      policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW or CLAMP, for an id outside [0, V).
-      out: [B, D] float32, written.
-    """
-    vocabulary_size, dim = table.shape
+
+@njit(nogil=True)
+def _gather(  # type: ignore[no-untyped-def]
+    kind, row_bytes, table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out
+):
+    out_at = out.ctypes.data
     missing = 0
+    for i in range(_AHEAD):
+        _ask_for(table_at, scales_at, vocabulary_size, row_bytes, ids, i)
     for i in range(ids.shape[0]):
+        _ask_for(table_at, scales_at, vocabulary_size, row_bytes, ids, i + _AHEAD)
         row = ids[i]
         if row < 0 or row >= vocabulary_size:
             missing += 1
@@ -72,21 +99,42 @@ def gather(table, ids, policy, default_row, out):  # type: ignore[no-untyped-def
             if row == _NO_ROW:
                 out[i, :] = np.float32(0)
                 continue
-        for d in range(dim):
-            out[i, d] = table[row, d]
+        copy_row(kind, table_at + row * row_bytes, scales_at + row * 4, dim, out_at + i * dim * 4)
     return MISSING - missing if missing else OK
 
 
-@njit(
-    types.int64(
-        *(_TABLE, _IDS, _IDS, _WEIGHTS, types.boolean),
-        *(_INT, types.boolean, _INT, types.boolean, _INT, _INT, _OUT),
-    ),
-    cache=True,
-    nogil=True,
-)
-def combine(  # type: ignore[no-untyped-def]
-    table,
+# Signatures are given so that compiling happens once, at build time (kernel_cache.py), and not at the first request.
+@njit(_INT(_INT, *_GATHER), cache=True, nogil=True)
+def gather(  # type: ignore[no-untyped-def]
+    dtype, table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out
+):
+    """Copies row ids[i] of a table into out[i]; a dropped id gives zeros.
+
+    Args:
+      dtype, table_at, scales_at, vocabulary_size, dim: the table.
+      ids: [B] int64.
+      policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW or CLAMP, for an id outside [0, V).
+      out: [B, D] float32, written.
+    """
+    # Arguments that all kinds have in common; the first one's type says which entry is meant.
+    rest = (dim * _BYTES[dtype], table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out)
+    if dtype == FLOAT32:
+        return _gather(np.float32(0), *rest)
+    if dtype == FLOAT16:
+        return _gather(np.int16(0), *rest)
+    if dtype == BFLOAT16:
+        return _gather(np.uint16(0), *rest)
+    return _gather(np.int8(0), *rest)
+
+
+@njit(nogil=True)
+def _combine(  # type: ignore[no-untyped-def]
+    kind,
+    row_bytes,
+    table_at,
+    scales_at,
+    vocabulary_size,
+    dim,
     values,
     row_splits,
     weights,
@@ -99,55 +147,60 @@ def combine(  # type: ignore[no-untyped-def]
     default_row,
     out,
 ):
-    """Combines the rows of table that each row of ragged ids names into one vector.
-
-    sum: sum(w v). mean: sum(w v) / sum(w). sqrtn: sum(w v) / sqrt(sum(w^2)). A divisor of 0 gives zeros, so an empty
-    row is all zeros.
-
-    Args:
-      table: [V, D] float32.
-      values: [N] int64.
-      row_splits: [B+1] int64.
-      weights: [N] float32, or [0] for 1 everywhere.
-      positive_only: leaves ids out whose weight is 0, less, or NaN.
-      combiner: SUM, MEAN or SQRTN.
-      at_least_one: a mean divides by max(sum(w), 1), as the tensor core does.
-      max_ids: K, or 0 for no limit; a longer row is cut at K when truncate, else refused.
-      policy: as in gather.
-      out: [B, D] float32, written.
-    """
-    vocabulary_size, dim = table.shape
-    missing = 0
+    out_at, ids_at = out.ctypes.data, values.ctypes.data
     is_weighted = weights.shape[0] > 0
+    weights_at = weights.ctypes.data if is_weighted else 0
+    missing = 0
+    for i in range(_AHEAD):
+        _ask_for(table_at, scales_at, vocabulary_size, row_bytes, values, row_splits[0] + i)
     for r in range(row_splits.shape[0] - 1):
         begin, end = row_splits[r], row_splits[r + 1]
         if max_ids > 0 and end - begin > max_ids:
             if not truncate:
                 return TOO_MANY - r
             end = begin + max_ids
-        out[r, :] = np.float32(0)
+        # Where every id counts as it is, which is nearly always, rows are read by the ids of the request themselves.
+        is_plain = True
         total = np.float32(0)
         total_squares = np.float32(0)
         for i in range(begin, end):
+            _ask_for(table_at, scales_at, vocabulary_size, row_bytes, values, i + _AHEAD)
             row = values[i]
-            if row < 0 or row >= vocabulary_size:
-                missing += 1
-                row = _instead(row, vocabulary_size, policy, default_row)
-                if row == _REFUSED:
-                    return i
-                if row == _NO_ROW:
-                    continue
             weight = weights[i] if is_weighted else np.float32(1)
-            if positive_only and not weight > np.float32(0):
-                continue
+            if row < 0 or row >= vocabulary_size or (positive_only and not weight > np.float32(0)):
+                is_plain = False
+                break
             total += weight
             total_squares += weight * weight
-            if is_weighted:
-                for d in range(dim):
-                    out[r, d] += weight * table[row, d]
-            else:
-                for d in range(dim):
-                    out[r, d] += table[row, d]
+        if is_plain:
+            weights_from = weights_at + begin * 4 if is_weighted else 0
+            add_rows(
+                kind, table_at, scales_at, ids_at + begin * 8, weights_from, end - begin, dim, out_at + r * dim * 4
+            )
+        else:
+            rows = np.empty(end - begin, np.int64)
+            factors = np.empty(end - begin, np.float32)
+            count = 0
+            total = np.float32(0)
+            total_squares = np.float32(0)
+            for i in range(begin, end):
+                row = values[i]
+                if row < 0 or row >= vocabulary_size:
+                    missing += 1
+                    row = _instead(row, vocabulary_size, policy, default_row)
+                    if row == _REFUSED:
+                        return i
+                    if row == _NO_ROW:
+                        continue
+                weight = weights[i] if is_weighted else np.float32(1)
+                if positive_only and not weight > np.float32(0):
+                    continue
+                total += weight
+                total_squares += weight * weight
+                rows[count] = row
+                factors[count] = weight
+                count += 1
+            add_rows(kind, table_at, scales_at, rows.ctypes.data, factors.ctypes.data, count, dim, out_at + r * dim * 4)
         if combiner == SUM:
             continue
         if combiner == SQRTN:
@@ -164,27 +217,66 @@ def combine(  # type: ignore[no-untyped-def]
     return MISSING - missing if missing else OK
 
 
-@njit(
-    types.int64(_TABLE, _IDS, _IDS, _INT, _INT, _SEQUENCES),
-    cache=True,
-    nogil=True,
-)
-def sequence(table, values, row_splits, policy, default_row, out):  # type: ignore[no-untyped-def]
-    """Copies the rows of table that each row of ragged ids names, one behind the other; a dropped id leaves zeros.
+@njit(_INT(_INT, *_COMBINE), cache=True, nogil=True)
+def combine(  # type: ignore[no-untyped-def]
+    dtype,
+    table_at,
+    scales_at,
+    vocabulary_size,
+    dim,
+    values,
+    row_splits,
+    weights,
+    positive_only,
+    combiner,
+    at_least_one,
+    max_ids,
+    truncate,
+    policy,
+    default_row,
+    out,
+):
+    """Combines the rows of a table that each row of ragged ids names into one vector.
 
-    A row of ids that is shorter than L ends in zeros; ids behind the first L are not read, whatever they are.
+    sum: sum(w v). mean: sum(w v) / sum(w). sqrtn: sum(w v) / sqrt(sum(w^2)). A divisor of 0 gives zeros, so an empty
+    row is all zeros.
 
     Args:
-      table, values, row_splits, policy: as in combine.
-      out: [B, L, D] float32, written.
+      dtype, table_at, scales_at, vocabulary_size, dim: the table.
+      values: [N] int64.
+      row_splits: [B+1] int64.
+      weights: [N] float32, or [0] for 1 everywhere.
+      positive_only: leaves ids out whose weight is 0, less, or NaN.
+      combiner: SUM, MEAN or SQRTN.
+      at_least_one: a mean divides by max(sum(w), 1), as the tensor core does.
+      max_ids: K, or 0 for no limit; a longer row is cut at K when truncate, else refused.
+      policy: as in gather.
+      out: [B, D] float32, written.
     """
-    vocabulary_size, dim = table.shape
+    options = (positive_only, combiner, at_least_one, max_ids, truncate, policy, default_row)
+    # Arguments that all kinds have in common; the first one's type says which entry is meant.
+    rest = (dim * _BYTES[dtype], table_at, scales_at, vocabulary_size, dim, values, row_splits, weights, *options, out)
+    if dtype == FLOAT32:
+        return _combine(np.float32(0), *rest)
+    if dtype == FLOAT16:
+        return _combine(np.int16(0), *rest)
+    if dtype == BFLOAT16:
+        return _combine(np.uint16(0), *rest)
+    return _combine(np.int8(0), *rest)
+
+
+@njit(nogil=True)
+def _sequence(  # type: ignore[no-untyped-def]
+    kind, row_bytes, table_at, scales_at, vocabulary_size, dim, values, row_splits, policy, default_row, out
+):
+    out_at = out.ctypes.data
     missing = 0
     length = out.shape[1]
     for r in range(row_splits.shape[0] - 1):
         begin = row_splits[r]
         count = min(row_splits[r + 1] - begin, length)
         for k in range(count):
+            _ask_for(table_at, scales_at, vocabulary_size, row_bytes, values, begin + k + _AHEAD)
             row = values[begin + k]
             if row < 0 or row >= vocabulary_size:
                 missing += 1
@@ -194,7 +286,41 @@ def sequence(table, values, row_splits, policy, default_row, out):  # type: igno
                 if row == _NO_ROW:
                     out[r, k, :] = np.float32(0)
                     continue
-            for d in range(dim):
-                out[r, k, d] = table[row, d]
+            to = out_at + (r * length + k) * dim * 4
+            copy_row(kind, table_at + row * row_bytes, scales_at + row * 4, dim, to)
         out[r, count:, :] = np.float32(0)
     return MISSING - missing if missing else OK
+
+
+@njit(_INT(_INT, *_SEQUENCE), cache=True, nogil=True)
+def sequence(  # type: ignore[no-untyped-def]
+    dtype, table_at, scales_at, vocabulary_size, dim, values, row_splits, policy, default_row, out
+):
+    """Copies the rows of a table that each row of ragged ids names, one behind the other; a dropped id leaves zeros.
+
+    A row of ids that is shorter than L ends in zeros; ids behind the first L are not read, whatever they are.
+
+    Args:
+      dtype, table_at, scales_at, vocabulary_size, dim, values, row_splits, policy: as in combine.
+      out: [B, L, D] float32, written.
+    """
+    # Arguments that all kinds have in common; the first one's type says which entry is meant.
+    rest = (
+        dim * _BYTES[dtype],
+        table_at,
+        scales_at,
+        vocabulary_size,
+        dim,
+        values,
+        row_splits,
+        policy,
+        default_row,
+        out,
+    )
+    if dtype == FLOAT32:
+        return _sequence(np.float32(0), *rest)
+    if dtype == FLOAT16:
+        return _sequence(np.int16(0), *rest)
+    if dtype == BFLOAT16:
+        return _sequence(np.uint16(0), *rest)
+    return _sequence(np.int8(0), *rest)

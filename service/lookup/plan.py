@@ -13,6 +13,7 @@ from service.core.manifest import LookupFeature, SignatureEntry
 from service.core.types import Array, TableCounts, Tensors
 from service.core.validation import id_out_of_range
 from service.lookup import kernels
+from service.lookup.row_pool import Part, RowRunner, in_one_piece
 from service.lookup.table import MappedTable
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
@@ -35,6 +36,7 @@ class FeaturePlan:
     feature: LookupFeature
     table: MappedTable
     max_rows: int | None
+    runner: RowRunner = in_one_piece
     # Among the features of its signature, for the counts.
     position: int = 0
 
@@ -49,40 +51,15 @@ class FeaturePlan:
           IdOutOfRange: an id has no row and the policy refuses it.
           IdsTooMany: a row has more than max_ids_per_row ids and is not to be truncated, or there are too many rows.
         """
-        feature, weights = self.feature, self.table.weights
+        feature = self.feature
         ids = _int64(inputs[feature.ids])
-        rows = ids.shape[0] if feature.row_splits is None else inputs[feature.row_splits].shape[0] - 1
+        splits = None if feature.row_splits is None else _int64(inputs[feature.row_splits])
+        rows = ids.shape[0] if splits is None else splits.shape[0] - 1
         if self.max_rows is not None and rows > self.max_rows:
             raise IdsTooMany(f'input "{feature.ids}": {rows} rows, this signature takes at most {self.max_rows}.')
-        length, dim = feature.max_sequence_length, weights.shape[1]
+        length, dim = feature.max_sequence_length, self.table.info.embedding_dim
         out = np.empty((rows, dim) if length is None else (rows, length, dim), np.float32)
-        policy = POLICIES[feature.on_bad_id]
-        if feature.row_splits is None:
-            stopped = kernels.gather(weights, ids, policy, feature.default_row, out)
-        elif length is not None:
-            stopped = kernels.sequence(
-                weights,
-                ids,
-                _int64(inputs[feature.row_splits]),
-                policy,
-                feature.default_row,
-                out,
-            )
-        else:
-            stopped = kernels.combine(
-                weights,
-                ids,
-                _int64(inputs[feature.row_splits]),
-                np.ascontiguousarray(inputs.get(feature.weights or "", _NO_WEIGHTS)),
-                feature.on_nonpositive_weight == "drop",
-                COMBINERS[feature.combiner or "sum"],
-                feature.mean_divisor == "at_least_one",
-                feature.max_ids_per_row or 0,
-                feature.on_too_many_ids == "truncate",
-                policy,
-                feature.default_row,
-                out,
-            )
+        stopped = self.runner(self._part(inputs, ids, splits, out), rows, splits, out.nbytes)
         if stopped != kernels.OK:
             if stopped > kernels.MISSING:
                 if stopped >= 0:
@@ -92,6 +69,41 @@ class FeaturePlan:
             counts[1] += kernels.MISSING - stopped
         counts[0] += ids.shape[0]
         return out
+
+    def _part(self, inputs: Tensors, ids: Array, splits: Array | None, out: Array) -> Part:
+        feature, place = self.feature, self.table.place
+        policy = POLICIES[feature.on_bad_id]
+        if splits is None:
+
+            def gather(begin: int, end: int) -> int:
+                stopped = kernels.gather(*place, ids[begin:end], policy, feature.default_row, out[begin:end])
+                return int(stopped + begin if stopped >= 0 else stopped)
+
+            return gather
+        if feature.max_sequence_length is not None:
+
+            def sequence(begin: int, end: int) -> int:
+                some, to = splits[begin : end + 1], out[begin:end]
+                return int(kernels.sequence(*place, ids, some, policy, feature.default_row, to))
+
+            return sequence
+        weights = np.ascontiguousarray(inputs.get(feature.weights or "", _NO_WEIGHTS))
+        options = (
+            feature.on_nonpositive_weight == "drop",
+            COMBINERS[feature.combiner or "sum"],
+            feature.mean_divisor == "at_least_one",
+            feature.max_ids_per_row or 0,
+            feature.on_too_many_ids == "truncate",
+            policy,
+            feature.default_row,
+        )
+
+        def combine(begin: int, end: int) -> int:
+            some = splits[begin : end + 1]
+            stopped = kernels.combine(*place, ids, some, weights, *options, out[begin:end])
+            return int(stopped - begin if kernels.MISSING < stopped <= kernels.TOO_MANY else stopped)
+
+        return combine
 
     def _explain(self, stopped: int, ids: Array, inputs: Tensors) -> Exception:
         feature = self.feature
@@ -139,18 +151,21 @@ class SignaturePlan:
             info = plan.table.info
             yield (
                 info.name,
-                TableCounts(ids, missing, 0, max(read, 0) * info.embedding_dim * plan.table.weights.itemsize),
+                TableCounts(ids, missing, 0, max(read, 0) * plan.table.row_bytes),
             )
 
 
 def compile_signature(
-    entry: SignatureEntry, feature_tables: Mapping[str, str], tables: Mapping[str, MappedTable]
+    entry: SignatureEntry,
+    feature_tables: Mapping[str, str],
+    tables: Mapping[str, MappedTable],
+    runner: RowRunner = in_one_piece,
 ) -> SignaturePlan:
     """Joins a signature of the manifest with its mapped tables; feature_tables: feature to table name."""
     max_rows = entry.batch_sizes[-1] if entry.batch_sizes else None
     return SignaturePlan(
         {
-            lookup.output or name: FeaturePlan(lookup, tables[feature_tables[name]], max_rows, position)
+            lookup.output or name: FeaturePlan(lookup, tables[feature_tables[name]], max_rows, runner, position)
             for position, (name, lookup) in enumerate(entry.features.items())
         }
     )

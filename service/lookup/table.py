@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from pathlib import Path
 
 import numpy as np
 
 from service.core.errors import ArtifactError
-from service.core.manifest import Manifest, TableEntry
-from service.core.types import Array, TableInfo
+from service.core.manifest import Manifest, TableEntry, TableScale
+from service.core.types import TABLE_DTYPES, Array, TableInfo
 from service.core.validation import id_out_of_range
 from service.lookup import kernels
 from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
 
+_NO_SCALES = np.empty(0, np.float32)
+# The kernels' words for what a manifest says of a table's numbers.
+_KERNEL_DTYPES = {
+    "float32": kernels.FLOAT32,
+    "float16": kernels.FLOAT16,
+    "bfloat16": kernels.BFLOAT16,
+    "int8": kernels.INT8,
+}
+
 
 class MappedTable:
-    """One [V, D] float32 table. Concurrency: any thread.
+    """One [V, D] table. Concurrency: any thread.
 
-    weights: [V, D] read-only view of the file, perhaps unaligned; valid as long as anyone holds it.
+    weights: [V, D] read-only view of the file, perhaps unaligned; valid as long as anyone holds it. A bfloat16 table's
+      is uint16.
+    scales: [V] float32 that the rows of an int8 table are multiplied by, else [0]; perhaps unaligned.
+    place: the table as kernels take it, good for as long as this object is.
+    row_bytes: what is read of the file for one id.
     """
 
-    __slots__ = ("info", "weights")
+    __slots__ = ("info", "place", "row_bytes", "scales", "weights")
 
-    def __init__(self, info: TableInfo, weights: Array) -> None:
+    def __init__(self, info: TableInfo, weights: Array, scales: Array = _NO_SCALES) -> None:
         self.info = info
         self.weights = weights
+        self.scales = scales
+        self.row_bytes = weights.shape[1] * weights.itemsize + (scales.itemsize if scales.size else 0)
+        self.place: tuple[int, int, int, int, int] = (
+            _KERNEL_DTYPES[info.dtype],
+            weights.ctypes.data,
+            scales.ctypes.data if scales.size else 0,
+            *weights.shape,
+        )
 
     def rows(self, ids: Array) -> Array:
         """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
         out = np.empty((ids.shape[0], self.info.embedding_dim), np.float32)
-        stopped = kernels.gather(self.weights, np.ascontiguousarray(ids, np.int64), kernels.ERROR, 0, out)
+        stopped = kernels.gather(*self.place, np.ascontiguousarray(ids, np.int64), kernels.ERROR, 0, out)
         if stopped >= 0:
             raise id_out_of_range("ids", int(ids[stopped]), stopped, self.info.vocabulary_size)
         return out
@@ -43,21 +65,25 @@ def open_tables(artifact: Path, manifest: Manifest) -> dict[str, MappedTable]:
       ArtifactError: they do not agree, or a table can not be mapped; the message names the table and the difference.
     """
     check_files(artifact, manifest)
-    indexes: dict[Path, dict[str, BundleEntry]] = {}
-    maps: dict[Path, mmap.mmap] = {}
+    files = _Files(artifact)
     tables = {}
     for name, entry in manifest.tables.items():
-        prefix = prefix_of(Path(entry.file))
-        if prefix not in indexes:
-            indexes[prefix] = read_bundle(artifact / prefix)
-        found = indexes[prefix].get(entry.variable)
-        if found is None:
-            raise ArtifactError(f"table {name!r}: variable {entry.variable!r} is not in {prefix.as_posix()}.index")
-        _check_entry(name, entry, found, artifact)
-        if found.file not in maps:
-            maps[found.file] = _map(found.file)
-        features = tuple(sorted(f for f, feature in manifest.features.items() if feature.table == name))
-        tables[name] = _view(name, entry, maps[found.file], features)
+        shape = (entry.vocabulary_size, entry.embedding_dim)
+        if entry.dtype not in TABLE_DTYPES:
+            raise ArtifactError(f"table {name!r} is {entry.dtype}; only {', '.join(TABLE_DTYPES)} can be mapped")
+        weights = files.view(f"table {name!r}", entry, entry.dtype, shape)
+        scales = _NO_SCALES
+        if entry.scale is not None:
+            scales = files.view(f"scale of table {name!r}", entry.scale, "float32", (entry.vocabulary_size,))
+        info = TableInfo(
+            name=name,
+            vocabulary_size=entry.vocabulary_size,
+            embedding_dim=entry.embedding_dim,
+            dtype=entry.dtype,
+            nbytes=weights.nbytes + scales.nbytes,
+            features=tuple(sorted(f for f, feature in manifest.features.items() if feature.table == name)),
+        )
+        tables[name] = MappedTable(info, weights, scales)
     return tables
 
 
@@ -72,24 +98,51 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
 
 
-def _check_entry(name: str, entry: TableEntry, found: BundleEntry, artifact: Path) -> None:
-    if found.is_sliced:
-        raise ArtifactError(f"table {name!r} is saved in {len(found.slices)} slices; only a whole one can be mapped")
-    differences = {
-        "shape": (found.shape, (entry.vocabulary_size, entry.embedding_dim)),
-        "dtype": (found.dtype, entry.dtype),
-        "file": (found.file, artifact / entry.file),
-        "offset": (found.offset, entry.offset),
-        "nbytes": (found.nbytes, entry.nbytes),
-        "crc32c": (found.crc32c, entry.crc32c),
-    }
-    for what, (in_index, in_manifest) in differences.items():
-        if in_index != in_manifest:
-            raise ArtifactError(f"table {name!r}: {what} is {in_index} in the index and {in_manifest} in the manifest")
-    if entry.dtype != "float32":
-        raise ArtifactError(f"table {name!r} is {entry.dtype}; only float32 tables can be mapped")
-    if entry.nbytes != entry.vocabulary_size * entry.embedding_dim * 4 or entry.nbytes == 0:
-        raise ArtifactError(f"table {name!r}: {entry.nbytes} bytes do not hold {found.shape} of float32")
+class _Files:
+    # Indexes and maps of an artifact, each opened once.
+
+    def __init__(self, artifact: Path) -> None:
+        self._artifact = artifact
+        self._indexes: dict[Path, dict[str, BundleEntry]] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def view(self, what: str, entry: TableEntry | TableScale, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Returns a read-only view of a variable of that shape; raises ArtifactError beginning with what."""
+        prefix = prefix_of(Path(entry.file))
+        if prefix not in self._indexes:
+            self._indexes[prefix] = read_bundle(self._artifact / prefix)
+        found = self._indexes[prefix].get(entry.variable)
+        if found is None:
+            raise ArtifactError(f"{what}: variable {entry.variable!r} is not in {prefix.as_posix()}.index")
+        self._check(what, entry, found, (dtype, shape))
+        if found.file not in self._maps:
+            self._maps[found.file] = _map(found.file)
+        mapped = self._maps[found.file]
+        if entry.offset + entry.nbytes > len(mapped):
+            raise ArtifactError(f"{what} ends at byte {entry.offset + entry.nbytes}, its file has {len(mapped)}")
+        return np.frombuffer(mapped, TABLE_DTYPES[dtype], math.prod(shape), entry.offset).reshape(shape)
+
+    def _check(
+        self, what: str, entry: TableEntry | TableScale, found: BundleEntry, wanted: tuple[str, tuple[int, ...]]
+    ) -> None:
+        if found.is_sliced:
+            raise ArtifactError(f"{what} is saved in {len(found.slices)} slices; only a whole one can be mapped")
+        dtype, shape = wanted
+        # A scale is [V], or [V, 1] for a graph that multiplies by it without more ado.
+        is_column = len(shape) == 1 and found.shape == (*shape, 1)
+        differences = {
+            "shape": (shape if is_column else found.shape, shape),
+            "dtype": (found.dtype, dtype),
+            "file": (found.file, self._artifact / entry.file),
+            "offset": (found.offset, entry.offset),
+            "nbytes": (found.nbytes, entry.nbytes),
+            "crc32c": (found.crc32c, entry.crc32c),
+        }
+        for name, (in_index, in_manifest) in differences.items():
+            if in_index != in_manifest:
+                raise ArtifactError(f"{what}: {name} is {in_index} in the index and {in_manifest} in the manifest")
+        if entry.nbytes != math.prod(shape) * np.dtype(TABLE_DTYPES[dtype]).itemsize or entry.nbytes == 0:
+            raise ArtifactError(f"{what}: {entry.nbytes} bytes do not hold {found.shape} of {dtype}")
 
 
 def _map(file: Path) -> mmap.mmap:
@@ -98,19 +151,3 @@ def _map(file: Path) -> mmap.mmap:
             return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"cannot map {file}: {error}") from error
-
-
-def _view(name: str, entry: TableEntry, mapped: mmap.mmap, features: tuple[str, ...]) -> MappedTable:
-    if entry.offset + entry.nbytes > len(mapped):
-        raise ArtifactError(f"table {name!r} ends at byte {entry.offset + entry.nbytes}, its file has {len(mapped)}")
-    count = entry.vocabulary_size * entry.embedding_dim
-    weights = np.frombuffer(mapped, np.dtype("<f4"), count, entry.offset)
-    info = TableInfo(
-        name=name,
-        vocabulary_size=entry.vocabulary_size,
-        embedding_dim=entry.embedding_dim,
-        dtype=entry.dtype,
-        nbytes=entry.nbytes,
-        features=features,
-    )
-    return MappedTable(info, weights.reshape(entry.vocabulary_size, entry.embedding_dim))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.core.errors import ArtifactError
 from service.core.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest
-from tests.toy_model import toy_manifest, toy_tables, variable_name
+from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_model
 
 
 def manifest_json() -> dict[str, Any]:
@@ -31,7 +31,22 @@ def parse(data: Any) -> Manifest:
 def test_what_is_written_is_read_back_equal() -> None:
     manifest = parse(manifest_json())
     assert Manifest.from_json(manifest.to_json()) == manifest
-    assert json.loads(manifest.to_json())["format_version"] == FORMAT_VERSION
+    # Nothing in it is newer than format 2, so that a server which reads no newer one can take it.
+    data = json.loads(manifest.to_json())
+    assert data["format_version"] == 2
+    assert "scale" not in data["tables"]["tag"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_tables_of_fewer_bits_are_written_as_format_3(tmp_path: Path, dtype: str) -> None:
+    manifest = Manifest.read(write_toy_model(tmp_path / "1", dtype=dtype))
+    assert manifest is not None
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    data = json.loads(manifest.to_json())
+    assert data["format_version"] == FORMAT_VERSION == 3
+    assert data["tables"]["tag"]["dtype"] == dtype
+    scale = data["tables"]["tag"]["scale"]
+    assert (scale and scale["nbytes"]) == (16 if dtype == "int8" else None)
 
 
 def test_reads_every_field_of_the_toy_manifest() -> None:

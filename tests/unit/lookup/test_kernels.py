@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from service.lookup import kernels
 from tests import oracle
+from tests.stored_tables import DTYPES, StoredTable, store
 from tests.toy_model import toy_tables
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
@@ -24,20 +25,14 @@ POLICIES = {
     "default_row": kernels.DEFAULT_ROW,
     "clamp": kernels.CLAMP,
 }
+# Columns in vectors of 64, 32, 8 and 1, and every way of adding these up.
+WIDE = (8, 9, 32, 41, 64, 73, 96, 105, 135)
 NO_WEIGHTS = np.empty(0, np.float32)
-TAG = toy_tables()["tag"]
-
-
-def unaligned(table: np.ndarray, offset: int = 1) -> np.ndarray:
-    """Returns a read-only copy that starts at an odd byte, as in a checkpoint."""
-    data = bytes(offset) + table.astype("<f4").tobytes()
-    view = np.frombuffer(data, "<f4", table.size, offset).reshape(table.shape)
-    assert view.flags.aligned == (offset % 4 == 0)
-    return view
+TAG = store(toy_tables()["tag"])
 
 
 def combine(
-    table: np.ndarray,
+    table: StoredTable,
     rows: oracle.Rows,
     combiner: str,
     *,
@@ -52,9 +47,9 @@ def combine(
     """Returns what the kernel wrote, or where it stopped; checks how many ids it says have no row."""
     values, splits = oracle.ragged(rows)
     # What was there before must not show through.
-    out = np.full((len(rows), table.shape[1]), np.nan, np.float32)
+    out = np.full((len(rows), table.numbers.shape[1]), np.nan, np.float32)
     stopped = kernels.combine(
-        table,
+        *table.place,
         values,
         splits,
         NO_WEIGHTS if weights is None else oracle.ragged(weights, "float32")[0],
@@ -68,7 +63,7 @@ def combine(
         out,
     )
     read = [row[:max_ids] for row in rows]
-    return out if is_done(stopped, [i for row in read for i in row], len(table)) else int(stopped)
+    return out if is_done(stopped, [i for row in read for i in row], len(table.numbers)) else int(stopped)
 
 
 def is_done(stopped: int, ids: list[int], vocabulary_size: int) -> bool:
@@ -81,11 +76,19 @@ def is_done(stopped: int, ids: list[int], vocabulary_size: int) -> bool:
 
 
 @st.composite
-def lookups(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]], dict[str, Any]]:
+def lookups(draw: st.DrawFn) -> tuple[StoredTable, list[list[int]], dict[str, Any]]:
     """Draws a table, rows of ids (some of them bad, repeated or missing) and options."""
-    vocabulary_size, dim = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    numbers = st.lists(st.integers(-9, 9), min_size=vocabulary_size * dim, max_size=vocabulary_size * dim)
+    vocabulary_size, dim = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 4), st.sampled_from(WIDE)))
+    dtype = draw(st.sampled_from(DTYPES))
+    # Numbers of int8 are exact where each is a row's largest, its opposite, or 0.
+    number = st.sampled_from([-127, 0, 127]) if dtype == "int8" else st.integers(-9, 9)
+    numbers = st.lists(number, min_size=vocabulary_size * dim, max_size=vocabulary_size * dim)
     table = np.array(draw(numbers), np.float32).reshape(vocabulary_size, dim)
+    if dtype == "int8":
+        table *= np.array(
+            draw(st.lists(st.sampled_from([0, 0.25, 1, 4]), min_size=vocabulary_size, max_size=vocabulary_size)),
+            np.float32,
+        )[:, None]
     good = st.integers(0, vocabulary_size - 1)
     ids = st.one_of(good, good, good, st.sampled_from([-1, vocabulary_size, -(2**63), 2**63 - 1]))
     rows = draw(st.lists(st.lists(ids, max_size=5), max_size=5))
@@ -101,15 +104,15 @@ def lookups(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]], dict[str, Any
         "default_row": draw(good),
         "positive_only": draw(st.booleans()),
     }
-    return unaligned(table, draw(st.integers(0, 4))), rows, options
+    return store(table, dtype, offset=draw(st.integers(0, 4))), rows, options
 
 
 @given(lookups())
-def test_combine_gives_what_the_oracle_gives(drawn: tuple[np.ndarray, list[list[int]], dict[str, Any]]) -> None:
+def test_combine_gives_what_the_oracle_gives(drawn: tuple[StoredTable, list[list[int]], dict[str, Any]]) -> None:
     table, rows, options = drawn
     found = combine(table, rows, **options)
     try:
-        expected = oracle.combine(table, rows, **options)
+        expected = oracle.combine(table.numbers, rows, **options)
     except oracle.Refused as refused:
         assert isinstance(found, int)
         if found >= 0:
@@ -122,7 +125,7 @@ def test_combine_gives_what_the_oracle_gives(drawn: tuple[np.ndarray, list[list[
 
 
 @given(lookups())
-def test_a_batch_equals_its_rows_run_alone(drawn: tuple[np.ndarray, list[list[int]], dict[str, Any]]) -> None:
+def test_a_batch_equals_its_rows_run_alone(drawn: tuple[StoredTable, list[list[int]], dict[str, Any]]) -> None:
     table, rows, options = drawn
     together = combine(table, rows, **options)
     weights = options.pop("weights")
@@ -139,34 +142,34 @@ def test_a_batch_equals_its_rows_run_alone(drawn: tuple[np.ndarray, list[list[in
 @given(st.lists(st.integers(-2, 6), max_size=6), st.sampled_from(sorted(POLICIES)), st.integers(0, 3))
 def test_gather_gives_what_the_oracle_gives(ids: list[int], policy: str, default_row: int) -> None:
     out = np.full((len(ids), 3), np.nan, np.float32)
-    stopped = kernels.gather(unaligned(TAG), np.array(ids, np.int64), POLICIES[policy], default_row, out)
+    stopped = kernels.gather(*TAG.place, np.array(ids, np.int64), POLICIES[policy], default_row, out)
     try:
-        expected = oracle.gather(TAG, ids, on_bad_id=policy, default_row=default_row)
+        expected = oracle.gather(TAG.numbers, ids, on_bad_id=policy, default_row=default_row)
     except oracle.Refused as refused:
         assert str(refused) == f"id {ids[stopped]}"
         return
-    assert is_done(stopped, ids, len(TAG))
+    assert is_done(stopped, ids, len(TAG.numbers))
     assert np.array_equal(out, expected)
 
 
 def sequence(
-    table: np.ndarray, rows: oracle.Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
+    table: StoredTable, rows: oracle.Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
 ) -> np.ndarray | int:
     """Returns what the kernel wrote, or where it stopped."""
-    out = np.full((len(rows), length, table.shape[1]), np.nan, np.float32)
-    stopped = kernels.sequence(table, *oracle.ragged(rows), POLICIES[on_bad_id], default_row, out)
-    return out if is_done(stopped, [i for row in rows for i in row[:length]], len(table)) else int(stopped)
+    out = np.full((len(rows), length, table.numbers.shape[1]), np.nan, np.float32)
+    stopped = kernels.sequence(*table.place, *oracle.ragged(rows), POLICIES[on_bad_id], default_row, out)
+    return out if is_done(stopped, [i for row in rows for i in row[:length]], len(table.numbers)) else int(stopped)
 
 
 @given(lookups(), st.integers(1, 6))
 def test_sequence_gives_what_the_oracle_gives(
-    drawn: tuple[np.ndarray, list[list[int]], dict[str, Any]], length: int
+    drawn: tuple[StoredTable, list[list[int]], dict[str, Any]], length: int
 ) -> None:
     table, rows, options = drawn
     policy = {name: options[name] for name in ("on_bad_id", "default_row")}
     found = sequence(table, rows, length, **policy)
     try:
-        expected = oracle.sequence(table, rows, length, **policy)
+        expected = oracle.sequence(table.numbers, rows, length, **policy)
     except oracle.Refused as refused:
         assert isinstance(found, int)
         assert str(refused) == f"id {[i for row in rows for i in row][found]}"
@@ -192,7 +195,7 @@ SEQUENCES_BY_HAND: dict[str, tuple[list[list[int]], str, list[list[list[float]]]
 
 @pytest.mark.parametrize(("rows", "policy", "expected"), SEQUENCES_BY_HAND.values(), ids=SEQUENCES_BY_HAND.keys())
 def test_sequences_as_worked_out_by_hand(rows: list[list[int]], policy: str, expected: list[list[list[float]]]) -> None:
-    found = sequence(unaligned(TAG), rows, 2, on_bad_id=policy, default_row=2)
+    found = sequence(TAG, rows, 2, on_bad_id=policy, default_row=2)
     assert isinstance(found, np.ndarray)
     assert np.array_equal(found, np.array(expected, np.float32).reshape(-1, 2, 3))
 
@@ -202,7 +205,7 @@ def test_sequences_as_worked_out_by_hand(rows: list[list[int]], policy: str, exp
     [([[1], [0, 4]], "error", 2), ([[-1]], "error", 0), ([[-1, 1], [4]], "drop_negative", 2)],
 )
 def test_a_sequence_stops_at_the_first_bad_id(rows: list[list[int]], policy: str, stopped: int) -> None:
-    assert sequence(unaligned(TAG), rows, 2, on_bad_id=policy) == stopped
+    assert sequence(TAG, rows, 2, on_bad_id=policy) == stopped
 
 
 # Row i of the table is [i, i*i, 1].
@@ -270,10 +273,12 @@ BY_HAND: dict[str, tuple[list[list[int]], dict[str, Any], list[list[float]]]] = 
 def test_combines_as_worked_out_by_hand(
     rows: list[list[int]], options: dict[str, Any], expected: list[list[float]]
 ) -> None:
-    found = combine(unaligned(TAG), rows, **options)
+    found = combine(TAG, rows, **options)
     assert isinstance(found, np.ndarray)
     assert np.array_equal(found, np.array(expected, np.float32).reshape(-1, 3))
-    np.testing.assert_allclose(oracle.combine(TAG, rows, **options), found, rtol=1e-6, err_msg="the oracle itself")
+    np.testing.assert_allclose(
+        oracle.combine(TAG.numbers, rows, **options), found, rtol=1e-6, err_msg="the oracle itself"
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,22 +292,95 @@ def test_combines_as_worked_out_by_hand(
     ],
 )
 def test_stops_at_the_first_fault(rows: list[list[int]], max_ids: int | None, stopped: int) -> None:
-    assert combine(unaligned(TAG), rows, "sum", max_ids=max_ids) == stopped
+    assert combine(TAG, rows, "sum", max_ids=max_ids) == stopped
 
 
 def test_nan_and_infinity_stay_in_their_row_and_column() -> None:
     table = np.array([[np.nan, 1], [np.inf, 1], [2, 1]], np.float32)
-    found = combine(table, [[0, 2], [1, 2], [2], []], "sum")
+    found = combine(store(table), [[0, 2], [1, 2], [2], []], "sum")
     assert np.array_equal(found, np.array([[np.nan, 2], [np.inf, 2], [2, 1], [0, 0]]), equal_nan=True)
 
 
 def test_an_empty_row_is_zeros_whatever_row_zero_holds() -> None:
     table = np.full((2, 2), np.nan, np.float32)
-    assert np.array_equal(combine(table, [[]], "mean", at_least_one=True, max_ids=3), np.zeros((1, 2)))
+    assert np.array_equal(combine(store(table), [[]], "mean", at_least_one=True, max_ids=3), np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tables_of_every_kind_by_hand(dtype: str) -> None:
+    # Rows [1, 2], [0, 0] and [-4, 8]; of int8 with scales 2/127, 0 and 8/127.
+    table = store(np.array([[1, 2], [0, 0], [-4, 8]]), dtype)
+    half, quarter = (64 * np.float32(2 / 127), -64 * np.float32(8 / 127)) if dtype == "int8" else (1, -4)
+    found = combine(table, [[0], [1], [2], [0, 2]], "sum")
+    assert isinstance(found, np.ndarray)
+    expected = np.array([[half, 2], [0, 0], [quarter, 8], [half + quarter, 10]])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+# Bits, and the number that IEEE 754 says they are; of a bfloat16, those of a float32 without its lower half.
+HALVES = {0x3C00: 1.0, 0xC000: -2.0, 0x7BFF: 65504.0, 0x0001: 2.0**-24, 0x03FF: 1023 * 2.0**-24, 0x8000: -0.0}
+BFLOATS = {0x3F80: 1.0, 0xC000: -2.0, 0x4049: 3.140625, 0x7F7F: 255 * 2.0**120, 0x0080: 2.0**-126, 0x8000: -0.0}
+INFINITIES = {
+    "float16": {0x7C00: np.inf, 0xFC00: -np.inf, 0x7E00: np.nan},
+    "bfloat16": {0x7F80: np.inf, 0x7FC0: np.nan},
+}
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", HALVES), ("bfloat16", BFLOATS), *INFINITIES.items()])
+def test_bits_are_the_numbers_that_they_stand_for(dtype: str, bits: dict[int, float]) -> None:
+    raw = np.array([list(bits)], "<u2").view("<f2" if dtype == "float16" else "<u2")
+    expected = np.array([list(bits.values())], np.float32)
+    table = StoredTable(dtype, expected, raw, NO_WEIGHTS)
+    out = np.empty_like(expected)
+    assert kernels.gather(*table.place, np.zeros(1, np.int64), kernels.ERROR, 0, out) == kernels.OK
+    assert np.array_equal(out, expected, equal_nan=True)
+    assert np.array_equal(np.signbit(out), np.signbit(expected)) or dtype in INFINITIES
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_number_of_a_kind_is_read_as_numpy_reads_it(dtype: str) -> None:
+    if dtype == "int8":
+        raw, scales = np.arange(-127, 128, dtype=np.int8)[None], np.array([0.3], np.float32)
+        expected = raw.astype(np.float32) * scales
+    else:
+        bits = np.arange(1 << 16, dtype=np.uint32)[None]
+        raw, scales = bits.astype(np.uint16), NO_WEIGHTS
+        expected = (bits << 16).view(np.float32)
+        if dtype == "float16":
+            raw = raw.view(np.float16)
+            expected = raw.astype(np.float32)
+        elif dtype == "float32":
+            raw = expected
+    table = StoredTable(dtype, expected, raw, scales)
+    out = np.empty_like(expected)
+    assert kernels.gather(*table.place, np.zeros(1, np.int64), kernels.ERROR, 0, out) == kernels.OK
+    is_number = ~np.isnan(expected)
+    assert out[is_number].tobytes() == expected[is_number].tobytes()
+    assert np.isnan(out[~is_number]).all()
+
+
+@given(lookups(), st.integers(0, 2**32 - 1))
+def test_sums_are_added_in_float32_in_the_order_of_the_ids(
+    drawn: tuple[StoredTable, list[list[int]], dict[str, Any]], seed: int
+) -> None:
+    drawn_table, rows, _ = drawn
+    size = len(drawn_table.numbers)
+    random = np.random.default_rng(seed)
+    table = store(random.normal(size=drawn_table.numbers.shape), drawn_table.dtype)
+    rows = [[i for i in row if 0 <= i < size] for row in rows]
+    weights = [random.normal(size=len(row)).astype(np.float32).tolist() for row in rows]
+    for chosen in (None, weights):
+        expected = np.zeros((len(rows), table.numbers.shape[1]), np.float32)
+        for r, row in enumerate(rows):
+            for k, row_id in enumerate(row):
+                expected[r] += table.numbers[row_id] * np.float32(1 if chosen is None else chosen[r][k])
+        found = combine(table, rows, "sum", weights=chosen if any(rows) else None)
+        assert isinstance(found, np.ndarray)
+        assert found.tobytes() == expected.tobytes()
 
 
 def test_float32_is_kept_to_the_last_bit_where_nothing_is_added() -> None:
     table = np.array([[np.nextafter(np.float32(1), np.float32(2)), 1e-45, -0.0, 3.4e38]], np.float32)
-    out = np.empty((1, 4), np.float32)
-    assert kernels.gather(unaligned(table), np.zeros(1, np.int64), kernels.ERROR, 0, out) == kernels.OK
+    stored, out = store(table), np.empty((1, 4), np.float32)
+    assert kernels.gather(*stored.place, np.zeros(1, np.int64), kernels.ERROR, 0, out) == kernels.OK
     assert out.tobytes() == table.tobytes()

@@ -9,6 +9,7 @@ import pytest
 
 from service.lookup import kernels
 from tests import oracle
+from tests.stored_tables import store
 from tests.unit.lookup.test_kernels import COMBINERS, combine, sequence
 
 pytestmark = pytest.mark.tf
@@ -47,7 +48,7 @@ def test_equals_the_serving_lookup_of_ragged_ids(tf: Any, combiner: str, is_weig
             {config: tf.Variable(table)},
             [feature],
         )[0]
-        found = combine(table, rows, combiner, weights=weights if is_weighted else None)
+        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
         np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
@@ -63,7 +64,7 @@ def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(tf: Any, combin
             sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse() if is_weighted else None,
             combiner=combiner,
         ).numpy()
-        found = combine(table, rows, combiner, weights=weights if is_weighted else None)
+        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
         # It gives no row for empty rows at the end of a batch whose every row is empty.
         assert len(expected) == len(rows)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
@@ -77,7 +78,7 @@ def test_dropping_negative_ids_is_what_the_safe_lookup_does(tf: Any, combiner: s
         expected = tf.nn.safe_embedding_lookup_sparse(
             [tf.constant(table)], ragged_tensor(tf, rows).to_sparse(), combiner=combiner
         ).numpy()
-        found = combine(table, rows, combiner, on_bad_id="drop")
+        found = combine(store(table), rows, combiner, on_bad_id="drop")
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
@@ -92,7 +93,7 @@ def test_leaving_weights_out_is_what_the_safe_lookup_does_unless_it_sums(tf: Any
             sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse(),
             combiner=combiner,
         ).numpy()
-        found = combine(table, rows, combiner, weights=weights, on_bad_id="drop_negative", positive_only=True)
+        found = combine(store(table), rows, combiner, weights=weights, on_bad_id="drop_negative", positive_only=True)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
@@ -100,8 +101,8 @@ def test_clamping_is_what_a_compiled_gather_does(tf: Any) -> None:
     table, _, _ = draw(0, positive=True)
     ids = np.array([-(2**31), -1, 0, V - 1, V, 2**31 - 1], np.int32)
     expected = tf.function(tf.gather, jit_compile=True)(tf.constant(table), tf.constant(ids)).numpy()
-    out = np.empty((len(ids), D), np.float32)
-    assert kernels.gather(table, ids.astype(np.int64), kernels.CLAMP, 0, out) == kernels.MISSING - 4
+    stored, out = store(table), np.empty((len(ids), D), np.float32)
+    assert kernels.gather(*stored.place, ids.astype(np.int64), kernels.CLAMP, 0, out) == kernels.MISSING - 4
     assert np.array_equal(out, expected)
 
 
@@ -112,14 +113,16 @@ def test_equals_the_serving_lookup_of_sequences(tf: Any, length: int, is_sparse:
         table, rows, _ = draw(seed, positive=True)
         ids = ragged_tensor(tf, rows)
         expected = serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)
-        assert np.array_equal(sequence(table, rows, length), expected), f"seed {seed}"
+        assert np.array_equal(sequence(store(table), rows, length), expected), f"seed {seed}"
 
 
 def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(tf: Any) -> None:
     # The lookup of ragged ids reads what it then cuts off, and fails.
     table, _, _ = draw(0, positive=True)
     rows = [[1, 2, V], [3]]
-    assert np.array_equal(sequence(table, rows, 2), serving_sequence(tf, table, ragged_tensor(tf, rows).to_sparse(), 2))
+    assert np.array_equal(
+        sequence(store(table), rows, 2), serving_sequence(tf, table, ragged_tensor(tf, rows).to_sparse(), 2)
+    )
     with pytest.raises(tf.errors.InvalidArgumentError):
         serving_sequence(tf, table, ragged_tensor(tf, rows), 2)
 
@@ -153,7 +156,7 @@ def test_equals_the_tensor_core_functions(tf: Any, combiner: str, is_weighted: b
         table, rows, weights = draw(seed, positive=False)
         used = weights if is_weighted else None
         expected = tensor_core(tf, table, rows, used, combiner, width)
-        found = combine(table, rows, combiner, weights=used, at_least_one=True, max_ids=width, truncate=True)
+        found = combine(store(table), rows, combiner, weights=used, at_least_one=True, max_ids=width, truncate=True)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 

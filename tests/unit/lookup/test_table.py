@@ -14,6 +14,7 @@ from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import Manifest
 from service.lookup.ordered_code import slice_key
 from service.lookup.table import MappedTable, open_tables
+from tests.stored_tables import DTYPES
 from tests.toy_model import (
     INDEX,
     SHARD,
@@ -41,6 +42,59 @@ def test_maps_what_was_written_wherever_it_lies(tmp_path: Path, padding: int) ->
     for name, expected in toy_tables().items():
         assert np.array_equal(tables[name].weights, expected)
         assert tables[name].weights.flags.aligned == (padding % 4 == 0)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_float32_whatever_the_table_is_stored_as(tmp_path: Path, dtype: str, padding: int) -> None:
+    tables = open_toy(write_toy_model(tmp_path / "1", scale=3, padding=padding, dtype=dtype))
+    for name, expected in toy_tables(3).items():
+        rows = tables[name].rows(np.array([3, 0, 3, 1]))
+        assert rows.dtype == np.float32
+        assert np.array_equal(rows, expected[[3, 0, 3, 1]])
+        info, itemsize = tables[name].info, {"float32": 4, "int8": 1}.get(dtype, 2)
+        assert info.dtype == dtype
+        scales = 4 * len(expected) if dtype == "int8" else 0
+        assert info.nbytes == itemsize * expected.size + scales
+        assert tables[name].row_bytes == itemsize * expected.shape[1] + (4 if scales else 0)
+
+
+SCALE_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no scale": (lambda table: table.pop("scale"), r"tables\.tag is int8; an int8 table has a scale, and no other"),
+    "a scale of float16": (lambda table: table.update(dtype="float16"), r"tables\.tag is float16; an int8 table has a"),
+    "another variable": (
+        lambda table: table["scale"].update(variable="scales/x"),
+        r"scale of table 'tag': variable 'scales/x' is not in variables/variables\.index",
+    ),
+    "another offset": (
+        lambda table: table["scale"].update(offset=1),
+        r"scale of table 'tag': offset is \d+ in the index and 1 in the manifest",
+    ),
+    "of another length": (
+        lambda table: table["scale"].update(variable=variable_name("user", "scales")),
+        r"scale of table 'tag': shape is \(5,\) in the index and \(4,\) in the manifest",
+    ),
+    "of another kind": (
+        lambda table: table["scale"].update(variable=variable_name("tag")),
+        r"scale of table 'tag': shape is \(4, 3\) in the index",
+    ),
+    "a field that nobody knows": (
+        lambda table: table["scale"].update(zero_point=3),
+        r"unknown fields \['zero_point'\]",
+    ),
+    "outside": (lambda table: table["scale"].update(file="../x"), r"'../x' lies outside the artifact"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), SCALE_FAULTS.values(), ids=SCALE_FAULTS.keys())
+def test_a_scale_that_does_not_fit_is_refused(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    artifact = write_toy_model(
+        tmp_path / "1", dtype="int8", edit_manifest=lambda data: edit(data["tables"]["tag"]) and None
+    )
+    with pytest.raises(ArtifactError, match=message):
+        open_toy(artifact)
 
 
 def test_a_table_is_a_view_of_the_file_and_can_not_be_written(toy_model: Path) -> None:
@@ -134,7 +188,7 @@ def test_a_missing_file_is_refused(tmp_path: Path, name: Path) -> None:
         open_toy(artifact)
 
 
-def test_only_float32_is_mapped(tmp_path: Path) -> None:
+def test_only_numbers_that_the_kernels_read_are_mapped(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
     entries = write_bundle(artifact / "variables" / "variables", {variable_name("tag"): np.ones((4, 3))})
 
@@ -146,7 +200,9 @@ def test_only_float32_is_mapped(tmp_path: Path) -> None:
 
     write_toy_model(tmp_path / "2", edit_manifest=edit)
     (tmp_path / "2" / INDEX).write_bytes((artifact / INDEX).read_bytes())
-    with pytest.raises(ArtifactError, match="table 'tag' is float64; only float32 tables can be mapped"):
+    with pytest.raises(
+        ArtifactError, match="table 'tag' is float64; only float32, float16, bfloat16, int8 can be mapped"
+    ):
         open_toy(tmp_path / "2")
 
 

@@ -1,0 +1,68 @@
+"""Tables of every kind of numbers, written with numpy alone, that lie unaligned as in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.core.types import TableInfo
+from service.lookup.table import MappedTable
+
+DTYPES = ("float32", "float16", "bfloat16", "int8")
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table, and what it is read as.
+
+    numbers: [V, D] float32 that lookups are to see. raw, scales: what lies in the file; scales is [0] but for int8.
+    """
+
+    dtype: str
+    numbers: np.ndarray
+    raw: np.ndarray
+    scales: np.ndarray
+
+    @property
+    def mapped(self) -> MappedTable:
+        """The table as the server holds it."""
+        nbytes = self.raw.nbytes + self.scales.nbytes
+        info = TableInfo("tag", *self.numbers.shape, dtype=self.dtype, nbytes=nbytes, features=())
+        return MappedTable(info, self.raw, self.scales)
+
+    @property
+    def place(self) -> tuple[int, int, int, int, int]:
+        """The table as kernels take it, as long as this object is kept."""
+        return self.mapped.place
+
+
+def unaligned(array: np.ndarray, offset: int = 1) -> np.ndarray:
+    """Returns a read-only copy that starts so many bytes behind an aligned address."""
+    data = bytes(offset) + array.tobytes()
+    return np.frombuffer(data, array.dtype, array.size, offset).reshape(array.shape)
+
+
+def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> StoredTable:
+    """Stores float32 numbers as another kind; each kind says below how near its own come.
+
+    int8: a row's scale is its largest magnitude / 127, so that -127, 0 and 127 times a power of two are exact.
+    """
+    numbers = np.asarray(numbers, np.float32)
+    scales = np.empty(0, np.float32)
+    if dtype == "float32":
+        raw, seen = numbers, numbers
+    elif dtype == "float16":
+        raw = numbers.astype(np.float16)
+        seen = raw.astype(np.float32)
+    elif dtype == "bfloat16":
+        # The lower half is cut off, not rounded: any bits will do here.
+        raw = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        seen = (raw.astype(np.uint32) << 16).view(np.float32)
+    else:
+        scales = (np.abs(numbers).max(axis=1) / np.float32(127)).astype(np.float32)
+        steps = np.divide(numbers, scales[:, None], out=np.zeros_like(numbers), where=scales[:, None] > 0)
+        raw = np.rint(steps).astype(np.int8)
+        seen = raw.astype(np.float32) * scales[:, None]
+        scales = unaligned(scales, offset)
+    return StoredTable(dtype, seen, unaligned(raw, offset), scales)
