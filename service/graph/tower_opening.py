@@ -89,6 +89,8 @@ def open_tower(
         handles = {handle: mapped.keys[entry.key] for handle, entry in saved.items() if entry.key in mapped.keys}
         candidates = _candidates(artifact, meta_graph, signatures, handles, mapped)
         if not any(candidate.reads for candidate in candidates):
+            if candidates:
+                raise NotProven("no other signature reads a table of the manifest")
             return None
         dense = DenseGraph(meta_graph, handles)
         for candidate in candidates:
