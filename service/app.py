@@ -71,6 +71,8 @@ class App:
                 inter_op_threads,
                 on_warmup=self._metrics.warmups.warmed_up,
                 batching=self._batching,
+                has_towers=settings.graph_towers,
+                tower_batch_rows=settings.tower_batch_rows,
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,

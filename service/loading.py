@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +20,11 @@ from service.direct.predict import shortcuts
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph_batching import GraphBatching
-from service.lookup.backend import open_lookups
+from service.lookup.backend import OpenedLookups, open_lookups
 from service.recorded_warmup import replay_requests
-from service.warmup import warm_up
+from service.tower_batching import batched
+from service.towers import open_towers
+from service.warmup import is_initialiser, warm_up
 
 
 class WarmupObserver(Protocol):
@@ -39,6 +42,9 @@ class ServableLoader:
     warmup_iterations: how often each recorded warm-up request is run; 0: none is.
     on_warmup: told of each replay of such requests.
     batching: batches graph runs; None: each runs by itself.
+    has_towers: whether signatures that look up mapped tables run in TensorFlow only from there on.
+    tower_batch_rows: rows that requests for a tower which are there at the same time share a run with; 0: each runs by
+      itself. It is batching that counts where there is one.
     """
 
     tags: frozenset[str]
@@ -48,6 +54,8 @@ class ServableLoader:
     inter_op_threads: int | None = None
     on_warmup: WarmupObserver | None = None
     batching: GraphBatching | None = None
+    has_towers: bool = True
+    tower_batch_rows: int = 0
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
@@ -106,10 +114,7 @@ class ServableLoader:
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():
-            graph = self._open_graph(path, lookups.signatures)
-            backends |= dict.fromkeys(graph_names, graph)
-            if self.graph_signatures != "lazy":
-                warm_up(graph, {s: lookups.signatures[s] for s in graph_names})
+            backends |= self._predicts(path, manifest, lookups, graph_names)
         return Servable(
             name,
             version,
@@ -120,13 +125,51 @@ class ServableLoader:
             shortcuts(lookups, name, version),
         )
 
+    def _predicts(
+        self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
+    ) -> dict[str, Backend]:
+        specs = {name: lookups.signatures[name] for name in names}
+        if self.graph_signatures == "lazy":
+            # Nothing is known of a graph that is not read yet.
+            return dict.fromkeys(names, self._open_graph(path, lookups.signatures))
+        backends: dict[str, Backend] = {}
+        tower = None
+        if self.has_towers and self.tags == SERVE_TAGS:
+            callable_specs = {name: spec for name, spec in specs.items() if not is_initialiser(spec)}
+            tower = open_towers(
+                path,
+                manifest,
+                lookups,
+                callable_specs,
+                self.tags,
+                threads=self.graph_threads,
+                inter_op_threads=self.inter_op_threads,
+            )
+        if tower is not None:
+            is_batched = self.tower_batch_rows and self.batching is None
+            backends |= batched(tower, self.tower_batch_rows) if is_batched else dict.fromkeys(tower.cuts, tower)
+        if whole := [name for name in names if name not in backends]:
+            open_graph = partial(self._open_now, path, lookups.signatures)
+            # The whole graph and its tables are not loaded for a signature that nobody can call.
+            is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
+            try:
+                backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
+            except ArtifactError:
+                if tower is not None:
+                    tower.close()
+                raise
+        for backend in {id(backend): backend for backend in backends.values()}.values():
+            warm_up(backend, {name: specs[name] for name in names if backends[name] is backend})
+        return backends
+
     def _can_run_graphs(self) -> bool:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
     def _open_graph(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
-        def open_now() -> Backend:
-            return open_savedmodel(
-                path, signatures, self.tags, threads=self.graph_threads, inter_op_threads=self.inter_op_threads
-            )
-
+        open_now = partial(self._open_now, path, signatures)
         return LazyBackend(open_now) if self.graph_signatures == "lazy" else open_now()
+
+    def _open_now(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
+        return open_savedmodel(
+            path, signatures, self.tags, threads=self.graph_threads, inter_op_threads=self.inter_op_threads
+        )

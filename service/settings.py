@@ -92,6 +92,18 @@ class Settings:
         1024,
         default_about="number of processors",
     )
+    graph_towers: bool = _setting(
+        True,
+        "Whether a predict that looks up tables does so on the mapped ones and runs only the rest in TensorFlow, where "
+        "its graph can be cut; else TensorFlow loads the tables and runs all of it.",
+    )
+    tower_batch_rows: int = _setting(
+        0,
+        "Rows up to which requests that are there at the same time share a run of that rest, none waiting for others; "
+        "0: each runs by itself, and is answered to the bit as it is alone. --enable_batching takes precedence.",
+        0,
+        1_000_000,
+    )
     tensorflow_session_parallelism: int = _setting(
         0, "TensorFlow threads, within an operation and of operations side by side; 0: graph_threads.", 0, 1024
     )

@@ -22,13 +22,17 @@ def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
     One that refuses such a row is left cold: that says nothing against the version.
     """
     for name, spec in signatures.items():
-        if any(tensor.dtype == "invalid" for tensor in spec.outputs.values()):
-            # TensorFlow 2 lists the graph's initialiser among the signatures; nobody can call it.
+        if is_initialiser(spec):
             continue
         try:
             backend.run(name, _one_row(spec), tuple(spec.outputs))
         except Exception as error:
             logger.info("signature is not warmed up", extra={"signature": name, "reason": str(error)})
+
+
+def is_initialiser(spec: SignatureSpec) -> bool:
+    """Says whether this is the graph's initialiser, which TensorFlow 2 lists among the signatures; none can call it."""
+    return any(tensor.dtype == "invalid" for tensor in spec.outputs.values())
 
 
 def _one_row(spec: SignatureSpec) -> dict[str, Array]:

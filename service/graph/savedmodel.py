@@ -63,10 +63,10 @@ class SavedModelBackend:
             call = self._callables.get((signature_name, fed, fetched)) or self._make(signature_name, fed, fetched)
             results = dict(zip(fetched, call(*(inputs[name] for name in fed)), strict=True))
         except self._error_type as error:
-            raise _translate(error) from error
+            raise translated(error) from error
         except UnicodeDecodeError as error:
             # TensorFlow's own words, quoting bytes of the request that are no text.
-            raise InvalidRequest(_first_line(error.object.decode(errors="replace"))) from error
+            raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
         return {name: np.asarray(results[name]) for name in outputs}
 
     def _make(self, signature_name: str, fed: tuple[str, ...], fetched: tuple[str, ...]) -> Callable[..., list[Any]]:
@@ -152,7 +152,8 @@ def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
     return frozenset(lowered.meta_info_def.tags)
 
 
-def _translate(error: Exception) -> ServiceError:
+def translated(error: Exception) -> ServiceError:
+    """Returns what one of TensorFlow's errors at a run is to the client, in the graph's own words where those help."""
     if type(error).__name__ == "UnimplementedError":
         return Unimplemented(_text(error))
     mismatch = _MISMATCH.match(str(error))
@@ -166,10 +167,11 @@ def _translate(error: Exception) -> ServiceError:
 
 
 def _text(error: Exception) -> str:
-    return _first_line(str(getattr(error, "message", "") or error)) or type(error).__name__
+    return first_line(str(getattr(error, "message", "") or error)) or type(error).__name__
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """Returns what a text of TensorFlow's says to a client."""
     # Behind the first line TensorFlow lists graph nodes and Python frames of the exporter, of no use to a client.
     # Before it stand the functions that the node lies in, one after the other.
     return _NODE_MARKS.sub("", text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]).strip()

@@ -51,6 +51,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
         return FakeGraph()
 
     monkeypatch.setattr(service.loading, "open_savedmodel", open_graph)
+    monkeypatch.setattr(service.loading, "open_towers", lambda *arguments, **options: None)
     monkeypatch.setattr(service.loading.importlib.util, "find_spec", lambda name: object())
     return calls
 

@@ -83,6 +83,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
     "kernel_cache_dir": ("/cache", "/cache"),
+    "graph_towers": ("0", False),
+    "tower_batch_rows": ("64", 64),
 }
 
 

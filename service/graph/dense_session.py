@@ -1,0 +1,128 @@
+"""A TensorFlow session over what is left of signatures once rows of tables are fed to them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from service.graph.flat_graph import FlatGraph, flatten, node_of
+from service.graph.restoring import Saved, add_restore
+from service.graph.table_reads import NotProven
+
+# Control flow of TensorFlow 1, which the executor for one thread can not run.
+_SWITCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
+
+
+class DenseGraph:
+    """A GraphDef that grows by one signature after the other, tables left out. Concurrency: one caller at a time."""
+
+    def __init__(self, meta_graph: Any, tables: Mapping[str, str]) -> None:
+        self._meta_graph = meta_graph
+        self._tables = tables
+        self._nodes: dict[str, Any] = {}
+
+    def add(
+        self,
+        flat: FlatGraph,
+        needed: set[str],
+        placeholders: Mapping[str, int],
+        follow: Callable[[str], bool] = bool,
+    ) -> None:
+        """Adds nodes.
+
+        Args:
+          placeholders: nodes in whose place a tensor is fed, and its dtype.
+          follow: of a "^node", whether it is waited for.
+        """
+        for name in needed:
+            if name in placeholders:
+                node = type(flat.nodes[name])(name=name, op="Placeholder")
+                node.attr["dtype"].type = placeholders[name]
+                node.attr["shape"].shape.unknown_rank = True
+            else:
+                node = flat.nodes[name]
+                inputs = [i for i in node.input if not i.startswith("^") or (follow(i) and node_of(i) in needed)]
+                del node.input[:]
+                node.input.extend(inputs)
+                # It may name a node that is left out; on one machine it says nothing.
+                node.attr.pop("_class", None)
+            self._nodes.setdefault(name, node)
+
+    def open(self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int) -> Any:
+        """Returns a session with what is left restored; raises NotProven where that still reads a table."""
+        import tensorflow as tf
+        from tensorflow.python.saved_model.loader_impl import get_asset_tensors
+
+        # It calls functions of its own deprecated.
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+        v1 = tf.compat.v1
+        init, assets = self._add_init(), get_asset_tensors(str(artifact), self._meta_graph)
+        graph_def = v1.GraphDef()
+        graph_def.versions.CopyFrom(self._meta_graph.graph_def.versions)
+        graph_def.node.extend(self._nodes.values())
+        graph_def.library.CopyFrom(self._library())
+        if read := sorted(self._nodes.keys() & self._tables.keys()):
+            raise NotProven(f"what is left still reads table {self._tables[read[0]]!r}")
+        variables = self._nodes.keys() & saved.keys()
+        restored = add_restore(graph_def, saved, variables, str(artifact / "variables" / "variables"))
+        config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=inter_op_threads)
+        if not any(node.op in _SWITCHES for node in graph_def.node):
+            # 173 us a run against 219 us (128 rows into 160-256-1): nodes run in the caller's thread, one by one.
+            config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
+        graph = tf.Graph()
+        with graph.as_default():
+            tf.import_graph_def(graph_def, name="")
+        session = v1.Session(graph=graph, config=config)
+        try:
+            session.run(graph.get_operation_by_name(restored))
+            if init:
+                known = {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}
+                session.run(graph.get_operation_by_name(init), known)
+        except Exception:
+            session.close()
+            raise
+        return session
+
+    def _add_init(self) -> str:
+        name = _init_op(self._meta_graph)
+        if name:
+            flat = flatten(self._meta_graph.graph_def, [name])
+            self.add(flat, flat.ancestors([name, *(f"^{call}" for call in flat.calls)]), {})
+        return name
+
+    def _library(self) -> Any:
+        functions = {f.signature.name: f for f in self._meta_graph.graph_def.library.function}
+        library = type(self._meta_graph.graph_def.library)()
+        found: set[str] = set()
+        todo = list(self._nodes.values())
+        for node in todo:
+            for name in _called(node):
+                if name not in found and name in functions:
+                    found.add(name)
+                    library.function.add().CopyFrom(functions[name])
+                    todo.extend(functions[name].node_def)
+        return library
+
+
+def _called(node: Any) -> list[str]:
+    names = [node.op]
+    for value in node.attr.values():
+        names.append(value.func.name)
+        names.extend(function.name for function in value.list.func)
+    return names
+
+
+def _init_op(meta_graph: Any) -> str:
+    """Returns the node that fills vocabularies, "" where there is none.
+
+    Source: tensorflow/python/saved_model/loader_impl.py, get_init_op (2.21).
+    """
+    signature = meta_graph.signature_def.get("__saved_model_init_op")
+    if signature is not None:
+        return node_of(signature.outputs["__saved_model_init_op"].name)
+    for key in ("saved_model_main_op", "legacy_init_op"):
+        if key in meta_graph.collection_def and meta_graph.collection_def[key].node_list.value:
+            return node_of(meta_graph.collection_def[key].node_list.value[0])
+    return ""

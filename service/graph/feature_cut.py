@@ -1,0 +1,89 @@
+"""Finds the tensor of a graph that holds a feature's lookup, by comparing it with the lookup on telling requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from service.core.errors import InvalidRequest
+from service.core.types import Array, SignatureSpec, Table, Tensors
+from service.graph.flat_graph import FlatGraph
+from service.graph.probes import Constants, is_same_sum, requests
+from service.graph.table_reads import TableRead
+from service.graph.table_rows import Claim, rows_of
+
+# A constant with more numbers may be a map from ids to anything, which no probe would find out.
+_MOST_NUMBERS = 8
+
+
+def find_lookup(
+    claim: Claim,
+    read: TableRead,
+    candidates: Sequence[str],
+    *,
+    flat: FlatGraph,
+    spec: SignatureSpec,
+    table: Table,
+    session: Any,
+    feed: Callable[[Tensors], dict[str, Array]],
+) -> tuple[str, bool] | None:
+    """Returns the last of the candidates that is the claim's lookup, and whether it was so to the bit; None: none is.
+
+    Args:
+      candidates: tensors behind the read, nearest first.
+      feed: turns a request into tensors of the graph.
+    """
+    import tensorflow as tf
+
+    known = [(t, constants) for t in candidates if (constants := _constants(flat, t, read)) is not None]
+    if not known:
+        return None
+    tensors = [tensor for tensor, _ in known]
+    alive = {tensor: True for tensor in tensors}
+    for request in requests(spec, claim.feature, table.info.vocabulary_size, known[-1][1]):
+        fed = feed(request)
+        try:
+            ids = session.run(read.ids, fed)
+            found = session.run(tensors, fed | {read.rows: rows_of(ids, table)})
+            wanted = claim.lookup(request)
+        except (tf.errors.OpError, InvalidRequest, ValueError):
+            return None
+        for tensor, array in zip(tensors, found, strict=True):
+            if tensor in alive:
+                if not is_same_sum(claim.feature, request, wanted, array):
+                    del alive[tensor]
+                elif not np.array_equal(wanted, array):
+                    alive[tensor] = False
+    return (list(alive)[-1], alive[list(alive)[-1]]) if alive else None
+
+
+def _constants(flat: FlatGraph, tensor: str, read: TableRead) -> Constants | None:
+    """Returns the numbers between a feature's inputs and a tensor; None where more lies there than arithmetic."""
+    import tensorflow as tf
+
+    integers: set[int] = set()
+    floats: set[float] = set()
+    between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
+    for name in between:
+        node = flat.nodes[name]
+        if node.op == "Const":
+            numbers = tf.make_ndarray(node.attr["value"].tensor)
+            if numbers.size > _MOST_NUMBERS and numbers.dtype != object:
+                return None
+            if numbers.dtype.kind == "i":
+                integers.update(numbers.reshape(-1).tolist())
+            elif numbers.dtype.kind == "f":
+                floats.update(numbers.reshape(-1).tolist())
+        elif node.op != "Placeholder" and not _is_arithmetic(node):
+            return None
+    return Constants(tuple(sorted(integers)), tuple(sorted(floats)))
+
+
+def _is_arithmetic(node: Any) -> bool:
+    from tensorflow.python.framework import op_def_registry
+
+    op = op_def_registry.get(node.op)
+    calls = any(value.func.name or value.list.func for value in node.attr.values())
+    return op is not None and not op.is_stateful and not calls

@@ -1,0 +1,184 @@
+"""A SavedModel's graph with its function calls taken apart, so that what a signature computes lies open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from service.core.errors import ArtifactError
+
+# A call that adds nothing to what its function does; control flow (If, While, Case) stays as it is.
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
+
+class FlatGraph:
+    """Nodes by name, references between them resolved to "node:output" and "^node".
+
+    A call leaves a NoOp of its name behind, which waits for all that the function must run whoever reads its outputs.
+
+    Args:
+      nodes: NodeDefs.
+      library: FunctionDefLibrary, for the control flow that is left.
+      aliases: output of a call, or argument of a function, -> the tensor that it is.
+      calls: names of the calls that were taken apart.
+    """
+
+    def __init__(self, nodes: dict[str, Any], library: Any, aliases: Mapping[str, str], calls: frozenset[str]) -> None:
+        self.nodes = nodes
+        self.library = library
+        self.calls = calls
+        self._aliases = aliases
+        for node in nodes.values():
+            inputs = [i if i.startswith("^") else self.resolved(i) for i in node.input]
+            del node.input[:]
+            node.input.extend(inputs)
+
+    def resolved(self, tensor: str) -> str:
+        """Returns the tensor that a name of the graph before stands for."""
+        tensor = canonical(tensor)
+        while tensor in self._aliases:
+            tensor = self._aliases[tensor]
+        return tensor
+
+    def data_inputs(self, name: str) -> list[str]:
+        """Returns the tensors that a node reads."""
+        return [i for i in self.nodes[name].input if not i.startswith("^")]
+
+    def ancestors(
+        self, roots: Iterable[str], *, cut: frozenset[str] = frozenset(), follow: Callable[[str], bool] = bool
+    ) -> set[str]:
+        """Returns the nodes that tensors or "^nodes" need.
+
+        Args:
+          cut: tensors that are given, so that nothing behind them is needed.
+          follow: of a "^node", whether it is waited for; all are by default.
+        """
+        found: set[str] = set()
+        todo = list(roots)
+        while todo:
+            reference = todo.pop()
+            if reference in cut or (reference.startswith("^") and not follow(reference)):
+                continue
+            name = node_of(reference)
+            if name not in found:
+                found.add(name)
+                todo.extend(self.nodes[name].input)
+        return found
+
+
+def canonical(reference: str) -> str:
+    """Returns a tensor's name with its output's number.
+
+    >>> canonical("x"), canonical("y:1")
+    ('x:0', 'y:1')
+    """
+    return reference if ":" in reference else reference + ":0"
+
+
+def node_of(reference: str) -> str:
+    """Returns the node that a tensor or a "^node" belongs to."""
+    return reference.removeprefix("^").partition(":")[0]
+
+
+def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
+    """Takes apart all calls among what the roots need; the graph is not changed.
+
+    Args:
+      graph_def: a GraphDef of TensorFlow's.
+      roots: tensors, or nodes.
+
+    Raises:
+      ArtifactError: a function is generic in its types, or names collide.
+    """
+    top = {node.name: node for node in graph_def.node}
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    nodes: dict[str, Any] = {}
+    aliases: dict[str, str] = {}
+    calls: set[str] = set()
+    todo = [_copy(top[name]) for name in _needed(top, roots)]
+    while todo:
+        node = todo.pop()
+        if node.name in nodes:
+            raise ArtifactError(f"two nodes are called {node.name!r} once functions are taken apart")
+        if node.op not in _CALLS:
+            nodes[node.name] = node
+            continue
+        calls.add(node.name)
+        function = functions[node.attr["f"].func.name]
+        todo.extend(_body(node, function, aliases))
+        nodes[node.name] = _barrier(node, function)
+    return FlatGraph(nodes, graph_def.library, aliases, frozenset(calls))
+
+
+def _needed(top: Mapping[str, Any], roots: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    todo = [node_of(root) for root in roots]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo.extend(node_of(reference) for reference in top[name].input)
+    return found
+
+
+def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
+    prefix = call.name + "/"
+    outputs = {node.name: _output_numbers(node) for node in function.node_def}
+
+    def flat(reference: str) -> str:
+        if reference.startswith("^"):
+            return f"^{prefix}{reference[1:]}"
+        # A function says "argument" or "node:output:number"; a graph counts a node's outputs.
+        name, _, output = reference.partition(":")
+        if name not in outputs or not output:
+            return f"{prefix}{name}:0"
+        kind, _, number = output.partition(":")
+        return f"{prefix}{name}:{outputs[name][kind] + int(number or 0)}"
+
+    data = [canonical(i) for i in call.input if not i.startswith("^")]
+    controls = [i for i in call.input if i.startswith("^")]
+    for argument, given in zip(function.signature.input_arg, data, strict=True):
+        aliases[f"{prefix}{argument.name}:0"] = given
+    for number, output in enumerate(function.signature.output_arg):
+        aliases[f"{call.name}:{number}"] = flat(function.ret[output.name])
+    for original in function.node_def:
+        node = _copy(original)
+        if any(value.placeholder for value in node.attr.values()):
+            raise ArtifactError(f"function {function.signature.name!r} is generic in its types")
+        node.name = prefix + node.name
+        del node.input[:]
+        # What a call waits for, its function's first nodes wait for.
+        node.input.extend([flat(i) for i in original.input] or controls)
+        yield node
+
+
+def _output_numbers(node: Any) -> dict[str, int]:
+    """Returns output of an op -> the number of its first tensor."""
+    from tensorflow.python.framework import op_def_registry
+
+    op = op_def_registry.get(node.op)
+    if op is None:
+        raise ArtifactError(f"node {node.name!r} has the unknown op {node.op!r}")
+    numbers, count = {}, 0
+    for output in op.output_arg:
+        numbers[output.name] = count
+        if output.number_attr:
+            count += node.attr[output.number_attr].i
+        elif output.type_list_attr:
+            count += len(node.attr[output.type_list_attr].list.type)
+        else:
+            count += 1
+    return numbers
+
+
+def _barrier(call: Any, function: Any) -> Any:
+    barrier = type(call)(name=call.name, op="NoOp")
+    barrier.input.extend(i for i in call.input if i.startswith("^"))
+    barrier.input.extend(f"^{call.name}/{name}" for name in function.control_ret.values())
+    return barrier
+
+
+def _copy(node: Any) -> Any:
+    copy = type(node)()
+    copy.CopyFrom(node)
+    return copy

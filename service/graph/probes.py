@@ -1,0 +1,123 @@
+"""Requests that tell two ways of combining a feature apart, and whether two answers are the same sums.
+
+Two computations of a feature that agree on these are taken for one: the rows are random, so that any other sum of them
+would show; every number that the graph compares ids or weights with is among the ids and weights, with its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.core.manifest import LookupFeature
+from service.core.types import Array, SignatureSpec, Tensors
+
+_ROW_LENGTHS = ((0,), (1,), (3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (0, 0), (8, 16, 24, 9))
+_NUM_ROWS = (1, 7)
+_MOST_IDS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Numbers that a part of a graph holds: those of integer dtypes and those of floating ones."""
+
+    integers: tuple[int, ...]
+    floats: tuple[float, ...]
+
+
+def requests(
+    spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants
+) -> Iterator[dict[str, Array]]:
+    """Yields requests whose inputs all have one number of rows, the feature's telling ones, the others random."""
+    random = np.random.default_rng(17)
+    ids = _ids(feature, vocabulary_size, constants, random)
+    if feature.row_splits is None:
+        yield _filled(spec, {feature.ids: ids}, ids.size, random)
+        yield _filled(spec, {feature.ids: ids[:1]}, 1, random)
+        yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
+        return
+    batches = [list(lengths) for lengths in _ROW_LENGTHS]
+    # Each telling id in a row by itself, then a few to a row.
+    batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
+    for lengths in batches:
+        chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
+        own = {feature.ids: chosen, feature.row_splits: np.cumsum([0, *lengths])}
+        for weights in _weights(feature, chosen.size, constants, random):
+            yield _filled(spec, own | weights, len(lengths), random)
+
+
+def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: Array) -> bool:
+    """Says whether two answers are the same sums, perhaps taken in another order.
+
+    n numbers added up in two orders differ by at most 2 (n - 1) u sum|x|, u being half the distance from 1 to the next
+    number (Higham, Accuracy and Stability of Numerical Algorithms, 4.2); three roundings more weigh and divide. Single
+    rows are copied, so they are equal or they are not the same.
+    """
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return False
+    if feature.combiner is None or not wanted.size:
+        return np.array_equal(found, wanted)
+    splits = inputs[feature.row_splits or ""]
+    lengths = np.diff(splits)
+    weights = inputs.get(feature.weights or "", np.empty(0))
+    # A divisor of the probes' weights is 0 or at least a half.
+    sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
+    sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted).max()), 1e-30)
+    most = (lengths + 2) * np.finfo(np.float32).eps * sums
+    return bool((np.abs(found - wanted) <= most[:, None]).all())
+
+
+def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.random.Generator) -> Array:
+    near = {n + d for n in (*constants.integers, 0, size, feature.default_row) for d in (-1, 0, 1)}
+    telling = np.array(sorted(n for n in near if abs(n) < 2**31), np.int64)
+    inside = (telling >= 0) & (telling < size)
+    if feature.on_bad_id == "error":
+        telling = telling[inside]
+    elif feature.on_bad_id == "drop_negative":
+        telling = telling[telling < size]
+    else:
+        telling = np.concatenate([telling, [-(2**31) + 1, 2**31 - 1]])
+    ids = np.concatenate([telling[:_MOST_IDS], random.integers(0, size, 60)])
+    return random.permutation(ids)
+
+
+def _weights(
+    feature: LookupFeature, count: int, constants: Constants, random: np.random.Generator
+) -> Iterator[dict[str, Array]]:
+    if feature.weights is None:
+        yield {}
+        return
+    telling = np.array([0, -1, 1, 2, 0.5, *constants.floats, *np.negative(constants.floats)], np.float32)
+    yield {feature.weights: np.empty(0, np.float32)}
+    yield {feature.weights: random.uniform(0.1, 2, count).astype(np.float32)}
+    yield {feature.weights: random.choice(telling, count)}
+
+
+def _filled(
+    spec: SignatureSpec, own: Mapping[str, Array], num_rows: int, random: np.random.Generator
+) -> dict[str, Array]:
+    """Returns the request with random values in the inputs that are not the feature's, ragged ones among them."""
+    request = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in own.items()}
+    for name in sorted(spec.row_inputs - own.keys()):
+        tensor = spec.inputs[name]
+        shape = (num_rows, *(size or 2 for size in (tensor.shape or (None,))[1:]))
+        request[name] = _random(shape, tensor.numpy_dtype, random)
+    for names in spec.ragged_names:
+        if names.values not in own:
+            lengths = random.integers(0, 4, num_rows)
+            splits = np.concatenate([[0], np.cumsum(lengths)])
+            request[names.row_splits] = splits.astype(spec.inputs[names.row_splits].numpy_dtype)
+            request[names.values] = _random((int(splits[-1]),), spec.inputs[names.values].numpy_dtype, random)
+            if names.weights in spec.inputs:
+                request[names.weights] = random.uniform(0, 1, int(splits[-1])).astype(np.float32)
+    return request
+
+
+def _random(shape: tuple[int, ...], dtype: np.dtype[np.generic] | None, random: np.random.Generator) -> Array:
+    if dtype is None or dtype.kind == "O":
+        return np.full(shape, b"", object)
+    if dtype.kind == "f":
+        return random.uniform(-1, 1, shape).astype(dtype)
+    return random.integers(0, 2, shape).astype(dtype)

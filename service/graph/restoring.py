@@ -1,0 +1,109 @@
+"""Which saved tensor each variable of a graph is restored from, and nodes that restore a few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from service.core.errors import ArtifactError
+from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
+
+_ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
+_PASS_ON = frozenset({"Identity"})
+_HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+
+
+class Saved(NamedTuple):
+    """Where a variable is restored from: key and slice in the checkpoint, dtype, and the node that assigns it."""
+
+    key: str
+    part: str
+    dtype: int
+    assign: Any
+
+
+def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
+    """Returns variable (its node) -> where the graph's own restore op reads it; raises ArtifactError."""
+    saver = meta_graph.saver_def
+    if not saver.restore_op_name:
+        return {}
+    flat = flatten(meta_graph.graph_def, [saver.restore_op_name])
+    found = {}
+    for node in flat.nodes.values():
+        if node.op in _ASSIGNS:
+            handle = node_of(_source(flat, node.input[0]))
+            saved = _saved(flat, node)
+            if saved is not None and flat.nodes[handle].op in _HANDLES:
+                found[handle] = saved
+    return found
+
+
+def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[str], prefix: str) -> str:
+    """Adds nodes that restore these variables and nothing else; returns the one to run.
+
+    Args:
+      prefix: of the checkpoint: its path without ".index".
+
+    Raises:
+      ArtifactError: nothing says where one of them is restored from.
+    """
+    chosen = sorted(variables)
+    if unknown := [name for name in chosen if name not in saved]:
+        raise ArtifactError(f"nothing restores variable {unknown[0]!r}")
+    done = graph_def.node.add(name="tower/restored", op="NoOp")
+    if not chosen:
+        return str(done.name)
+    entries = [saved[name] for name in chosen]
+    _add_strings(graph_def, "tower/prefix", [prefix], is_scalar=True)
+    _add_strings(graph_def, "tower/keys", [entry.key for entry in entries])
+    _add_strings(graph_def, "tower/parts", [entry.part for entry in entries])
+    restore = graph_def.node.add(name="tower/restore", op="RestoreV2")
+    restore.input.extend(["tower/prefix:0", "tower/keys:0", "tower/parts:0"])
+    restore.attr["dtypes"].list.type.extend(entry.dtype for entry in entries)
+    for number, (variable, entry) in enumerate(zip(chosen, entries, strict=True)):
+        assign = graph_def.node.add()
+        assign.CopyFrom(entry.assign)
+        assign.name = f"tower/assign_{number}"
+        del assign.input[:]
+        assign.input.extend([variable + ":0", f"tower/restore:{number}"])
+        done.input.append("^" + assign.name)
+    return str(done.name)
+
+
+def _saved(flat: FlatGraph, assign: Any) -> Saved | None:
+    value = _source(flat, assign.input[1])
+    restore = flat.nodes[node_of(value)]
+    if restore.op != "RestoreV2":
+        return None
+    number = int(value.partition(":")[2])
+    keys, parts = (_strings(flat.nodes[node_of(_source(flat, i))]) for i in restore.input[1:3])
+    if keys is None or parts is None:
+        return None
+    kept = type(assign)()
+    kept.CopyFrom(assign)
+    kept.attr.pop("_class", None)
+    return Saved(keys[number], parts[number], restore.attr["dtypes"].list.type[number], kept)
+
+
+def _source(flat: FlatGraph, tensor: str) -> str:
+    tensor = canonical(tensor)
+    while flat.nodes[node_of(tensor)].op in _PASS_ON:
+        tensor = flat.data_inputs(node_of(tensor))[0]
+    return tensor
+
+
+def _strings(node: Any) -> list[str] | None:
+    import tensorflow as tf
+
+    if node.op != "Const":
+        return None
+    return [value.decode() for value in tf.make_ndarray(node.attr["value"].tensor).reshape(-1).tolist()]
+
+
+def _add_strings(graph_def: Any, name: str, values: list[str], *, is_scalar: bool = False) -> None:
+    import tensorflow as tf
+
+    node = graph_def.node.add(name=name, op="Const")
+    node.attr["dtype"].type = tf.string.as_datatype_enum
+    tensor = tf.make_tensor_proto(values[0] if is_scalar else values, tf.string)
+    node.attr["value"].tensor.CopyFrom(tensor)

@@ -1,0 +1,192 @@
+"""Where a signature reads the rows of a mapped table, and which tensors all that it reads goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from service.graph.flat_graph import FlatGraph, node_of
+
+_PURE_READS = frozenset(
+    {
+        *("ReadVariableOp", "ResourceGather", "LookupTableFindV2", "LookupTableSizeV2", "NoOp"),
+        *("VarHandleOp", "VariableV2", "HashTableV2"),
+    }
+)
+_WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
+# A combined lookup is a dozen nodes behind its gather; what comes later is the tower's.
+_MOST_BOTTLENECKS = 24
+# What tf.RaggedTensor.from_row_splits checks and says; core.validation has found all of it to hold by then.
+_ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
+
+
+class TableRead(NamedTuple):
+    """One gather: the table, the tensor of ids, and the tensor of rows that it gives."""
+
+    table: str
+    ids: str
+    rows: str
+
+
+class NotProven(Exception):
+    """Why a signature keeps its whole graph."""
+
+
+def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool]:
+    """Returns what tells whether a "^node" must run although nothing reads its outputs.
+
+    Reads need not; nor does a check of row splits that core.validation has made already.
+
+    Args:
+      checked: input nodes whose row splits have been checked.
+    """
+    known: dict[str, bool] = {}
+
+    def follows(reference: str) -> bool:
+        name = node_of(reference)
+        if name not in known:
+            known[name] = _has_effect(flat, name, checked, follows)
+        return known[name]
+
+    return follows
+
+
+def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], bool]) -> set[str]:
+    """Returns what the roots need, and what the calls among it run besides."""
+    effects = [f"^{name}" for name in flat.calls]
+    needed = flat.ancestors([*roots, *effects], follow=follow)
+    if writer := next((n for n in sorted(needed) if flat.nodes[n].op.startswith(_WRITES)), None):
+        raise NotProven(f"node {writer!r} writes what it may read")
+    return needed
+
+
+def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) -> list[TableRead]:
+    """Returns every read of the tables among the needed nodes.
+
+    Args:
+      tables: variable (its node) -> table.
+
+    Raises:
+      NotProven: one is read otherwise than row by row.
+    """
+    reads, todo = [], [(f"{handle}:0", table) for handle, table in tables.items() if handle in needed]
+    readers: dict[str, list[str]] = {}
+    for name in sorted(needed):
+        for tensor in flat.data_inputs(name):
+            readers.setdefault(tensor, []).append(name)
+    while todo:
+        tensor, table = todo.pop()
+        for name in readers.get(tensor, ()):
+            node = flat.nodes[name]
+            inputs = flat.data_inputs(name)
+            if node.op in ("ReadVariableOp", "Identity"):
+                todo.append((f"{name}:0", table))
+            elif _is_gather(flat, node) and tensor == inputs[0] and inputs[1] != tensor:
+                reads.append(TableRead(table, inputs[1], f"{name}:0"))
+            else:
+                raise NotProven(f"node {name!r} ({node.op}) reads table {table!r} otherwise than row by row")
+    return reads
+
+
+def bottlenecks(
+    flat: FlatGraph, needed: set[str], roots: Iterable[str], tensor: str, follow: Callable[[str], bool]
+) -> list[str]:
+    """Returns the tensors through which all goes that a tensor has an effect on, nearest first.
+
+    The tensor itself is the first; none is an output of the signature.
+    """
+    readers: dict[str, list[str]] = {}
+    for name in needed:
+        for reference in flat.nodes[name].input:
+            if not reference.startswith("^") or follow(reference):
+                readers.setdefault(node_of(reference), []).append(name)
+    ends = {node_of(root) for root in roots}
+    found, place = [tensor], node_of(tensor)
+    while len(found) < _MOST_BOTTLENECKS:
+        following = next((n for n in _downstream(readers, place) if not _escapes(readers, place, n, ends)), None)
+        if following is None or following in ends:
+            break
+        outputs = {i for r in readers.get(following, ()) for i in flat.nodes[r].input if node_of(i) == following}
+        place = following
+        if outputs == {f"{place}:0"}:
+            found.append(f"{place}:0")
+    return found
+
+
+def _downstream(readers: Mapping[str, list[str]], start: str) -> Iterator[str]:
+    seen, todo = {start}, [start]
+    for name in todo:
+        for reader in readers.get(name, ()):
+            if reader not in seen:
+                seen.add(reader)
+                todo.append(reader)
+                yield reader
+
+
+def _escapes(readers: Mapping[str, list[str]], start: str, wall: str, ends: set[str]) -> bool:
+    seen, todo = {start, wall}, [start]
+    for name in todo:
+        if name in ends:
+            return True
+        for reader in readers.get(name, ()):
+            if reader not in seen:
+                seen.add(reader)
+                todo.append(reader)
+    return False
+
+
+def _is_gather(flat: FlatGraph, node: Any) -> bool:
+    if node.attr["batch_dims"].i:
+        return False
+    if node.op == "ResourceGather" or node.op == "Gather":
+        return True
+    if node.op != "GatherV2":
+        return False
+    axis = flat.nodes[node_of(flat.data_inputs(node.name)[2])]
+    return axis.op == "Const" and _scalar(axis) == 0
+
+
+def _scalar(node: Any) -> int:
+    import tensorflow as tf
+
+    return int(tf.make_ndarray(node.attr["value"].tensor))
+
+
+def _has_effect(flat: FlatGraph, name: str, checked: frozenset[str], follows: Callable[[str], bool]) -> bool:
+    node = flat.nodes[name]
+    return acts(flat, name, checked) or any(i.startswith("^") and follows(i) for i in node.input)
+
+
+def acts(flat: FlatGraph, name: str, checked: frozenset[str]) -> bool:
+    """Says whether a node does more than give its outputs, and anything that is not known to have been done."""
+    node = flat.nodes[name]
+    if node.op in _PURE_READS or not _is_stateful(node):
+        return False
+    if not _is_row_splits_check(flat, node):
+        return True
+    sources = {n for n in flat.ancestors([name]) if flat.nodes[n].op in ("Placeholder", "PlaceholderWithDefault")}
+    return not sources <= checked
+
+
+def _is_stateful(node: Any) -> bool:
+    from tensorflow.python.framework import op_def_registry
+
+    op = op_def_registry.get(node.op)
+    return op is None or op.is_stateful
+
+
+def _is_row_splits_check(flat: FlatGraph, node: Any) -> bool:
+    if node.op in ("If", "StatelessIf"):
+        name = node.attr["else_branch"].func.name
+        bodies = [n for f in flat.library.function if f.signature.name == name for n in f.node_def]
+    else:
+        bodies = [node, *(flat.nodes[node_of(i)] for i in flat.data_inputs(node.name))]
+    return any(n.op == "Assert" for n in bodies) and any(_says(n) for n in bodies if n.op == "Const")
+
+
+def _says(constant: Any) -> bool:
+    import tensorflow as tf
+
+    if constant.attr["dtype"].type != tf.string.as_datatype_enum:
+        return False
+    return any(_ROW_SPLITS_CHECK in v for v in tf.make_ndarray(constant.attr["value"].tensor).reshape(-1).tolist())

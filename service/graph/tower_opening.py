@@ -1,0 +1,271 @@
+"""Cuts the signatures of a SavedModel into lookups and towers, and opens the towers.
+
+Every step is proven or not taken: a table is fed only where all its readers read it row by row, and a combined feature
+only where the graph's own tensor agrees with the lookup on telling requests. A signature that can not be cut keeps the
+whole graph, which is then loaded beside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from service.core.errors import ArtifactError
+from service.core.types import Array, SignatureSpec, Table, Tensors, TensorSpec
+from service.graph.dense_session import DenseGraph
+from service.graph.feature_cut import find_lookup
+from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
+from service.graph.restoring import saved_tensors
+from service.graph.rowwise import is_rowwise
+from service.graph.sparse import SparseNames, read_sparse_names
+from service.graph.table_reads import (
+    NotProven,
+    TableRead,
+    acts,
+    bottlenecks,
+    has_effect,
+    needed_nodes,
+    table_reads,
+)
+from service.graph.table_rows import Claim, ComputedRows, FeatureRows, InputRows, RowSource
+from service.graph.tower import CutSignature, TowerBackend, request_feed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTables:
+    """What a manifest says of an artifact's tables.
+
+    tables: by name. keys: key in the checkpoint -> table. claims: by signature.
+    """
+
+    tables: Mapping[str, Table]
+    keys: Mapping[str, str]
+    claims: Mapping[str, Sequence[Claim]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A signature on its way to being cut; outputs: name -> tensor."""
+
+    spec: SignatureSpec
+    flat: FlatGraph
+    outputs: dict[str, str]
+    needed: set[str]
+    effects: tuple[str, ...]
+    reads: list[TableRead]
+    follow: Callable[[str], bool]
+
+
+def open_tower(
+    artifact: Path,
+    signatures: Mapping[str, SignatureSpec],
+    mapped: MappedTables,
+    tags: frozenset[str],
+    *,
+    threads: int,
+    inter_op_threads: int | None = None,
+) -> TowerBackend | None:
+    """Opens what can be cut of these signatures; None where nothing can.
+
+    Args:
+      threads, inter_op_threads: as in open_savedmodel.
+
+    Raises:
+      ArtifactError: TensorFlow can not load what is left.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions
+    from tensorflow.python.saved_model.loader_impl import SavedModelLoader
+
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    try:
+        meta_graph = SavedModelLoader(str(artifact)).get_meta_graph_def_from_tags(tags)
+        saved = saved_tensors(meta_graph)
+        handles = {handle: mapped.keys[entry.key] for handle, entry in saved.items() if entry.key in mapped.keys}
+        candidates = _candidates(artifact, meta_graph, signatures, handles, mapped)
+        if not any(candidate.reads for candidate in candidates):
+            if candidates:
+                raise NotProven("no other signature reads a table of the manifest")
+            return None
+        dense = DenseGraph(meta_graph, handles)
+        for candidate in candidates:
+            placeholders = {node_of(read.rows): tf.float32.as_datatype_enum for read in candidate.reads}
+            dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
+        side_by_side = threads if inter_op_threads is None else inter_op_threads
+        session = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
+    except (NotProven, ArtifactError, KeyError) as error:
+        logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
+        return None
+    except Exception as error:
+        # Nothing is lost but speed: the whole graph's own loader tells what is wrong, if anything is.
+        logger.warning("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
+        return None
+    try:
+        sparse = read_sparse_names(meta_graph)
+        cuts = {c.spec.name: _cut(c, session, mapped, sparse.get(c.spec.name, {})) for c in candidates}
+    except Exception:
+        session.close()
+        raise
+    return TowerBackend(session, cuts, sparse, new_options=CallableOptions, error_type=tf.errors.OpError)
+
+
+def _candidates(
+    artifact: Path,
+    meta_graph: Any,
+    signatures: Mapping[str, SignatureSpec],
+    handles: Mapping[str, str],
+    mapped: MappedTables,
+) -> list[_Candidate]:
+    found = []
+    for name, spec in signatures.items():
+        try:
+            found.append(_candidate(meta_graph, spec, handles, mapped))
+        except (NotProven, ArtifactError) as error:
+            logger.info(
+                "the whole graph is run", extra={"path": str(artifact), "signature": name, "reason": str(error)}
+            )
+    return found
+
+
+def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str], mapped: MappedTables) -> _Candidate:
+    tensors = [*spec.inputs.values(), *spec.outputs.values()]
+    if any(not tensor.tensor_name and not _is_ragged_part(spec, tensor.name) for tensor in tensors):
+        raise NotProven("an input or output is sparse or composite")
+    flat = flatten(meta_graph.graph_def, [tensor.tensor_name for tensor in spec.outputs.values()])
+    roots = [flat.resolved(tensor.tensor_name) for tensor in spec.outputs.values()]
+    ragged = {name for names in spec.ragged_names for name in (names.values, names.row_splits)}
+    checked = frozenset(node_of(spec.inputs[name].tensor_name) for name in ragged)
+    follow = has_effect(flat, checked)
+    needed = needed_nodes(flat, roots, follow)
+    reads = table_reads(flat, needed, handles)
+    for read in reads:
+        if mapped.tables[read.table].info.dtype != "float32":
+            raise NotProven(f"table {read.table!r} is not of float32")
+    effects = tuple(sorted(name for name in needed if acts(flat, name, checked)))
+    given = {read.rows for read in reads}
+    outputs = {}
+    for (name, tensor), root in zip(spec.outputs.items(), roots, strict=True):
+        # What is fed can not be fetched.
+        is_fed = root in given or flat.nodes[node_of(root)].op == "Placeholder"
+        outputs[name] = _passed_on(flat, needed, root, f"tower/{spec.name}/{name}", tensor) if is_fed else root
+    return _Candidate(spec, flat, outputs, needed, effects, reads, follow)
+
+
+def _is_ragged_part(spec: SignatureSpec, name: str) -> bool:
+    return any(name in names for names in spec.ragged_names)
+
+
+def _passed_on(flat: FlatGraph, needed: set[str], tensor: str, name: str, spec: TensorSpec) -> str:
+    import tensorflow as tf
+
+    node = type(flat.nodes[node_of(tensor)])(name=name, op="Identity", input=[tensor])
+    node.attr["T"].type = tf.as_dtype(spec.dtype).as_datatype_enum
+    flat.nodes[name] = node
+    needed.add(name)
+    return f"{name}:0"
+
+
+def _left(candidate: _Candidate) -> set[str]:
+    """Returns the nodes that need no table: the tower's, and those that give or combine ids."""
+    flat = candidate.flat
+    given = {node_of(read.rows) for read in candidate.reads}
+    cut = frozenset(read.rows for read in candidate.reads)
+    ends = [
+        *candidate.outputs.values(),
+        *(f"^{name}" for name in candidate.effects),
+        *(read.ids for read in candidate.reads),
+    ]
+    return flat.ancestors(ends, cut=cut, follow=candidate.follow) | given
+
+
+def _cut(candidate: _Candidate, session: Any, mapped: MappedTables, sparse: Mapping[str, SparseNames]) -> CutSignature:
+    spec, flat = candidate.spec, candidate.flat
+    to_feed, names = request_feed(spec, sparse)
+    sources: dict[str, RowSource] = {}
+    exact = []
+    for read in candidate.reads:
+        tensor, source, is_exact = _source(
+            candidate, read, session, mapped, lambda request: dict(zip(names, to_feed(request), strict=True))
+        )
+        sources[tensor] = source
+        exact.append(is_exact)
+    id_tensors = tuple(sorted({source.ids for source in sources.values() if isinstance(source, ComputedRows)}))
+    ends = [*candidate.outputs.values(), *(f"^{name}" for name in candidate.effects)]
+    before = flat.ancestors(id_tensors, cut=frozenset(sources), follow=candidate.follow)
+    carried = _carried(candidate, flat.ancestors(ends, cut=frozenset(sources), follow=candidate.follow), before)
+    left = flat.ancestors(ends, cut=frozenset(sources) | carried, follow=candidate.follow)
+    logger.info(
+        "lookups are cut from the graph",
+        extra={
+            "signature": spec.name,
+            "combined": sum(isinstance(source, FeatureRows) for source in sources.values()),
+            "single_rows": sum(not isinstance(source, FeatureRows) for source in sources.values()),
+            "is_exact": all(exact),
+        },
+    )
+    return CutSignature(
+        spec,
+        candidate.outputs,
+        sources,
+        id_tensors,
+        tuple(sorted(carried)),
+        frozenset(name for name in names if node_of(name) in before),
+        frozenset(name for name in names if node_of(name) in left),
+        candidate.effects,
+        not candidate.effects and not id_tensors and is_rowwise(flat, left),
+    )
+
+
+def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
+    """Returns what the run for ids has worked out from the request and the tower goes on with."""
+    nodes = candidate.flat.nodes
+    from_request = {name for name in before if nodes[name].op != "Placeholder" and _sees_request(candidate, name)}
+    return frozenset(
+        tensor
+        for name in left - before
+        for tensor in candidate.flat.data_inputs(name)
+        if node_of(tensor) in from_request
+    )
+
+
+def _sees_request(candidate: _Candidate, name: str) -> bool:
+    return any(candidate.flat.nodes[n].op == "Placeholder" for n in candidate.flat.ancestors([f"{name}:0"]))
+
+
+def _source(
+    candidate: _Candidate,
+    read: TableRead,
+    session: Any,
+    mapped: MappedTables,
+    feed: Callable[[Tensors], dict[str, Array]],
+) -> tuple[str, RowSource, bool]:
+    spec, flat, table = candidate.spec, candidate.flat, mapped.tables[read.table]
+    ids = read.ids
+    while flat.nodes[node_of(ids)].op == "Identity":
+        ids = flat.data_inputs(node_of(ids))[0]
+    direct = next((n for n, t in spec.inputs.items() if t.tensor_name and canonical(t.tensor_name) == ids), None)
+    places = bottlenecks(flat, candidate.needed, candidate.outputs.values(), read.rows, candidate.follow)
+    for claim in mapped.claims.get(spec.name, ()):
+        if claim.table != read.table or not _may_stand_for(claim, spec, direct):
+            continue
+        found = find_lookup(claim, read, places, flat=flat, spec=spec, table=table, session=session, feed=feed)
+        if found is not None:
+            return found[0], FeatureRows(claim, table), found[1]
+    if direct is not None:
+        return read.rows, InputRows(direct, table), True
+    return read.rows, ComputedRows(read.ids, table), True
+
+
+def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> bool:
+    feature = claim.feature
+    if spec.inputs[feature.ids].takes_keys or feature.max_ids_per_row is not None:
+        return False
+    if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
+        return True
+    # Which id is refused, and where it stands, the graph would say of what it gathers.
+    return feature.on_bad_id == "error" and direct == feature.ids

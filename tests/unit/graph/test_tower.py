@@ -1,0 +1,200 @@
+"""Predictions whose lookups run on the mapped tables are those of the whole graph, errors and policies included."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.protos import message_class
+from service.core.errors import ArtifactError, BackendFailure, InvalidRequest
+from service.core.servable import Servable
+from service.core.types import Array
+from service.core.validation import checked
+from service.graph.savedmodel import SavedModelBackend
+from service.graph.tower import TowerBackend
+from service.loading import ServableLoader
+from tests.tower_model import write_tower_model
+
+pytestmark = pytest.mark.tf
+
+SERVE = frozenset({"serve"})
+CUT = {"serving_default", "with_extra", "keyed", "rows", "matrix", "share", "largest", "odd"}
+
+
+def int64(*numbers: int) -> Array:
+    """Returns ids or row splits."""
+    return np.array(numbers, np.int64)
+
+
+def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Runs a signature as a request does: validated first."""
+    spec = servable.signatures[name]
+    arrays, _ = checked(spec, inputs)
+    return servable.backends[name].run(name, arrays, tuple(spec.outputs))
+
+
+@pytest.fixture(scope="module")
+def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The version folder of the model; not to be changed."""
+    return write_tower_model(tf, tmp_path_factory.mktemp("towers"))
+
+
+@pytest.fixture(scope="module")
+def cut(folder: Path) -> Iterator[Servable]:
+    """The model, its graphs cut where they can be."""
+    servable = ServableLoader(SERVE, "auto", 2)("m", 1, folder)
+    yield servable
+    servable.close()
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Iterator[Servable]:
+    """The model as TensorFlow runs it."""
+    servable = ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, folder)
+    yield servable
+    servable.close()
+
+
+def test_what_can_be_cut_is(cut: Servable, whole: Servable) -> None:
+    towers = {name for name, backend in cut.backends.items() if isinstance(backend, TowerBackend)}
+    assert towers == CUT
+    assert isinstance(cut.backends["one_of_all"], SavedModelBackend)
+    assert not any(isinstance(backend, TowerBackend) for backend in whole.backends.values())
+
+
+def test_why_a_graph_is_not_cut_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "service.graph.tower_opening"):
+        ServableLoader(SERVE, "auto", 2)("m", 1, folder).close()
+    reasons = [vars(r)["reason"] for r in caplog.records if r.getMessage() == "the whole graph is run"]
+    assert len(reasons) == 1 and "reads table 'user' otherwise than row by row" in reasons[0]
+
+
+def test_a_score_worked_out_by_hand(cut: Servable) -> None:
+    # Users 3 and 0; the tags' means are ([1, 0] + [2, 2]) / 2 and nothing.
+    inputs = {"user": int64(3, 0), "tags__values": int64(0, 2), "tags__row_splits": int64(0, 2, 2)}
+    # 6 + 10 * 7 + 100 * 1.5 + 1000 * 1 + 0.5, and 0 + 10 * 1 + 0.5.
+    assert predict(cut, "serving_default", inputs)["score"].tolist() == [[1226.5], [10.5]]
+
+
+def random_inputs(name: str, rows: int, random: np.random.Generator) -> dict[str, Array]:
+    """Returns a request of so many rows."""
+    lengths = random.integers(0, 5, rows) * random.integers(0, 2, rows)
+    ragged = {
+        "tags__values": random.integers(0, 3, int(lengths.sum())),
+        "tags__row_splits": np.concatenate([[0], np.cumsum(lengths)]),
+    }
+    user = {"user": random.integers(0, 4, rows)}
+    return {
+        "serving_default": user | ragged,
+        "with_extra": user | ragged | {"extra": random.uniform(-1, 1, rows).astype(np.float32)},
+        "keyed": {"names": random.choice(np.array([b"ann", b"bob", b"eve"], object), rows)},
+        "matrix": {"ids": random.integers(0, 4, (rows, 3))},
+        "largest": ragged,
+        "odd": ragged,
+    }.get(name, user)
+
+
+@pytest.mark.parametrize("name", sorted(CUT))
+def test_answers_are_the_whole_graphs(cut: Servable, whole: Servable, name: str) -> None:
+    random = np.random.default_rng(3)
+    for rows in (1, 2, 7, 64, 0):
+        inputs = random_inputs(name, rows, random)
+        got, wanted = predict(cut, name, inputs), predict(whole, name, inputs)
+        assert got.keys() == wanted.keys()
+        for output in wanted:
+            # Integers small enough for any order of sums to give the same bits.
+            np.testing.assert_array_equal(got[output], wanted[output])
+            assert got[output].dtype == wanted[output].dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("rows", {"user": int64(1, 4)}),
+        ("rows", {"user": int64(0, -1, 9)}),
+        ("matrix", {"ids": np.array([[0, 1], [2, 7]])}),
+        ("serving_default", {"user": int64(0), "tags__values": int64(0, 3), "tags__row_splits": int64(0, 2)}),
+        ("serving_default", {"user": int64(0), "tags__values": int64(0), "tags__row_splits": int64(0, 2)}),
+        ("serving_default", {"user": int64(0, 1), "tags__values": int64(0), "tags__row_splits": int64(0, 1)}),
+        ("serving_default", {"user": int64(0)}),
+        ("rows", {"user": np.array([0.5])}),
+        ("rows", {"user": np.array([b"ann"], object)}),
+        ("odd", {"tags__values": int64(-1), "tags__row_splits": int64(0, 1)}),
+    ],
+)
+def test_errors_are_the_whole_graphs(cut: Servable, whole: Servable, name: str, inputs: dict[str, Array]) -> None:
+    texts = []
+    for servable in (cut, whole):
+        with pytest.raises(InvalidRequest) as caught:
+            predict(servable, name, inputs)
+        texts.append(caught.value.message)
+    assert texts[0] == texts[1]
+
+
+def test_what_the_graph_asserts_is_still_asserted(cut: Servable, whole: Servable) -> None:
+    inputs = random_inputs("with_extra", 2, np.random.default_rng(0)) | {"extra": np.array([1, 200], np.float32)}
+    for servable in (cut, whole):
+        with pytest.raises(InvalidRequest, match="assertion failed"):
+            predict(servable, "with_extra", inputs)
+
+
+def test_strings_where_the_signature_says_otherwise(cut: Servable, whole: Servable) -> None:
+    texts = []
+    for servable in (cut, whole):
+        with pytest.raises(InvalidRequest) as caught:
+            servable.backends["rows"].run("rows", {"user": np.array([b"a"], object)}, ("rows",))
+        texts.append(caught.value.message)
+    assert texts[0] == texts[1] == "Expects arg[0] to be int64 but string is provided"
+
+
+def test_some_of_the_outputs(cut: Servable) -> None:
+    arrays, _ = checked(cut.signatures["keyed"], {"names": np.array([b"ann", b"x"], object)})
+    assert cut.backends["keyed"].run("keyed", arrays, ("length",))["length"].tolist() == [3, 1]
+    assert cut.backends["keyed"].run("keyed", arrays, ("rows",))["rows"].tolist() == [[4.0, 6.0], [0.0, 2.0]]
+
+
+def test_tensorflow_does_not_load_the_tables(folder: Path, tmp_path: Path) -> None:
+    """A table whose bytes differ from their checksum: TensorFlow, which checks what it loads, refuses the graph."""
+    broken = tmp_path / "1"
+    shutil.copytree(folder, broken)
+    without_whole(broken)
+    (shard,) = broken.glob("variables/variables.data-*")
+    data = shard.read_bytes()
+    row = np.array([6.0, 7.0], np.float32).tobytes()
+    assert data.count(row) == 1
+    shard.write_bytes(data.replace(row, np.array([6.0, 8.0], np.float32).tobytes()))
+    with pytest.raises(ArtifactError, match="TensorFlow can not load"):
+        ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, broken)
+    servable = ServableLoader(SERVE, "auto", 2)("m", 1, broken)
+    assert predict(servable, "rows", {"user": int64(3)})["rows"].tolist() == [[6.0, 8.0]]
+    # The initialiser, which nobody can call, is not opened for a version's sake.
+    with pytest.raises(BackendFailure):
+        servable.backends["__saved_model_init_op"].run("__saved_model_init_op", {}, ("__saved_model_init_op",))
+    servable.close()
+
+
+def without_whole(folder: Path) -> None:
+    """Takes the signature away that can not be cut."""
+    path = folder / "saved_model.pb"
+    saved_model = message_class("tensorflow.SavedModel")()
+    saved_model.ParseFromString(path.read_bytes())
+    del saved_model.meta_graphs[0].signature_def["one_of_all"]
+    path.write_bytes(saved_model.SerializeToString())
+    manifest = folder / "assets.extra" / "lookup_manifest.json"
+    data = json.loads(manifest.read_text())
+    data["files"] = {}
+    manifest.write_text(json.dumps(data))
+
+
+def test_a_closed_tower_runs_no_more(folder: Path) -> None:
+    servable = ServableLoader(SERVE, "auto", 2)("m", 1, folder)
+    servable.close()
+    with pytest.raises(BackendFailure):
+        servable.backends["rows"].run("rows", {"user": int64(1)}, ("rows",))
