@@ -110,6 +110,13 @@ class Settings:
         "Whether batching goes by batching_params.pbtxt in each version's folder, and a version without one is not "
         "batched; only num_batch_threads and thread_pool_name are then read from that other file.",
     )
+    lookup_threads: int = _setting(
+        1,
+        "Threads that share the rows of one large lookup (512 KB of answer for each); more only help a server that has "
+        "processors to spare.",
+        1,
+        64,
+    )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1

@@ -83,6 +83,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
     "kernel_cache_dir": ("/cache", "/cache"),
+    "lookup_threads": ("4", 4),
 }
 
 

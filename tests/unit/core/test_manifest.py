@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.core.errors import ArtifactError
 from service.core.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest
-from tests.toy_model import toy_manifest, toy_tables, variable_name
+from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_model
 
 
 def manifest_json() -> dict[str, Any]:
