@@ -168,6 +168,22 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no_warmup", dest="warmup", action="store_false", default=None, help="no warm-up requests for TF Serving"
     )
+    parser.add_argument(
+        "--table_dtype",
+        type=_table_dtype,
+        metavar="DTYPE|TABLE=DTYPE,...",
+        help="what lookups read tables as: float16, bfloat16 or int8 (with a float32 scale per row); one for all, or "
+        "by table (default: float32)",
+    )
+
+
+def _table_dtype(text: str) -> str | dict[str, str]:
+    if "=" not in text:
+        return text
+    named = [part.partition("=") for part in text.split(",")]
+    if wrong := [name for name, separator, dtype in named if not (name and separator and dtype)]:
+        raise argparse.ArgumentTypeError(f"{text!r}: {wrong} is not TABLE=DTYPE")
+    return {name: dtype for name, _, dtype in named}
 
 
 def _names(text: str) -> list[str]:

@@ -38,6 +38,7 @@ _EXPORT_FLAGS = (
     "export_to_tpu",
     "allow_nonfinite",
     "warmup",
+    "table_dtype",
 )
 
 

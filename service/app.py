@@ -24,6 +24,7 @@ from service.core.types import State, VersionStatus
 from service.direct.predict import DirectPredict
 from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
+from service.lookup.row_pool import row_runner
 from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
@@ -73,6 +74,7 @@ class App:
                 batching=self._batching,
                 has_towers=settings.graph_towers,
                 tower_batch_rows=settings.tower_batch_rows,
+                lookup_runner=row_runner(settings.lookup_threads),
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,

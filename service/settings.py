@@ -127,6 +127,13 @@ class Settings:
         "What carries gRPC: 'h2' is this server's own HTTP/2, which answers lookups without a change of thread, "
         "'grpcio' is Google's library; 'auto' is h2, or grpcio where grpc_channel_arguments are given.",
     )
+    lookup_threads: int = _setting(
+        1,
+        "Threads that share the rows of one large lookup (512 KB of answer for each); more only help a server that has "
+        "processors to spare.",
+        1,
+        64,
+    )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1

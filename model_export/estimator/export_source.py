@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from model_export.errors import ExportError
 from model_export.estimator import checkpoints
 from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.example_fields import ExampleFields, example_fields
 from model_export.estimator.lookups import DEFAULT_MAX_IDS_PER_ROW, lookup_spec, weight_keys
 from model_export.estimator.serving_graphs import ServingGraph, cpu_serving_graph, tpu_serving_graph
 from model_export.exporter.lookup_graph import build_lookup
+from model_export.exporter.reduced_graph import ReducedGraphVariables
 from model_export.exporter.signature_runner import read_saved_model
 from model_export.exporter.source import LookupPlan, PredictSignature, SavedParts
 from model_export.exporter.vocabulary_graph import vocabulary_tables
@@ -104,15 +106,27 @@ class EstimatorSource:
             serving = cpu_serving_graph(self._estimator.model, self._receiver_fn)
             definitions = {name: definition for name, definition in serving.definitions().items() if name in predict}
             vocabularies = vocabulary_tables(self._spec, plan.vocabulary_files)
+            # Only now are there variables that no checkpoint has.
+            session = self._restored(serving)
+            reduced = ReducedGraphVariables(plan.reduced)
+            tables = reduced.for_lookups(serving.tables)
             for name, entry in plan.lookups.items():
-                definitions[name] = build_lookup(entry, self._spec, serving.tables, vocabularies).signature_def(name)
-            with self._restored(serving) as session, _quiet():
-                builder.add_meta_graph_and_variables(session, [SERVE], definitions, **_parts_of_graph(serving))
+                definitions[name] = build_lookup(entry, self._spec, tables, vocabularies).signature_def(name)
+            with session, _quiet():
+                reduced.fill(session)
+                parts = _parts_of_graph(serving)
+                if plan.reduced:
+                    parts["saver"] = _saver_of_all(serving)
+                builder.add_meta_graph_and_variables(session, [SERVE], definitions, **parts)
         if plan.export_to_tpu:
             self._add_tpu_graph(builder, predict)
         with _quiet():
             builder.save()
-        return SavedParts(self._table_names, {name: self._described[name] for name in predict})
+        return SavedParts(
+            {**self._table_names, **reduced.table_keys()},
+            {name: self._described[name] for name in predict},
+            reduced.scale_keys(),
+        )
 
     def save_tpu_only(self, folder: Path) -> None:
         """Writes {serve,tpu} alone, with its variables: what TPUEstimator did with export_to_cpu=False."""
@@ -198,6 +212,12 @@ def _parts_of_graph(serving: ServingGraph) -> dict[str, Any]:
         "saver": scaffold.saver or v1.train.Saver(sharded=True),
         "strip_default_attrs": True,
     }
+
+
+def _saver_of_all(serving: ServingGraph) -> Any:
+    if serving.scaffold_fn and serving.scaffold_fn().saver:
+        raise ExportError("table_dtype: model_fn's Scaffold has a saver, which does not know tables of fewer bits")
+    return tf.compat.v1.train.Saver(sharded=True)
 
 
 def _mapped(entry: BundleEntry) -> Array:

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,17 @@ from model_export.exporter.integrity import NONFINITE_KEY, check_integrity, file
 from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry, predict_entry, tensor_features
 from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
 from model_export.exporter.recording import record_requests
+from model_export.exporter.reduced_table import (
+    REDUCED_KEY,
+    ReducedTable,
+    TableDtype,
+    chosen_dtypes,
+    widened,
+)
+from model_export.exporter.reduced_table import (
+    reduced as reduced_table,
+)
+from model_export.exporter.saved_table import read_scales
 from model_export.exporter.source import ExportSource, LookupPlan, SavedParts
 from model_export.exporter.verify import check_parity
 from model_export.exporter.versions import new_version_folder
@@ -46,6 +58,7 @@ def write_artifact(
     allow_nonfinite: bool = False,
     warmup: bool = True,
     extra_files: Mapping[str, Path] | None = None,
+    table_dtype: str | Mapping[str, str] | None = None,
 ) -> Path:
     """Exports a trained model as base/<version>/ and returns that folder.
 
@@ -59,12 +72,14 @@ def write_artifact(
       allow_nonfinite: export a table that holds NaN or infinity; how many is then recorded in provenance.
       warmup: write TensorFlow Serving's warm-up requests.
       extra_files: path within assets.extra -> file to copy there.
+      table_dtype: what lookups read tables as, one for all or by table; None: float32.
 
     Raises:
       ExportError: a signature that there is not, a version that exists, a table with NaN, saved bytes that are not the
         trained table, or an answer that differs from its reference. Nothing is left in base then.
     """
     target = new_version_folder(base, version)
+    dtypes = chosen_dtypes(table_dtype, [table.name for table in source.spec.tables])
     lookups, predict = _chosen(source, lookup_devices, signatures, batch_sizes)
     base.mkdir(parents=True, exist_ok=True)
     # Same file system as the target, so that the rename is one step; no server takes the name for a version.
@@ -72,7 +87,8 @@ def write_artifact(
     try:
         files = _vocabulary_files(source.spec, temporary / "vocabularies")
         artifact = temporary / target.name
-        parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu), predict)
+        reduced = _reduced_tables(source, dtypes)
+        parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu, reduced), predict)
         _add_missing_vocabularies(artifact, files)
         _add_extra_files(artifact, extra_files or {})
         manifest = build_manifest(
@@ -80,9 +96,15 @@ def write_artifact(
             source.spec,
             {**lookups, **_predict_entries(source.spec, parts, predict)},
             parts.table_variables,
-            provenance={**base_provenance(int(target.name), created), **source.provenance},
+            provenance={
+                **base_provenance(int(target.name), created),
+                **source.provenance,
+                **({REDUCED_KEY: {name: table.to_json() for name, table in reduced.items()}} if reduced else {}),
+            },
+            table_scales=parts.table_scales,
+            table_dtypes=dtypes,
         )
-        nonfinite = _check_tables(artifact, manifest, source, allow_nonfinite=allow_nonfinite)
+        nonfinite = _check_tables(artifact, manifest, source, reduced, allow_nonfinite=allow_nonfinite)
         if nonfinite:
             manifest = dataclasses.replace(manifest, provenance={**manifest.provenance, NONFINITE_KEY: nonfinite})
         manifest = record_requests(artifact, manifest, source, parts, warmup=warmup)
@@ -169,16 +191,37 @@ def _predict_entries(spec: ModelSpec, parts: SavedParts, predict: Sequence[str])
     return {name: predict_entry(spec, tensor_features(parts.predict[name])) for name in predict}
 
 
-def _check_tables(artifact: Path, manifest: Manifest, source: ExportSource, *, allow_nonfinite: bool) -> dict[str, int]:
+def _reduced_tables(source: ExportSource, dtypes: Mapping[str, TableDtype]) -> dict[str, ReducedTable]:
+    return {
+        name: reduced_table(name, dtype, source.spec.table(name).vocabulary_size, partial(source.table_rows, name))
+        for name, dtype in dtypes.items()
+    }
+
+
+def _check_tables(
+    artifact: Path,
+    manifest: Manifest,
+    source: ExportSource,
+    reduced: Mapping[str, ReducedTable],
+    *,
+    allow_nonfinite: bool,
+) -> dict[str, int]:
     # Chunk by chunk: a table may fill most of the memory.
     nonfinite = {}
     for name, entry in manifest.tables.items():
         bad = 0
+        few_bits = reduced.get(name)
+        scales = read_scales(artifact, entry)
+        if scales is not None and (few_bits is None or scales.tobytes() != np.asarray(few_bits.scales).tobytes()):
+            raise ExportError(f"table {name!r}: the saved scales are not those of its rows")
         for start, saved in table_chunks(artifact, entry):
-            trained = np.ascontiguousarray(source.table_rows(name, start, start + len(saved)))
+            end = start + len(saved)
+            trained = np.ascontiguousarray(
+                source.table_rows(name, start, end) if few_bits is None else few_bits.numbers[start:end]
+            )
             if trained.dtype != saved.dtype or trained.tobytes() != saved.tobytes():
                 raise ExportError(f"table {name!r}: the saved bytes are not the trained variable")
-            bad += int(np.count_nonzero(~np.isfinite(saved)))
+            bad += int(np.count_nonzero(~np.isfinite(widened(saved, entry.dtype))))
         if bad and not allow_nonfinite:
             raise ExportError(
                 f"table {name!r} holds {bad} numbers that are NaN or infinity; training went wrong, nothing was "

@@ -26,6 +26,7 @@ batch_sizes = [1, 8, 64, 512]
 export_to_tpu = false
 allow_nonfinite = false
 warmup = true
+table_dtype = {item = "int8"}                   # or one for all tables: "float16"; default: "float32"
 
 [options]                                       # what this kind of model takes beside
 max_ids_per_row = 16
@@ -40,6 +41,7 @@ _EXPORT_OPTIONS = (
     "export_to_tpu",
     "allow_nonfinite",
     "warmup",
+    "table_dtype",
 )
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "factory": (str,),
@@ -54,6 +56,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "export_to_tpu": (bool,),
     "allow_nonfinite": (bool,),
     "warmup": (bool,),
+    "table_dtype": (str, dict),
     "options": (dict,),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from model_export.exporter.reduced_graph import GraphTable
 from model_export.tensorflow_setup import tf
 from service.core.manifest import LookupFeature
 
@@ -50,7 +51,13 @@ def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
 
 
 def gathered(table: Any, ids: Any) -> Any:
-    """Returns the vectors of ids of any shape; table is a variable, a tensor, or its parts by rows in order."""
+    """Returns the vectors of ids of any shape.
+
+    Args:
+      table: a variable, a tensor, its parts by rows in order, or one of fewer bits.
+    """
+    if isinstance(table, GraphTable):
+        return table.gather(ids)
     if isinstance(table, list | tuple):
         return tf.compat.v1.nn.embedding_lookup(list(table), ids, partition_strategy="div")
     return tf.gather(table, ids)

@@ -9,8 +9,10 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter import oracle
-from service.core.manifest import MANIFEST_PATH, Manifest, TableEntry
-from service.core.types import Array
+from model_export.exporter.reduced_table import REDUCED_KEY, widened
+from model_export.exporter.saved_table import read_scales
+from service.core.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
+from service.core.types import TABLE_DTYPES, Array
 from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
 
 # In provenance: table -> how many of its numbers are NaN or infinite, where the export was told to allow them.
@@ -47,18 +49,24 @@ def file_sizes(artifact: Path) -> dict[str, int]:
 
 
 def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array]]:
-    """Yields (first row, [n, D] rows) of a saved table, a few megabytes at a time, so that no second copy is made."""
+    """Yields (first row, [n, D] rows) of a saved table, a few megabytes at a time, so that no second copy is made.
+
+    Rows are as TABLE_DTYPES reads the table.
+    """
     row_bytes = entry.nbytes // entry.vocabulary_size
     step = max(1, _CHUNK_BYTES // row_bytes)
+    dtype = TABLE_DTYPES[entry.dtype]
     with (artifact / entry.file).open("rb") as file:
         for start in range(0, entry.vocabulary_size, step):
             rows = min(step, entry.vocabulary_size - start)
             file.seek(entry.offset + start * row_bytes)
-            yield start, np.frombuffer(file.read(rows * row_bytes), entry.dtype).reshape(rows, entry.embedding_dim)
+            yield start, np.frombuffer(file.read(rows * row_bytes), dtype).reshape(rows, entry.embedding_dim)
 
 
-def table_entry(artifact: Path, variable: str, entry: BundleEntry) -> TableEntry:
-    """Returns the manifest's words for a whole matrix of an index."""
+def table_entry(
+    artifact: Path, variable: str, entry: BundleEntry, scale: tuple[str, BundleEntry] | None = None
+) -> TableEntry:
+    """Returns the manifest's words for a whole matrix of an index; scale: key and entry of its scales."""
     return TableEntry(
         variable=variable,
         vocabulary_size=entry.shape[0],
@@ -68,7 +76,13 @@ def table_entry(artifact: Path, variable: str, entry: BundleEntry) -> TableEntry
         offset=entry.offset,
         nbytes=entry.nbytes,
         crc32c=entry.crc32c,
+        scale=None if scale is None else _scale_entry(artifact, *scale),
     )
+
+
+def _scale_entry(artifact: Path, variable: str, entry: BundleEntry) -> TableScale:
+    file = entry.file.relative_to(artifact).as_posix()
+    return TableScale(variable, file, entry.offset, entry.nbytes, entry.crc32c)
 
 
 def _file_faults(artifact: Path, manifest: Manifest) -> list[str]:
@@ -83,16 +97,30 @@ def _file_faults(artifact: Path, manifest: Manifest) -> list[str]:
 def _table_faults(artifact: Path, manifest: Manifest) -> list[str]:
     faults = []
     for name, table in manifest.tables.items():
-        entry = read_bundle(prefix_of(artifact / table.file)).get(table.variable)
-        if entry is None:
+        index = read_bundle(prefix_of(artifact / table.file))
+        entry = index.get(table.variable)
+        scale = None if table.scale is None else index.get(table.scale.variable)
+        if table.scale is not None and (
+            scale is None or scale.dtype != "float32" or scale.nbytes != 4 * table.vocabulary_size
+        ):
+            faults.append(f"table {name!r}: the index has no float32 scale per row under {table.scale.variable!r}")
+        elif entry is None:
             faults.append(f"table {name!r}: the index has no {table.variable!r}")
         elif entry.is_sliced or len(entry.shape) != 2:
             faults.append(f"table {name!r}: saved as {entry.shape} in parts; a whole matrix is needed")
-        elif (indexed := table_entry(artifact, table.variable, entry)) != table:
+        elif (indexed := table_entry(artifact, table.variable, entry, _named(table.scale, scale))) != table:
             faults.append(f"table {name!r}: the index says {indexed}, the manifest {table}")
-        elif entry.offset + entry.nbytes > manifest.files.get(table.file, 0):
-            faults.append(f"table {name!r} ends beyond {table.file}")
+        else:
+            faults += [
+                f"table {name!r} ends beyond {part.file}"
+                for part in (table, table.scale)
+                if part is not None and part.offset + part.nbytes > manifest.files.get(part.file, 0)
+            ]
     return faults
+
+
+def _named(scale: TableScale | None, entry: BundleEntry | None) -> tuple[str, BundleEntry] | None:
+    return None if scale is None or entry is None else (scale.variable, entry)
 
 
 def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
@@ -110,8 +138,20 @@ def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 def _number_faults(artifact: Path, manifest: Manifest) -> list[str]:
     allowed = manifest.provenance.get(NONFINITE_KEY, {})
-    return [
+    faults = [
         f"table {name!r} holds NaN or infinity"
         for name, entry in manifest.tables.items()
-        if name not in allowed and not all(np.isfinite(rows).all() for _, rows in table_chunks(artifact, entry))
+        if name not in allowed
+        and not all(np.isfinite(widened(rows, entry.dtype)).all() for _, rows in table_chunks(artifact, entry))
     ]
+    for name, entry in manifest.tables.items():
+        scales = read_scales(artifact, entry)
+        if scales is not None and not (np.isfinite(scales) & (scales >= 0)).all():
+            faults.append(f"table {name!r} has a scale that is negative, NaN or infinity")
+        told = manifest.provenance.get(REDUCED_KEY, {}).get(name)
+        if told and not told["largest_error"] <= told["error_bound"]:
+            faults.append(
+                f"table {name!r} differs from the trained one by {told['largest_error']:.3g}, {entry.dtype} by no more "
+                f"than {told['error_bound']:.3g}"
+            )
+    return faults

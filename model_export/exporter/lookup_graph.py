@@ -121,7 +121,8 @@ def build_lookup(
     Args:
       entry: of lookup_features.lookup_entry, or of a manifest.
       spec: of the model that the entry was made from.
-      tables: table name -> [V, D] variable or tensor, or a list of its parts by rows in order (partitioned variables).
+      tables: table name -> [V, D] variable or tensor, a list of its parts by rows in order (partitioned variables), or
+        a reduced_graph.GraphTable.
       vocabularies: feature -> table of vocabulary_graph.vocabulary_tables, for those that take keys; features that
         send rows (FeatureSpec.sends_rows) are left out by this function.
       compiled: makes the dense part of a padded lookup run where it should; for the lookups

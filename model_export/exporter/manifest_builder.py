@@ -8,7 +8,7 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, table_entry
-from model_export.spec.features import ModelSpec
+from model_export.spec.features import ModelSpec, TableSpec
 from service.core.manifest import FeatureEntry, Manifest, SignatureEntry, TableEntry, VocabularyEntry
 from service.lookup.bundle import read_bundle
 
@@ -21,6 +21,8 @@ def build_manifest(
     *,
     provenance: Mapping[str, Any],
     table_index: Mapping[str, str] | None = None,
+    table_scales: Mapping[str, str] | None = None,
+    table_dtypes: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Describes a SavedModel that was just written.
 
@@ -28,6 +30,8 @@ def build_manifest(
       table_variables: table -> its key in an index.
       table_index: table -> the index (without ".index", relative to the artifact) that has it, where it is not the one
         of variables/.
+      table_scales: table -> key of its scales in the same index.
+      table_dtypes: table -> what it was to be saved as, where that is not float32.
 
     Raises:
       ExportError: its files do not fit the spec.
@@ -36,7 +40,11 @@ def build_manifest(
     return Manifest(
         tables={
             table.name: _table(
-                artifact, spec, table.name, table_variables[table.name], indices.get(table.name, VARIABLES_PREFIX)
+                artifact,
+                spec.table(table.name),
+                (table_variables[table.name], (table_scales or {}).get(table.name)),
+                indices.get(table.name, VARIABLES_PREFIX),
+                (table_dtypes or {}).get(table.name, "float32"),
             )
             for table in spec.tables
         },
@@ -65,12 +73,17 @@ def vocabulary_file(feature: str) -> str:
     return f"assets/{feature}.txt"
 
 
-def _table(artifact: Path, spec: ModelSpec, name: str, key: str, index: str) -> TableEntry:
-    entry, table = read_bundle(artifact / index).get(key), spec.table(name)
+def _table(artifact: Path, table: TableSpec, keys: tuple[str, str | None], index: str, dtype: str) -> TableEntry:
+    key, scale_key = keys
+    found = read_bundle(artifact / index)
+    entry = found.get(key)
     shape = (table.vocabulary_size, table.embedding_dim)
     if entry is None or entry.is_sliced or entry.shape != shape:
-        found = "nothing" if entry is None else f"{'parts of ' if entry.is_sliced else ''}{list(entry.shape)}"
-        raise ExportError(f"table {name!r}: {index}.index has {found} under {key!r}, expected {list(shape)}")
-    if entry.dtype != "float32":
-        raise ExportError(f"table {name!r} is {entry.dtype}; lookups are served from float32")
-    return table_entry(artifact, key, entry)
+        what = "nothing" if entry is None else f"{'parts of ' if entry.is_sliced else ''}{list(entry.shape)}"
+        raise ExportError(f"table {table.name!r}: {index}.index has {what} under {key!r}, expected {list(shape)}")
+    if entry.dtype != dtype:
+        raise ExportError(f"table {table.name!r} was saved as {entry.dtype}, expected {dtype}")
+    scale = None if scale_key is None else found.get(scale_key)
+    if (dtype == "int8") != (scale is not None and scale.dtype == "float32"):
+        raise ExportError(f"table {table.name!r}: {index}.index has no float32 scales under {scale_key!r}")
+    return table_entry(artifact, key, entry, None if scale is None else (str(scale_key), scale))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_export.exporter.id_policies import bad_id_checks, gathered, placed, too_many_checks
+from model_export.exporter.reduced_graph import GraphTable
 from model_export.spec.features import TableSpec
 from model_export.tensorflow_setup import tf
 from service.core.manifest import LookupFeature, SignatureEntry
@@ -86,8 +87,9 @@ def _combined(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, wei
 
 
 def _tensorflows(shape: TableSpec, combiner: Any, table: Any, ids: Any, weights: Any) -> Any:
-    if isinstance(table, list | tuple):
-        # serving_embedding_lookup would take the parts for one by modulo; only whole tables go through it.
+    if isinstance(table, list | tuple | GraphTable):
+        # serving_embedding_lookup would take the parts for one by modulo, and knows no dtype but float32; only whole
+        # tables of float32 go through it.
         vectors = gathered(table, ids.flat_values)
         ids, table = ids.with_flat_values(tf.range(tf.shape(ids.flat_values, tf.int64)[0])), vectors
     rows = embedding.TableConfig(shape.vocabulary_size, shape.embedding_dim, combiner=combiner, name=shape.name)

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from model_export.exporter.reduced_table import widened
 from service.core.manifest import Manifest, TableEntry
-from service.core.types import Array
+from service.core.types import TABLE_DTYPES, Array
 
 
 class Rows(Protocol):
@@ -32,16 +33,25 @@ class SavedTable:
         self._file = artifact / entry.file
         self._entry = entry
         self._row_bytes = entry.nbytes // entry.vocabulary_size
+        self._scales = read_scales(artifact, entry)
 
     def __getitem__(self, rows: int | Array) -> Array:
-        """Returns the [D] row, or the [N, D] rows, of ids inside the table."""
+        """Returns the [D] row, or the [N, D] rows, of ids inside the table, as float32."""
         if isinstance(rows, np.ndarray):
-            return np.array([self[int(row)] for row in rows], self._entry.dtype).reshape(-1, self.shape[1])
+            return np.array([self[int(row)] for row in rows], np.float32).reshape(-1, self.shape[1])
         with self._file.open("rb", buffering=0) as file:
             file.seek(self._entry.offset + rows * self._row_bytes)
-            return np.frombuffer(file.read(self._row_bytes), self._entry.dtype)
+            numbers = np.frombuffer(file.read(self._row_bytes), TABLE_DTYPES[self._entry.dtype])
+        return widened(numbers, self._entry.dtype, None if self._scales is None else self._scales[rows])
 
 
 def read_tables(artifact: Path, manifest: Manifest) -> dict[str, SavedTable]:
     """Returns all tables of an artifact, by name."""
     return {name: SavedTable(artifact, entry) for name, entry in manifest.tables.items()}
+
+
+def read_scales(artifact: Path, entry: TableEntry) -> Array | None:
+    """Returns the [V, 1] float32 scales of an int8 table, mapped; None of any other."""
+    if entry.scale is None:
+        return None
+    return np.memmap(artifact / entry.scale.file, "<f4", "r", entry.scale.offset, (entry.vocabulary_size, 1))

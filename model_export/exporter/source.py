@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from model_export.exporter.reduced_table import ReducedTable
 from model_export.spec.features import ModelSpec
 from service.core.manifest import SignatureEntry
 from service.core.types import Array
@@ -38,10 +39,12 @@ class SavedParts:
     """What a source says of the SavedModel it wrote.
 
     table_variables: table of the spec -> its key in variables/variables.index.
+    table_scales: the same of the scales of int8 tables.
     """
 
     table_variables: Mapping[str, str]
     predict: Mapping[str, PredictSignature]
+    table_scales: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,13 @@ class LookupPlan:
     lookups: signature name -> its manifest entry; export.lookup_graph builds the graph of one.
     vocabulary_files: feature -> file with one key per line, to become an asset of that name.
     export_to_tpu: write a {serve,tpu} MetaGraph too, over the same variables.
+    reduced: tables that lookups are to read with fewer bits; predictions read the trained table.
     """
 
     lookups: Mapping[str, SignatureEntry]
     vocabulary_files: Mapping[str, Path]
     export_to_tpu: bool = False
+    reduced: Mapping[str, ReducedTable] = field(default_factory=dict)
 
 
 class ExportSource(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.exporter.lookup_graph import LookupGraph, build_lookup
+from model_export.exporter.reduced_graph import ReducedVariables
 from model_export.exporter.source import LookupPlan, PredictSignature, SavedParts
 from model_export.exporter.tpu_graph import add_tpu_meta_graph, tpu_call
 from model_export.exporter.vocabulary_graph import vocabulary_tables
@@ -36,6 +37,8 @@ class LookupSource:
     ) -> None:
         self._spec = spec
         self._tables = dict(tables)
+        # What lookups read of the model that is being saved.
+        self._lookup_tables: Mapping[str, Any] = {}
         self._provenance = dict(provenance)
         self._width_is_given = width_is_given
 
@@ -65,7 +68,10 @@ class LookupSource:
         """
         self._check_plan(plan, predict)
         vocabularies = vocabulary_tables(self._spec, plan.vocabulary_files)
-        module = ServingModule(self._tables, vocabularies)
+        reduced = ReducedVariables(plan.reduced)
+        module = ServingModule({**self._tables, **reduced.tables}, vocabularies)
+        module.scales = reduced.scales
+        self._lookup_tables = reduced.for_lookups(self._tables)
         signatures = self._signatures(module, plan, predict)
         self._attach(module, [signatures[name] for name in predict])
         tf.saved_model.save(module, str(folder), signatures=signatures)
@@ -74,6 +80,7 @@ class LookupSource:
         return SavedParts(
             {table.name: f"tables/{table.name}/.ATTRIBUTES/VARIABLE_VALUE" for table in self._spec.tables},
             {name: self._predict_signature(name) for name in predict},
+            reduced.scale_keys(),
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
@@ -98,7 +105,7 @@ class LookupSource:
         self, module: ServingModule, plan: LookupPlan, predict: Sequence[str], *, compiled: Any = None
     ) -> dict[str, Any]:
         graphs: dict[str, LookupGraph] = {
-            name: build_lookup(entry, self._spec, module.tables, module.vocabularies)
+            name: build_lookup(entry, self._spec, self._lookup_tables, module.vocabularies)
             for name, entry in plan.lookups.items()
         }
         if compiled is not None:

@@ -23,6 +23,7 @@ class ServingModule(tf.Module):  # type: ignore[misc]
     def __init__(self, tables: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> None:
         super().__init__()
         self.tables = dict(tables)
+        self.scales: dict[str, Any] = {}
         self.vocabularies = dict(vocabularies)
         self.dense: dict[str, Any] = {}
         self.resources: list[Any] = []

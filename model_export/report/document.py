@@ -10,7 +10,7 @@ from model_export.exporter.parity_report import ParityReport
 from model_export.report.projection import Projection
 from model_export.report.statistics import TableStatistics
 from model_export.report.table_health import TableHealth
-from service.core.manifest import LookupFeature, VocabularyEntry
+from service.core.manifest import LookupFeature, TableScale, VocabularyEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class TableReport:
     name: the manifest's; without one, the variable's.
     features: those that read it.
     slices: in how many parts it was saved; file and offset are then of none of them. 0: whole.
+    scale: where the float32 lie that the rows of an int8 table are multiplied by.
     unread: why health is None.
     """
 
@@ -73,6 +74,7 @@ class TableReport:
     offset: int
     features: tuple[str, ...] = ()
     slices: int = 0
+    scale: TableScale | None = None
     health: TableHealth | None = None
     unread: str | None = None
     projection: Projection | None = None

@@ -4,7 +4,7 @@
     meta_graphs[]             tags, tensorflow_version, signatures[]: name, kind, method, device, batch_sizes,
                               inputs[] and outputs[] (name, dtype, shape, is_optional), features {name: LookupFeature}
     tables[]                  name, variable, vocabulary_size, embedding_dim, dtype, nbytes, file, offset, features,
-                              slices, unread, health (TableHealth), projection (null without --html and --labels)
+                              slices, scale, unread, health (TableHealth), projection (null without --html and --labels)
     features[]                name, table, vocabulary_name, vocabulary
     curves[]                  name, x_name, points [[x, value]]
     statistics[]              TableStatistics

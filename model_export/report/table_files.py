@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from model_export.exporter.reduced_table import widened
 from model_export.report.document import TableReport
 from model_export.report.table_health import TableRows
 from service.core.errors import ArtifactError
@@ -18,8 +19,8 @@ from service.lookup.bundle import BundleEntry, read_bundle
 
 _PREFIX = Path("variables") / "variables"
 _KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# The bundle's name -> what numpy reads it as; bfloat16 is the upper half of a float32.
-_READABLE: Mapping[str, str] = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
+# The bundle's name -> what numpy reads it as.
+_READABLE: Mapping[str, str] = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "bfloat16": "<u2"}
 
 
 def declared_tables(manifest: Manifest) -> list[TableReport]:
@@ -35,6 +36,7 @@ def declared_tables(manifest: Manifest) -> list[TableReport]:
             file=entry.file,
             offset=entry.offset,
             features=tuple(sorted(key for key, feature in manifest.features.items() if feature.table == name)),
+            scale=entry.scale,
         )
         for name, entry in manifest.tables.items()
     ]
@@ -51,7 +53,7 @@ def matrix_variables(artifact: Path) -> list[TableReport]:
     found = [
         _variable(artifact, key, entry)
         for key, entry in read_bundle(artifact / _PREFIX).items()
-        if len(entry.shape) == 2 and (entry.dtype in _READABLE or entry.dtype == "bfloat16")
+        if len(entry.shape) == 2 and entry.dtype in _READABLE
     ]
     return sorted(found, key=lambda table: (-table.vocabulary_size * table.embedding_dim, table.name))
 
@@ -81,20 +83,46 @@ class SlicedRows:
         return out
 
 
+class WidenedRows:
+    """A [V, D] table of bfloat16 or int8 that is read as the float32 it stands for.
+
+    scales: [V, 1] of int8.
+    """
+
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+
+    def __init__(self, rows: TableRows, dtype: str, scales: Array | None = None) -> None:
+        self._rows, self._dtype, self._scales = rows, dtype, scales
+        self.shape = rows.shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        return widened(self._rows[rows], self._dtype, None if self._scales is None else self._scales[rows])
+
+
 def map_table(artifact: Path, table: TableReport) -> TableRows:
-    """Returns the table's [V, D] bytes, mapped read-only, perhaps unaligned.
+    """Returns the table's [V, D] numbers, mapped read-only, perhaps unaligned.
 
     Raises:
       ArtifactError: it can not be read: its file is missing or short, or its numbers are of another kind.
     """
-    dtype = _READABLE.get(table.dtype)
+    dtype = "|i1" if table.scale is not None else _READABLE.get(table.dtype)
     if dtype is None:
         raise ArtifactError(f"numbers of type {table.dtype} are not read")
     shape = (table.vocabulary_size, table.embedding_dim)
     try:
+        rows: TableRows
         if table.slices:
-            return _map_slices(artifact, table.variable, dtype)
-        return _map(artifact / table.file, dtype, table.offset, table.nbytes, shape)
+            rows = _map_slices(artifact, table.variable, dtype)
+        else:
+            rows = _map(artifact / table.file, dtype, table.offset, table.nbytes, shape)
+        if table.scale is None:
+            return WidenedRows(rows, table.dtype) if table.dtype == "bfloat16" else rows
+        scale = table.scale
+        scales = _map(artifact / scale.file, "<f4", scale.offset, scale.nbytes, (table.vocabulary_size, 1))
+        return WidenedRows(rows, table.dtype, scales)
     except OSError as error:
         raise ArtifactError(f"cannot read {table.file}: {error.strerror or error}") from error
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.lookup_graph import build_lookup
+from model_export.exporter.reduced_graph import ReducedVariables
 from model_export.exporter.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES, RATING_OUTPUT
 from model_export.exporter.source import LookupPlan, PredictSignature, SavedParts
 from model_export.exporter.tpu_graph import add_tpu_meta_graph, tpu_call
@@ -77,7 +78,7 @@ class RatingSource:
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
         """Writes the SavedModel; its {serve,tpu} MetaGraph holds the padded lookups."""
-        module = _ServingModule(self.spec, self._model, plan)
+        module = _ServingModule(self.spec, self._model, plan, predict)
         tf.saved_model.save(module, str(folder), signatures=module.functions(plan, predict))
         if plan.export_to_tpu:
             add_tpu_meta_graph(folder, module, module.tpu_functions(plan))
@@ -86,6 +87,7 @@ class RatingSource:
         return SavedParts(
             {table.name: f"tables/{table.name}{_VARIABLE_SUFFIX}" for table in self.spec.tables},
             {name: described[name] for name in predict},
+            module.reduced.scale_keys(),
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
@@ -101,16 +103,20 @@ class RatingSource:
 
 
 class _ServingModule(tf.Module):  # type: ignore[misc]
-    def __init__(self, spec: ModelSpec, model: RatingModel, plan: LookupPlan) -> None:
+    def __init__(self, spec: ModelSpec, model: RatingModel, plan: LookupPlan, predict: Sequence[str]) -> None:
         super().__init__()
+        self.reduced = ReducedVariables(plan.reduced)
         # The trained variables themselves: a copy of a table may not fit.
-        self.tables = dict(model.tables)
+        self.tables = {**model.tables, **self.reduced.tables}
+        self.scales = self.reduced.scales
+        # Predictions read what was trained.
+        self.trained = {name: model.tables[name] for name in plan.reduced} if predict else {}
         self.tower = model.tower
         self.vocabularies = vocabulary_tables(spec, plan.vocabulary_files)
         self._spec = spec
         # A dict keyed by TableConfig can not be saved with the module, so it stays in a closure.
         config = feature_config(spec)
-        by_config = {feature.table: self.tables[feature.table.name] for feature in config.values()}
+        by_config = {feature.table: model.tables[feature.table.name] for feature in config.values()}
 
         def vectors(ids: Mapping[str, Any]) -> Any:
             return tf.tpu.experimental.embedding.serving_embedding_lookup(ids, None, by_config, config)
@@ -119,7 +125,7 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
 
     def functions(self, plan: LookupPlan, predict: Sequence[str]) -> dict[str, Any]:
         functions = {
-            name: build_lookup(entry, self._spec, self.tables, self.vocabularies).function()
+            name: build_lookup(entry, self._spec, self.reduced.for_lookups(self.tables), self.vocabularies).function()
             for name, entry in plan.lookups.items()
         }
         specs = {}
@@ -139,7 +145,11 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
             raise ExportError("export_to_tpu needs lookup_device='tpu_tensor_core': it is what runs on the TPU")
         return {
             name: build_lookup(
-                entry, self._spec, self.tables, self.vocabularies, compiled=lambda combine: partial(tpu_call, combine)
+                entry,
+                self._spec,
+                self.reduced.for_lookups(self.tables),
+                self.vocabularies,
+                compiled=lambda combine: partial(tpu_call, combine),
             ).function()
             for name, entry in padded.items()
         }

@@ -11,6 +11,9 @@ import numpy as np
 from service.core.types import Array
 from service.lookup import kernels
 
+# Handing a part over and waiting for it cost 60 to 70 us of CPU, in which a thread gathers 1000 rows of 256 bytes.
+_LEAST_BYTES = 512 << 10
+
 # Runs a kernel on rows [begin, end); returns what the kernel did, positions and rows counted from the first of all.
 Part = Callable[[int, int], int]
 
@@ -31,6 +34,11 @@ class RowRunner(Protocol):
 def in_one_piece(part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
     """Runs all rows on the calling thread."""
     return part(0, rows)
+
+
+def row_runner(threads: int) -> RowRunner:
+    """Returns what runs the lookups of a server that may use so many threads for one."""
+    return in_one_piece if threads == 1 else RowPool(threads, _LEAST_BYTES)
 
 
 class RowPool:
@@ -66,7 +74,3 @@ class RowPool:
             elif stopped != kernels.OK:
                 return stopped
         return kernels.MISSING - missing if missing else kernels.OK
-
-    def close(self) -> None:
-        """Ends its threads once they are done."""
-        self._pool.shutdown()

@@ -83,8 +83,10 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
     "kernel_cache_dir": ("/cache", "/cache"),
+    "grpc_transport": ("grpcio", "grpcio"),
     "graph_towers": ("0", False),
     "tower_batch_rows": ("64", 64),
+    "lookup_threads": ("4", 4),
 }
 
 

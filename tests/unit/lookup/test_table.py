@@ -12,6 +12,8 @@ import pytest
 
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import Manifest
+from service.core.types import TableInfo
+from service.lookup import kernels
 from service.lookup.ordered_code import slice_key
 from service.lookup.table import MappedTable, open_tables
 from tests.stored_tables import DTYPES
@@ -238,3 +240,23 @@ def test_a_variable_is_looked_for_in_the_index_of_its_own_file(tmp_path: Path) -
         ArtifactError, match=r"table 'item': variable 'tables/tag/.*' is not in assets\.extra/tables\.index"
     ):
         open_toy(artifact)
+
+
+def test_rows_beyond_two_to_the_31st_number_are_found(tmp_path: Path) -> None:
+    # 10 GB that take no room on disk but for the last row.
+    vocabulary_size, dim = 40_000_000, 64
+    file = tmp_path / "variables.data-00000-of-00001"
+    last = np.arange(dim, dtype=np.float32)
+    with file.open("wb") as handle:
+        handle.truncate(3 + vocabulary_size * dim * 4)
+        handle.seek(3 + (vocabulary_size - 1) * dim * 4)
+        handle.write(last.tobytes())
+    weights = np.memmap(file, "<f4", "r", 3, (vocabulary_size, dim))
+    info = TableInfo("t", vocabulary_size, dim, "float32", weights.nbytes, ())
+    table = MappedTable(info, weights)
+    assert table.rows(np.array([vocabulary_size - 1, 0])).tolist() == [last.tolist(), [0] * dim]
+    out = np.empty((1, dim), np.float32)
+    ids, splits = np.array([vocabulary_size - 1] * 2), np.array([0, 2])
+    options = (False, kernels.SUM, False, 0, False, kernels.ERROR, 0)
+    assert kernels.combine(*table.place, ids, splits, np.empty(0, np.float32), *options, out) == kernels.OK
+    assert np.array_equal(out[0], 2 * last)

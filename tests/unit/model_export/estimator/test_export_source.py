@@ -15,12 +15,14 @@ from model_export.estimator.export_outputs import ClassificationOutput, PredictO
 from model_export.estimator.export_source import EstimatorSource
 from model_export.estimator.modes import ModeKeys
 from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
+from model_export.exporter.api import export
 from model_export.exporter.lookup_features import lookup_entry
 from model_export.exporter.signature_runner import read_saved_model
 from model_export.exporter.source import LookupPlan, PredictSignature
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
 from model_export.tensorflow_setup import tf
+from service.core.manifest import Manifest
 from tests.unit.model_export.estimator.small_model import (
     ROWS,
     TABLE_NAME,
@@ -187,3 +189,14 @@ def test_a_variable_that_training_does_not_save_is_named(tmp_path: Path, trained
     other = estimator_of(trained.model_dir, trained.model.embedding, model_fn=model_fn)
     with pytest.raises(ValueError, match="Could not load all requested variables from checkpoint"):
         EstimatorSource(other, parsing)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_lookups_read_tables_of_fewer_bits_and_heads_the_checkpoints(
+    tmp_path: Path, source: EstimatorSource, dtype: str
+) -> None:
+    artifact = export(source, tmp_path, table_dtype=dtype)
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    assert {table.dtype for table in manifest.tables.values()} == {dtype}
+    assert {name for name, parity in manifest.parity.items() if parity["cases"]} == set(manifest.signatures)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_export.exporter.lookup_graph import build_lookup
+from model_export.exporter.reduced_graph import ReducedVariables
 from model_export.exporter.source import LookupPlan, PredictSignature, SavedParts
 from model_export.exporter.tpu_graph import add_tpu_meta_graph, tpu_call
 from model_export.exporter.vocabulary_graph import vocabulary_tables
@@ -105,7 +106,11 @@ class TableSource(tf.Module):  # type: ignore[misc]
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
         """Writes a TensorFlow 2 SavedModel."""
         self.vocabularies = vocabulary_tables(self.spec, plan.vocabulary_files)
-        build = partial(build_lookup, spec=self.spec, tables=self.tables, vocabularies=self.vocabularies)
+        reduced = ReducedVariables(plan.reduced)
+        trained, self.scales = self.tables, reduced.scales
+        lookup_tables = reduced.for_lookups(trained)
+        self.trained, self.tables = trained, {**trained, **reduced.tables}
+        build = partial(build_lookup, spec=self.spec, tables=lookup_tables, vocabularies=self.vocabularies)
         functions = {name: build(entry).function() for name, entry in plan.lookups.items()}
         own = {"serving_default": self._from_ids(), "examples": self._from_examples()} if self.predict_names else {}
         tf.saved_model.save(self, str(folder), signatures=functions | {name: own[name] for name in predict})
@@ -123,6 +128,7 @@ class TableSource(tf.Module):  # type: ignore[misc]
         return SavedParts(
             {table.name: f"tables/{table.name}{SUFFIX}" for table in self.spec.tables},
             {name: described[name] for name in predict},
+            reduced.scale_keys(),
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> np.ndarray:
@@ -145,7 +151,7 @@ class TableSource(tf.Module):  # type: ignore[misc]
         return {"score": self._answer(score.astype(np.float32))}
 
     def _score(self, ids: Any, bags: Any, bias: Any) -> dict[str, Any]:
-        sums = tf.reduce_sum(self.tables["item"], axis=1)
+        sums = tf.reduce_sum(self.trained["item"], axis=1)
         return {"score": tf.gather(sums, ids) + tf.reduce_sum(tf.gather(sums, bags), axis=1) + bias}
 
     def _from_ids(self) -> Any:

@@ -210,7 +210,7 @@ def test_tables_that_are_not_float32_are_refused(tmp_path: Path) -> None:
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     spec = dataclasses.replace(TWO_FEATURES, features=(TWO_FEATURES.feature("a"),))
-    with pytest.raises(ExportError, match="'item' is float64"):
+    with pytest.raises(ExportError, match="'item' was saved as float64, expected float32"):
         export(TableSource(spec, {"item": np.ones((9, 2))}), tmp_path)
 
 

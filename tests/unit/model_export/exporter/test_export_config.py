@@ -50,6 +50,7 @@ def test_the_example_of_the_help_holds(tmp_path: Path) -> None:
             "export_to_tpu": False,
             "allow_nonfinite": False,
             "warmup": True,
+            "table_dtype": {"item": "int8"},
         },
         {"max_ids_per_row": 16},
     )

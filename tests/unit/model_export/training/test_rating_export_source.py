@@ -11,6 +11,8 @@ import pytest
 from model_export.datasets.ratings import RatingData
 from model_export.errors import ExportError
 from model_export.training.config import TrainConfig
+from service.core.manifest import Manifest
+from service.lookup.bundle import read_bundle
 from tests.unit.model_export.training.tower_oracle import predicted
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -100,3 +102,18 @@ def _vectors(table: np.ndarray, name: str, inputs: Any) -> np.ndarray:
     splits = inputs[f"{name}__row_splits"]
     bags = [table[inputs[f"{name}__values"][i:j]] for i, j in zip(splits[:-1], splits[1:], strict=True)]
     return np.array([bag.mean(axis=0) if len(bag) else np.zeros(table.shape[1]) for bag in bags])
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("signatures", [None, ["lookup"]])
+def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
+    run_folder: Path, tmp_path: Path, signatures: list[str] | None
+) -> None:
+    from model_export.exporter.api import export
+
+    artifact = export(run_folder, tmp_path, table_dtype="int8", signatures=signatures)
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
+    # Without predictions nothing needs the tables of four times the size.
+    assert len(trained) == (len(manifest.tables) if signatures is None else 0)

@@ -1,0 +1,171 @@
+"""Tables of fewer bits than they were trained in: how they are rounded, how far off that is, how they are read again.
+
+float16, bfloat16: each number goes to the nearest one, of two as near to the even one. int8: row r is scale[r] times
+whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. No table dtype changes what a
+prediction computes: only lookups read the table of fewer bits.
+
+>>> rows = np.array([[0.5, -1.0, 0.26], [0, 0, 0]], np.float32)
+>>> table = reduced("film", "int8", 2, lambda start, stop: rows[start:stop])
+>>> table.numbers.tolist()
+[[64, -127, 33], [0, 0, 0]]
+>>> round(table.largest_error, 5), round(table.error_bound, 5)
+(0.00394, 0.00394)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import numpy as np
+
+from model_export.errors import ExportError
+from service.core.types import TABLE_DTYPES, Array
+
+TableDtype = Literal["float32", "float16", "bfloat16", "int8"]
+# In provenance: table -> what TableParity.to_json says.
+REDUCED_KEY = "reduced_tables"
+
+_CHUNK_BYTES = 16 << 20
+_LARGEST = {"float16": 65504.0, "bfloat16": float(255 * 2.0**120)}
+# Half the distance between neighbours, of a number between 1 and 2, and of one too small to be normal.
+_HALF_STEP = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
+_SMALLEST_SCALE = np.float32(2.0**-126)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedTable:
+    """A table as it is to be saved.
+
+    numbers: [V, D] as TABLE_DTYPES reads the dtype; of bfloat16 its bits.
+    scales: [V, 1] float32 of an int8 table.
+    largest_error: the largest difference from the trained table.
+    error_bound: what no difference can be larger than, by the numbers and the dtype alone.
+    """
+
+    dtype: TableDtype
+    numbers: Array
+    scales: Array | None
+    largest_error: float
+    error_bound: float
+
+    def to_json(self) -> dict[str, str | float]:
+        """Returns what provenance keeps of it."""
+        return {"dtype": self.dtype, "largest_error": self.largest_error, "error_bound": self.error_bound}
+
+
+def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[str]) -> dict[str, TableDtype]:
+    """Returns table -> dtype for those that are not to stay float32.
+
+    Args:
+      table_dtype: one for all tables, or by table.
+
+    Raises:
+      ExportError: there is no such table, or no such dtype.
+    """
+    if table_dtype is None:
+        return {}
+    by_table = dict.fromkeys(tables, table_dtype) if isinstance(table_dtype, str) else dict(table_dtype)
+    if unknown := sorted(set(by_table) - set(tables)):
+        raise ExportError(f"table_dtype names {unknown}; the tables are {sorted(tables)}")
+    choices: tuple[TableDtype, ...] = get_args(TableDtype)
+    if wrong := {name: dtype for name, dtype in by_table.items() if dtype not in choices}:
+        raise ExportError(f"table_dtype is {wrong}; expected one of {', '.join(choices)}")
+    return {name: cast(TableDtype, dtype) for name, dtype in by_table.items() if dtype != "float32"}
+
+
+def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[int, int], Array]) -> ReducedTable:
+    """Rounds a table, a few megabytes at a time.
+
+    Args:
+      rows: gives [stop - start, D] float32.
+
+    Raises:
+      ExportError: a number is too large for the dtype; or one is NaN or infinite, for which int8 has no place.
+    """
+    dim = rows(0, 1).shape[1]
+    numbers = np.empty((vocabulary_size, dim), TABLE_DTYPES[dtype])
+    scales = np.empty((vocabulary_size, 1), np.float32) if dtype == "int8" else None
+    error = bound = 0.0
+    step = max(1, _CHUNK_BYTES // (4 * dim))
+    for start in range(0, vocabulary_size, step):
+        stop = min(start + step, vocabulary_size)
+        trained = np.asarray(rows(start, stop), np.float32)
+        _check(name, dtype, trained, start)
+        some = None
+        if scales is None:
+            numbers[start:stop] = _to_bfloat16(trained) if dtype == "bfloat16" else _to_float16(trained)
+        else:
+            some = scales[start:stop] = _scales(trained)
+            steps = np.divide(trained, some, out=np.zeros_like(trained), where=some > 0)
+            numbers[start:stop] = np.rint(steps).astype(np.int8)
+        found, limit = _errors(trained, widened(numbers[start:stop], dtype, some), dtype, some)
+        error, bound = max(error, found), max(bound, limit)
+    return ReducedTable(dtype, numbers, scales, error, bound)
+
+
+def widened(numbers: Array, dtype: str, scales: Array | None = None) -> Array:
+    """Returns the float32 that stored numbers stand for.
+
+    Args:
+      numbers: [..., D] as TABLE_DTYPES reads the dtype.
+      scales: [..., 1] float32 of int8.
+    """
+    if dtype == "bfloat16":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    floats: Array = numbers.astype(np.float32)
+    return floats if scales is None else floats * scales
+
+
+def _check(name: str, dtype: TableDtype, rows: Array, start: int) -> None:
+    is_finite = np.isfinite(rows).all(axis=1)
+    if dtype == "int8" and not is_finite.all():
+        row = start + int(np.argmin(is_finite))
+        raise ExportError(
+            f"table {name!r}: row {row} holds NaN or infinity, which int8 has no number for; export it as float16, "
+            "bfloat16 or float32"
+        )
+    if dtype in _LARGEST:
+        finite = np.where(np.isfinite(rows), rows, 0)
+        rounded = _to_bfloat16(finite) if dtype == "bfloat16" else _to_float16(finite)
+        is_lost = ~np.isfinite(widened(rounded, dtype)).all(axis=1)
+        if is_lost.any():
+            row = int(np.argmax(is_lost))
+            largest = float(np.abs(finite[row]).max())
+            raise ExportError(
+                f"table {name!r}: row {start + row} holds {largest:.6g}, {dtype} ends at {_LARGEST[dtype]:.6g}; "
+                "export it as float32 or int8"
+            )
+
+
+def _to_float16(rows: Array) -> Array:
+    with np.errstate(over="ignore"):
+        halves: Array = rows.astype(np.float16)
+    return halves
+
+
+def _to_bfloat16(rows: Array) -> Array:
+    bits = np.ascontiguousarray(rows).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # Rounding could carry the digits of a NaN away; then it would be an infinity.
+    return np.where(np.isnan(rows), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _scales(rows: Array) -> Array:
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    # Below the smallest normal number a scale has few digits of its own, and half a step would not bound the error.
+    scales: Array = np.maximum(largest / np.float32(127), _SMALLEST_SCALE)
+    return np.where(largest > 0, scales, np.float32(0)).astype(np.float32)
+
+
+def _errors(trained: Array, stored: Array, dtype: TableDtype, scales: Array | None) -> tuple[float, float]:
+    is_finite = np.isfinite(trained)
+    exact = np.where(is_finite, trained, 0).astype(np.float64)
+    error = float(np.abs(np.where(is_finite, stored, 0).astype(np.float64) - exact).max())
+    if scales is not None:
+        # Half a step, and what a scale and a product of float32 are rounded by: 127 steps at most.
+        return error, float(scales.max()) * (0.5 + 2 * 127 * 2.0**-24)
+    relative, smallest = _HALF_STEP[dtype]
+    largest = float(np.abs(exact).max())
+    return error, max(relative * 2.0 ** np.floor(np.log2(largest)) if largest else 0.0, smallest)
