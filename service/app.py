@@ -23,6 +23,7 @@ from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
 from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
+from service.memory_settings import residency_of
 from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
@@ -68,6 +69,7 @@ class App:
                 inter_op_threads,
                 on_warmup=self._metrics.warmups.warmed_up,
                 batching=self._batching,
+                residency=residency_of(settings),
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,

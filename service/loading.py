@@ -19,6 +19,7 @@ from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph_batching import GraphBatching
 from service.lookup.backend import open_lookups
+from service.lookup.residency import Residency
 from service.recorded_warmup import replay_requests
 from service.warmup import warm_up
 
@@ -38,6 +39,7 @@ class ServableLoader:
     warmup_iterations: how often each recorded warm-up request is run; 0: none is.
     on_warmup: told of each replay of such requests.
     batching: batches graph runs; None: each runs by itself.
+    residency: what is done with the tables' pages.
     """
 
     tags: frozenset[str]
@@ -47,6 +49,7 @@ class ServableLoader:
     inter_op_threads: int | None = None
     on_warmup: WarmupObserver | None = None
     batching: GraphBatching | None = None
+    residency: Residency = Residency()
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
@@ -102,6 +105,7 @@ class ServableLoader:
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         lookups = open_lookups(path, manifest, signatures)
+        self.residency.apply(path, lookups.tables)
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():
