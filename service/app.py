@@ -21,6 +21,7 @@ from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
+from service.direct.predict import DirectPredict
 from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
 from service.memory_settings import residency_of
@@ -29,6 +30,8 @@ from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.settings import Settings
 from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.grpc.h2.server import H2Server
+from service.transports.grpc.paths import API
 from service.transports.http.http_app import create_http_app
 
 logger = logging.getLogger(__name__)
@@ -93,15 +96,7 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._models.reload,
         )
-        self._grpc = GrpcServer(
-            self._engine,
-            address=f"{_bracketed(settings.host)}:{settings.port}",
-            max_message_bytes=settings.max_request_bytes,
-            max_workers=settings.grpc_max_threads,
-            socket_path=settings.grpc_socket_path,
-            channel_arguments=settings.channel_arguments,
-            as_content=settings.enable_serialization_as_tensor_content,
-        )
+        self._grpc = _grpc_server(settings, self._engine)
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -247,6 +242,31 @@ def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | No
         )
     except InvalidRequest as error:
         raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
+
+
+def _grpc_server(settings: Settings, engine: Engine) -> GrpcServer | H2Server:
+    predict_directly = DirectPredict(engine, API)
+    if settings.grpc_transport == "grpcio" or settings.channel_arguments:
+        return GrpcServer(
+            engine,
+            address=f"{_bracketed(settings.host)}:{settings.port}",
+            max_message_bytes=settings.max_request_bytes,
+            max_workers=settings.grpc_max_threads,
+            socket_path=settings.grpc_socket_path,
+            channel_arguments=settings.channel_arguments,
+            as_content=settings.enable_serialization_as_tensor_content,
+            predict_directly=predict_directly,
+        )
+    return H2Server(
+        engine,
+        host=settings.host,
+        port=settings.port,
+        max_message_bytes=settings.max_request_bytes,
+        max_workers=settings.grpc_max_threads,
+        socket_path=settings.grpc_socket_path,
+        as_content=settings.enable_serialization_as_tensor_content,
+        predict_directly=predict_directly,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -110,6 +110,11 @@ class Settings:
         "Whether batching goes by batching_params.pbtxt in each version's folder, and a version without one is not "
         "batched; only num_batch_threads and thread_pool_name are then read from that other file.",
     )
+    grpc_transport: Literal["auto", "h2", "grpcio"] = _setting(
+        "auto",
+        "What carries gRPC: 'h2' is this server's own HTTP/2, which answers lookups without a change of thread, "
+        "'grpcio' is Google's library; 'auto' is h2, or grpcio where grpc_channel_arguments are given.",
+    )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
@@ -217,6 +222,8 @@ class Settings:
             found.append(f"--model_name is {self.model_name!r}: it must not be empty or hold a '/'")
         if self.port == self.rest_api_port != 0:
             found.append(f"--port and --rest_api_port are both {self.port}: gRPC and HTTP need one each")
+        if self.grpc_transport == "h2" and self.grpc_channel_arguments:
+            found.append("--grpc_channel_arguments are grpcio's: leave --grpc_transport=h2 out")
         if not self.tags:
             found.append("--saved_model_tags names no tag")
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)

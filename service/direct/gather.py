@@ -13,7 +13,7 @@ from service.direct.memory import (
     octets_at,
     short_ints_at,
 )
-from service.direct.scan import DTYPE, KIND, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
+from service.direct.scan import DTYPE, KIND, MISSING, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
 from service.lookup import kernels
 
 # Columns of a plan, one row per feature. *_INPUT: which input of the request, or -1 for none.
@@ -21,8 +21,8 @@ IDS_INPUT, SPLITS_INPUT, WEIGHTS_INPUT = 0, 1, 2
 TABLE_AT, VOCABULARY_SIZE, DIM = 3, 4, 5
 POLICY, DEFAULT_ROW, COMBINER, AT_LEAST_ONE, POSITIVE_ONLY = 6, 7, 8, 9, 10
 MAX_IDS, IS_TRUNCATED, LENGTH = 11, 12, 13
-IDS_DTYPE, SPLITS_DTYPE = 14, 15
-COLUMNS = 16
+IDS_DTYPE, SPLITS_DTYPE, POSITION = 14, 15, 16
+COLUMNS = 17
 
 # Columns of an answer's pieces, one row per feature and one for the end: bytes of the template from PIECE_AT on go to
 # PIECE_TO, and the feature's floats begin at FLOATS_TO.
@@ -89,8 +89,8 @@ def _are_splits(splits, count):  # type: ignore[no-untyped-def]
     return last == count
 
 
-@njit(_INT(_INT, _FOUND, _FOUND, _INTS, _INT, _INT, _FOUND, _INT), cache=True, nogil=True)
-def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows):  # type: ignore[no-untyped-def]
+@njit(_INT(_INT, _FOUND, _FOUND, _INTS, _INT, _INT, _FOUND, _INT, _FOUND), cache=True, nogil=True)
+def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows, counts):  # type: ignore[no-untyped-def]
     """Writes a whole answer; returns DONE, or UNUSUAL where the request must be looked at in another way.
 
     Args:
@@ -102,6 +102,7 @@ def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows):  #
       template_at: address of what answers of this size have in common.
       pieces: [F + 1, PIECE_COLUMNS] int64.
       rows: B, what every feature has.
+      counts: [features of the signature, 2] int64; ids and those of them without a row are added where all is DONE.
     """
     for f in range(plan.shape[0]):
         k = plan[f, IDS_INPUT]
@@ -114,8 +115,9 @@ def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows):  #
         to = out_at + pieces[f, FLOATS_TO]
         if plan[f, SPLITS_INPUT] < 0:
             stopped = kernels.gather(table, ids, plan[f, POLICY], plan[f, DEFAULT_ROW], floats_2d_at(to, rows, dim))
-            if stopped != kernels.OK:
+            if stopped > kernels.MISSING and stopped != kernels.OK:
                 return UNUSUAL
+            found[1 + f, MISSING] = 0 if stopped == kernels.OK else kernels.MISSING - stopped
             continue
         s = plan[f, SPLITS_INPUT]
         splits = scratch[count : count + rows + 1]
@@ -155,8 +157,12 @@ def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows):  #
                 plan[f, DEFAULT_ROW],
                 floats_2d_at(to, rows, dim),
             )
-        if stopped != kernels.OK:
+        if stopped > kernels.MISSING and stopped != kernels.OK:
             return UNUSUAL
+        found[1 + f, MISSING] = 0 if stopped == kernels.OK else kernels.MISSING - stopped
+    for f in range(plan.shape[0]):
+        counts[plan[f, POSITION], 0] += found[plan[f, IDS_INPUT], SIZE]
+        counts[plan[f, POSITION], 1] += found[1 + f, MISSING]
     for piece in range(pieces.shape[0]):
         length = pieces[piece, PIECE_LENGTH]
         octets_at(out_at + pieces[piece, PIECE_TO], length)[:] = octets_at(

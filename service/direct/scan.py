@@ -13,8 +13,9 @@ from numba import njit, types
 MAX_INPUTS = 64
 
 # Columns of the inputs that a scan found.
-NAME_AT, NAME_LENGTH, DTYPE, SIZE, KIND, VALUES_AT, VALUES_LENGTH = range(7)
-COLUMNS = 7
+# MISSING is of the feature of the row's number, and written by who reads its ids: how many of them have no row.
+NAME_AT, NAME_LENGTH, DTYPE, SIZE, KIND, VALUES_AT, VALUES_LENGTH, MISSING = range(8)
+COLUMNS = 8
 # Kinds: nothing sent, packed varints, tensor_content, packed float_val.
 NONE, VARINTS, CONTENT, FLOATS = range(4)
 

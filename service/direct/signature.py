@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from service.codecs.wire import tag, varint
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.memory import address_of, unwritten_bytes
-from service.direct.scan import SIZE
-from service.lookup.plan import COMBINERS, POLICIES, FeaturePlan
+from service.direct.scan import MAX_INPUTS, SIZE
+from service.lookup.plan import COMBINERS, POLICIES, FeaturePlan, SignaturePlan
 
 _FLOAT, _INT32, _INT64 = 1, 3, 9
 _NUMBERS = {"int32": _INT32, "int64": _INT64}
@@ -87,29 +88,37 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+class PlainRequest(NamedTuple):
+    """A PredictRequest as direct.scan reads it.
+
+    data: its bytes.
+    found: [1 + MAX_INPUTS, COLUMNS] int64, what scan found in them.
+    names: of its inputs, in their order.
+    as_content: floats are to travel in tensor_content, else in float_val.
+    """
+
+    data: bytes
+    found: Array
+    names: tuple[bytes, ...]
+    as_content: bool
+
+
 class DirectSignature:
     """Answers requests for one signature of one model version in bytes. Concurrency: any thread."""
 
-    def __init__(self, spec: SignatureSpec, features: Mapping[str, FeaturePlan], model: str, version: int) -> None:
+    def __init__(self, spec: SignatureSpec, plan: SignaturePlan, model: str, version: int) -> None:
         self._spec = spec
+        self._plan = plan
         # By output, in the order of answers.
-        self._features = {name: features[name] for name in spec.outputs}
-        self._max_rows = min((p.max_rows for p in features.values() if p.max_rows is not None), default=None)
+        self._features = {name: plan.features[name] for name in spec.outputs}
+        limits = [feature.max_rows for feature in plan.features.values() if feature.max_rows is not None]
+        self._max_rows = min(limits, default=None)
         self._tail = _field(2, encode_model_spec(model, version, spec.name))
         self._layouts: dict[tuple[bytes, ...], Layout | None] = {}
 
-    def answer(
-        self, data: bytes, found: Array, names: tuple[bytes, ...], *, as_content: bool, max_bytes: int
-    ) -> tuple[bytes, int] | None:
-        """Returns a serialized PredictResponse and its rows; None where the request needs the general path.
-
-        Args:
-          data: the PredictRequest.
-          found: what scan found in it.
-          names: of its inputs, in their order.
-          as_content: floats travel in tensor_content, else in float_val.
-          max_bytes: of the floats of an answer.
-        """
+    def answer(self, request: PlainRequest, max_bytes: int) -> tuple[bytes, int] | None:
+        """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
+        data, found, names, as_content = request
         layout = self._layout(names)
         if layout is None:
             return None
@@ -125,7 +134,15 @@ class DirectSignature:
         answer, address = unwritten_bytes(shape.size)
         scratch = _scratch.ints if len(data) <= _SCRATCH_INTS else np.empty(len(data), np.int64)
         done = gather.answer(
-            address_of(data), found, layout.plan, scratch, address, address_of(shape.template), shape.pieces, rows
+            address_of(data),
+            found,
+            layout.plan,
+            scratch,
+            address,
+            address_of(shape.template),
+            shape.pieces,
+            rows,
+            self._plan.counts_of_thread(),
         )
         return (answer, rows) if done == gather.DONE else None
 
@@ -155,17 +172,18 @@ class DirectSignature:
                 # Its integers are keys of a vocabulary, not rows.
                 return None
             used.update(name for name in inputs if name is not None)
-            plan.append(_plan_row(feature, self._spec, positions))
+            plan.append(plan_row(feature, self._spec, positions))
             row_inputs.append((positions[lookup.row_splits], 1) if lookup.row_splits else (positions[lookup.ids], 0))
             dim = feature.table.weights.shape[1]
             length = lookup.max_sequence_length
             outputs.append((output, (dim,) if length is None else (length, dim)))
-        if not plan or used != positions.keys():
+        if not 0 < len(plan) <= MAX_INPUTS or used != positions.keys():
             return None
         return Layout(np.array(plan, np.int64), tuple(row_inputs), tuple(outputs))
 
 
-def _plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str, int]) -> list[int]:
+def plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str, int]) -> list[int]:
+    """Returns [gather.COLUMNS] of a feature whose inputs are at these positions of what was found in a request."""
     lookup, weights = feature.feature, feature.table.weights
     row = [-1] * gather.COLUMNS
     row[gather.IDS_INPUT] = positions[lookup.ids]
@@ -185,6 +203,7 @@ def _plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str,
     row[gather.MAX_IDS] = lookup.max_ids_per_row or 0
     row[gather.IS_TRUNCATED] = lookup.on_too_many_ids == "truncate"
     row[gather.LENGTH] = lookup.max_sequence_length or 0
+    row[gather.POSITION] = feature.position
     return row
 
 
