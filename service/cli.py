@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Importing the app compiles the kernels, or reads them from the cache chosen above.
     from service.app import App, StartError
 
+    # What importing made lives as long as the process: a full collection need not go through it each time.
+    gc.freeze()
     try:
         loading = uvloop.run(App(settings).run())
     except StartError as error:

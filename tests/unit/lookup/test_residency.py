@@ -115,6 +115,14 @@ def test_advice_reaches_the_map(table: MappedTable, tmp_path: Path) -> None:
     assert held(table).sum() == 1
 
 
+def test_all_is_read_ahead_before_it_is_read_at_random(table: MappedTable, tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    Residency(is_prefaulted=True, advice="random").apply(tmp_path, {"film": table})
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before < NUM_PAGES // 4
+    assert held(table).all()
+    assert "rr" in smaps(table, "VmFlags").split()
+
+
 def test_advice_that_is_not_taken_is_a_warning(
     table: MappedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
