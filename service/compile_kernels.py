@@ -14,6 +14,7 @@ from service.settings import kernel_cache_dir
 MODULES = (
     "service.direct.gather",
     "service.direct.scan",
+    "service.direct.varints",
     "service.lookup.fingerprint",
     "service.lookup.kernels",
     "service.lookup.key_index",

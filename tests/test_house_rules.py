@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "numba"},
     ),
     # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
-    "service.direct": ({"service.core", "service.lookup", "service.codecs"}, {"numpy", "numba"}),
+    "service.direct": ({"service.core", "service.lookup", "service.codecs"}, {"numpy", "numba", "llvmlite"}),
     "service.graph": (
         {"service.core.types", "service.core.errors", "service.core.manifest"},
         {"numpy", "tensorflow"},

@@ -26,7 +26,7 @@ async def _serve() -> None:
         options = read_options(headers)
         reader = MessageReader(options.encoding, 1 << 28)
         handler: Any = handlers[path]
-        return UnaryCall(runner, connection, stream, handler=handler, is_quick=True, options=options, reader=reader)
+        return UnaryCall(runner, connection, stream, handler=handler, quickly=handler, options=options, reader=reader)
 
     server = await loop.create_server(lambda: Connection(open_call, lambda _lost: None), "127.0.0.1", 0)
     listening(server.sockets[0].getsockname()[1])

@@ -1,0 +1,57 @@
+"""Packed varints to integers, eight bytes at a time.
+
+Source: protobuf's encoding, "Base 128 Varints".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from service.direct.memory import INTS, first_bit, ints_at, octets_at
+
+DONE, UNUSUAL = 0, -1
+
+_INT, _WORD = types.int64, np.uint64
+_MORE = _WORD(0x8080808080808080)
+_ONE, _TWO, _FOUR, _SEVEN, _EIGHT = (_WORD(n) for n in (1, 2, 4, 7, 8))
+
+
+@njit(_INT(_INT, _INT, INTS), cache=True, nogil=True)
+def read_varints(address, num_bytes, out):  # type: ignore[no-untyped-def]
+    """Writes as many integers as out has room for; DONE, or UNUSUAL where the bytes are not just as many.
+
+    Args:
+      address, num_bytes: of the bytes, of which none beyond is read.
+      out: [N] int64, written; a number of more than 64 bits loses those above, as in protobuf.
+    """
+    octets = octets_at(address, num_bytes)
+    end = _WORD(num_bytes)
+    p = _WORD(0)
+    for i in range(out.shape[0]):
+        if p + _EIGHT <= end:
+            # Lengths of ids are as random as ids, and a wrong guess of a branch costs more than all of this.
+            word = _WORD(ints_at(address + _INT(p), 1)[0])
+            last = ~word & _MORE
+            if last != _WORD(0):
+                # All bits up to the last byte of this number, then without each byte's first bit.
+                word &= (last ^ (last - _ONE)) & ~_MORE
+                word = (word & _WORD(0x007F007F007F007F)) | ((word & _WORD(0x7F007F007F007F00)) >> _ONE)
+                word = (word & _WORD(0x00003FFF00003FFF)) | ((word & _WORD(0x3FFF00003FFF0000)) >> _TWO)
+                word = (word & _WORD(0x000000000FFFFFFF)) | ((word & _WORD(0x0FFFFFFF00000000)) >> _FOUR)
+                out[i] = _INT(word)
+                p += (first_bit(last) + _ONE) >> _WORD(3)
+                continue
+        value = _WORD(0)
+        shift = _WORD(0)
+        while True:
+            if p >= end or shift > _WORD(63):
+                return UNUSUAL
+            byte = _WORD(octets[p])
+            p += _ONE
+            value |= (byte & _WORD(0x7F)) << shift
+            if byte < _WORD(0x80):
+                break
+            shift += _SEVEN
+        out[i] = _INT(value)
+    return DONE if p == end else UNUSUAL
