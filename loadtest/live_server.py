@@ -85,10 +85,10 @@ class LiveServer:
 
     def ready(self) -> LiveServer:
         """Waits until every model answers; raises RuntimeError where the server ended or stays unready."""
-        self._is_listening.wait(_PATIENCE_S)
+        self._wait_for_ports()
         end_s = time.monotonic() + _PATIENCE_S
         reason = ""
-        while self.is_alive and self._ports and time.monotonic() < end_s:
+        while self.is_alive and time.monotonic() < end_s:
             try:
                 with urllib.request.urlopen(f"{self.http}/readyz", timeout=5):
                     return self
@@ -99,14 +99,21 @@ class LiveServer:
             time.sleep(0.05)
         raise RuntimeError(f"the server is not ready: {reason or self._last_line}")
 
+    def _wait_for_ports(self) -> None:
+        self._is_listening.wait(_PATIENCE_S)
+        if not self._ports:
+            raise RuntimeError(f"the server is not ready: {self._last_line}")
+
     @property
     def http(self) -> str:
         """Its HTTP address, as the beginning of a URL."""
+        self._wait_for_ports()
         return f"http://127.0.0.1:{self._ports['http_port']}"
 
     @property
     def grpc(self) -> str:
         """Its gRPC address, host:port."""
+        self._wait_for_ports()
         return f"127.0.0.1:{self._ports['grpc_port']}"
 
     @property

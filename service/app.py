@@ -25,6 +25,7 @@ from service.direct.predict import DirectPredict
 from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
 from service.lookup.row_pool import row_runner
+from service.memory_settings import residency_of
 from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
@@ -75,6 +76,7 @@ class App:
                 has_towers=settings.graph_towers,
                 tower_batch_rows=settings.tower_batch_rows,
                 lookup_runner=row_runner(settings.lookup_threads),
+                residency=residency_of(settings),
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ import uvloop
 
 from service.lookup import kernel_cache
 from service.observability import configure_logging
+from service.process_memory import keep_freed_memory
 from service.settings import SettingsError, flags_without_effect, kernel_cache_dir, quiet_tensorflow, read_settings
 
 logger = logging.getLogger(__name__)
@@ -30,10 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
     quiet_tensorflow()
+    keep_freed_memory(settings.keep_freed_mib)
     kernel_cache.use(kernel_cache_dir(settings.kernel_cache_dir))
     # Importing the app compiles the kernels, or reads them from the cache chosen above.
     from service.app import App, StartError
 
+    # What importing made lives as long as the process: a full collection need not go through it each time.
+    gc.freeze()
     try:
         loading = uvloop.run(App(settings).run())
     except StartError as error:

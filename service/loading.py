@@ -21,6 +21,7 @@ from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph_batching import GraphBatching
 from service.lookup.backend import OpenedLookups, open_lookups
+from service.lookup.residency import Residency
 from service.lookup.row_pool import RowRunner, in_one_piece
 from service.recorded_warmup import replay_requests
 from service.tower_batching import batched
@@ -47,6 +48,7 @@ class ServableLoader:
     tower_batch_rows: rows that requests for a tower which are there at the same time share a run with; 0: each runs by
       itself. It is batching that counts where there is one.
     lookup_runner: shares the rows of large lookups out among threads.
+    residency: what is done with the tables' pages.
     """
 
     tags: frozenset[str]
@@ -59,6 +61,7 @@ class ServableLoader:
     has_towers: bool = True
     tower_batch_rows: int = 0
     lookup_runner: RowRunner = in_one_piece
+    residency: Residency = Residency()
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
@@ -114,6 +117,7 @@ class ServableLoader:
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         lookups = open_lookups(path, manifest, signatures, self.lookup_runner)
+        self.residency.apply(path, lookups.tables)
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():

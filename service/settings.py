@@ -159,6 +159,24 @@ class Settings:
     shutdown_delay_s: float = _setting(
         0.0, "Seconds between failing /readyz and no longer accepting, for load balancers to notice.", 0, 3600
     )
+    warm: bool = _setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
+    table_prefault: bool = _setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
+    table_prefault_mib_per_s: float = _setting(
+        0.0, "MiB per second that are then read at most; 0 is as fast as it goes.", 0, 1_000_000
+    )
+    table_lock: Literal["off", "try", "require"] = _setting(
+        "off",
+        "Whether tables are locked in memory: 'try' logs a warning where the system does not allow it, 'require' fails "
+        "the load.",
+    )
+    table_pages: Literal["normal", "random", "huge"] = _setting(
+        "normal",
+        "Advice to the kernel on tables' pages: 'random' reads none ahead, 'huge' asks for huge ones where the file "
+        "system has them.",
+    )
+    keep_freed_mib: int = _setting(
+        64, "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: as it is.", 0, 1024
+    )
     drain_timeout_s: float = _setting(30.0, "Seconds that requests in flight get to finish at shutdown.", 0, 3600)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe messages to log.")
     log_format: Literal["auto", "text", "json"] = _setting(

@@ -8,6 +8,7 @@ python -m loadtest.bench --only 'gRPC/*' --only JSON/W1      some cases
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import json
 import os
@@ -17,10 +18,12 @@ from pathlib import Path
 from loadtest.bench import report
 from loadtest.bench.artifact import prepared
 from loadtest.bench.cases import cases
-from loadtest.bench.rounds import Options, can_run, measure, write_answers
+from loadtest.bench.rounds import Measured, Options, can_run, measure, write_answers
+from loadtest.bench.start import measure_starts
 from loadtest.bench.workloads import FULL, TINY, Data
 from loadtest.live_server import ROOT
 
+START = "start/10GB"
 DOCUMENT = ROOT / "docs" / "performance.md"
 
 
@@ -28,11 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures what is asked for; returns the exit status, 0 whatever the ratios are."""
     options = _parser().parse_args(arguments)
     wanted = [case for case in cases() if _matches(case.name, options.only)]
+    has_start = _matches(START, options.only)
     if options.list:
-        sys.stdout.writelines(f"{case.name}\n" for case in wanted)
+        sys.stdout.writelines(f"{name}\n" for name in [*(case.name for case in wanted), *[START] * has_start])
         return 0
     wanted = can_run(wanted)
-    if not wanted:
+    if not wanted and not has_start:
         sys.stderr.write("nothing of that name can be measured; see --list\n")
         return 2
     rounds, seconds = (1, 1.0) if options.quick else (options.rounds, options.seconds)
@@ -40,16 +44,24 @@ def main(arguments: list[str] | None = None) -> int:
     folder = options.folder / size
     folder.mkdir(parents=True, exist_ok=True)
     data = Data(TINY if options.tiny else FULL)
-    _say("preparing the models ...")
-    prepared(folder / "models", size)
-    write_answers(folder / "answers", data)
-    how = Options(rounds, seconds, options.connections, options.streams, *_cores())
-    _say(f"starting servers for {len(wanted)} cases ...")
-    measured = measure(wanted, folder, data, how, _say)
-    text = report.headline(rounds, seconds, options.connections) + "\n\n" + report.tables(measured)
+    measured: list[Measured] = []
+    if wanted:
+        _say("preparing the models ...")
+        prepared(folder / "models", size)
+        write_answers(folder / "answers", data)
+        how = Options(rounds, seconds, options.connections, options.streams, *_cores())
+        _say(f"starting servers for {len(wanted)} cases ...")
+        measured = measure(wanted, folder, data, how, _say)
+    starts = None
+    if has_start:
+        _say("starting with 10 GB of tables, and with tiny ones ...")
+        starts = measure_starts(options.folder, rounds)
+    tables = report.tables(measured, [starts.row()] if starts else [])
+    text = report.headline(rounds, seconds, options.connections) + "\n\n" + tables
     sys.stdout.write(text + "\n")
     out = options.out or options.folder / "results.json"
-    out.write_text(json.dumps(report.document(measured, seconds=seconds, connections=options.connections), indent=1))
+    more = {"seconds": seconds, "connections": options.connections, "starts": starts and dataclasses.asdict(starts)}
+    out.write_text(json.dumps(report.document(measured, **more), indent=1))
     if options.write_docs:
         report.write_into(DOCUMENT, text)
     return 0

@@ -49,12 +49,13 @@ def prepared(folder: Path, sizes: str) -> Path:
 def main() -> None:
     """Exports what is not there yet."""
     folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
     data = Data({"full": FULL, "tiny": TINY}[sys.argv[2]])
     for name, signatures in MODELS.items():
         if (folder / name / "1").exists():
             continue
         if name == "model":
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 _save(data, Path(scratch) / "saved", signatures)
                 (Path(scratch) / "spec.toml").write_text(_SPEC)
                 command = [sys.executable, "-m", "model_export", "adopt", f"{scratch}/saved"]

@@ -101,7 +101,7 @@ def grpc_answer(arrays: Arrays) -> bytes:
             tensor.tensor_shape.dim.add().size = size
         # Packed floats are their little-endian bytes: read as a message, for adding one by one takes seconds.
         packed = array.astype("<f4").tobytes()
-        tensor.MergeFromString(b"\x2a" + _varint(len(packed)) + packed)
+        tensor.MergeFromString(b"\x2a" + varint(len(packed)) + packed)
     return answer.SerializeToString()
 
 
@@ -110,7 +110,8 @@ def json_answer(arrays: Arrays) -> bytes:
     return orjson.dumps({"embeddings": arrays}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Returns a number in base 128, as protobuf has it."""
     found = b""
     while value > 0x7F:
         found += struct.pack("B", value & 0x7F | 0x80)

@@ -71,6 +71,9 @@ def running(wanted: Sequence[Case], folder: Path, options: Options) -> Iterator[
             if case.server not in servers:
                 cores = everything if case.is_free else options.server_cores
                 servers[case.server] = SERVERS[case.server](folder, cores)
+                if len(servers) == 1:
+                    # The first may have kernels to compile; the others find them.
+                    servers[case.server].wait()
         for server in servers.values():
             server.wait()
         yield servers

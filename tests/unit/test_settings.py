@@ -42,6 +42,12 @@ def test_flags_beat_the_environment_and_that_beats_defaults(
 
 
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
+    "warm": ("true", True),
+    "table_prefault": ("true", True),
+    "table_prefault_mib_per_s": ("2.5", 2.5),
+    "table_lock": ("try", "try"),
+    "table_pages": ("random", "random"),
+    "keep_freed_mib": ("7", 7),
     "model_base_path": ("/a b", "/a b"),
     "model_name": ("films", "films"),
     "model_config_file": ("models.conf", "models.conf"),

@@ -1,0 +1,102 @@
+"""10 GB of tables that take no room on the disk: holes where nobody looks, rows of numbers where a request does.
+
+The rest of the artifact is that of an exported one: how a lookup is described does not depend on its tables' length.
+
+Source of the index's layout: tensorflow/core/lib/io/format.h and table_builder.cc, protobuf/tensor_bundle.proto
+(TensorFlow 2.21): one block of entries, without compression.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.bench.messages import varint
+from loadtest.bench.workloads import Arrays
+
+TABLES = {"user": (30_000_000, 64), "item": (9_000_000, 64), "tag": (50_000, 32)}
+_DATA, _INDEX = "variables/variables.data-00000-of-00001", "variables/variables.index"
+_MANIFEST = "assets.extra/lookup_manifest.json"
+_MAGIC = 0xDB4775248B80FB57
+
+
+def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int, int]] = TABLES) -> None:
+    """Writes a version folder with tables of other lengths.
+
+    Args:
+      small: a version folder with the same tables.
+    """
+    shutil.copytree(small, target, ignore=shutil.ignore_patterns("variables.*"))
+    manifest = json.loads((small / _MANIFEST).read_text())
+    entries, offset = {}, 0
+    with (target / _DATA).open("wb") as file:
+        for name, (rows, dim) in tables.items():
+            entry = manifest["tables"][name]
+            entry |= {"vocabulary_size": rows, "offset": offset, "nbytes": rows * dim * 4, "crc32c": 0, "file": _DATA}
+            entries[entry["variable"].encode()] = _entry((rows, dim), offset, entry["nbytes"])
+            for row in written_rows(rows):
+                file.seek(offset + row * dim * 4)
+                file.write(row_of(name, row, dim).tobytes())
+            offset += entry["nbytes"]
+        file.truncate(offset)
+    # num_shards: 1.
+    (target / _INDEX).write_bytes(_sorted_table({b"": b"\x08\x01", **entries}))
+    paths = [path for path in target.rglob("*") if path.is_file()]
+    sizes = {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
+    sizes.pop(_MANIFEST, None)
+    manifest["files"] = sizes
+    (target / _MANIFEST).write_text(json.dumps(manifest))
+
+
+def written_rows(rows: int) -> tuple[int, ...]:
+    """Returns which rows of a table are no holes: the last, where an offset that overflows would show, and others."""
+    return (0, rows // 2, rows - 1)
+
+
+def row_of(table: str, row: int, dim: int) -> np.ndarray[Any, Any]:
+    """Returns what such a row holds."""
+    return np.random.default_rng([*table.encode(), row]).standard_normal(dim, np.float32)
+
+
+def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
+    """Returns the features of a lookup of written rows, and what it must answer."""
+    features = {"user": "user", "item": "item", "tags": "tag"}
+    ids = {feature: list(written_rows(tables[table][0])) for feature, table in features.items()}
+    expected = {
+        feature: np.stack([row_of(table, row, tables[table][1]) for row in ids[feature]])
+        for feature, table in features.items()
+    }
+    # One tag in each row, whose mean is itself.
+    return {**ids, "tags": [[row] for row in ids["tags"]]}, expected
+
+
+def _entry(shape: tuple[int, int], offset: int, nbytes: int) -> bytes:
+    dims = b"".join(b"\x12" + varint(len(size)) + size for size in (b"\x08" + varint(n) for n in shape))
+    # dtype 1 is float32; crc32c is fixed32.
+    parts = [b"\x08\x01", b"\x12" + varint(len(dims)) + dims, b"\x20" + varint(offset), b"\x28" + varint(nbytes)]
+    return b"".join([*parts, b"\x35" + bytes(4)])
+
+
+def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
+    out = b""
+    handles = []
+    for block in (_block(records), _block({})):
+        handles.append(varint(len(out)) + varint(len(block)))
+        # Behind each block: no compression, and a checksum that readers of ours leave to the manifest.
+        out += block + bytes(5)
+    index = _block({max(records): handles[0]})
+    index_handle = varint(len(out)) + varint(len(index))
+    footer = (handles[1] + index_handle).ljust(40, b"\0")
+    return out + index + bytes(5) + footer + struct.pack("<Q", _MAGIC)
+
+
+def _block(records: Mapping[bytes, bytes]) -> bytes:
+    rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(records.items())]
+    # One restart, at the beginning.
+    return b"".join(rows) + struct.pack("<II", 0, 1)

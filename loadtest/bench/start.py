@@ -1,0 +1,123 @@
+"""How long from starting the server to its first answer, with tables of 10 GB and with tiny ones, in turns.
+
+python -m loadtest.bench.start --rounds 5 [flags of the server, such as --table_pages=random]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.bench.artifact import prepared
+from loadtest.bench.large_model import TABLES, request, write_large_model
+from loadtest.bench.processes import Service, cpu_s, memory, tree
+from loadtest.bench.workloads import LOOKUP, MODEL, TINY
+from loadtest.live_server import ROOT, Held
+
+AT_MOST_S = 1.0
+_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Seconds to the first answer, and what the server then held.
+
+    small_cpu_s, large_cpu_s: processor time until then; on a machine that others use too, the steadier number.
+    """
+
+    small_s: tuple[float, ...]
+    large_s: tuple[float, ...]
+    small_cpu_s: tuple[float, ...]
+    large_cpu_s: tuple[float, ...]
+    held: Held
+
+    @property
+    def more_s(self) -> float:
+        """By how much 10 GB take longer: the median of each turn's difference."""
+        return statistics.median(b - a for a, b in zip(self.small_s, self.large_s, strict=True))
+
+    def row(self) -> str:
+        """Returns the row of the table of ratios."""
+        small_s, large_s = statistics.median(self.small_s), statistics.median(self.large_s)
+        cpu_s = f"{statistics.median(self.large_cpu_s):.2f}, {statistics.median(self.small_cpu_s):.2f}"
+        then = f"{large_s:.2f}, {small_s:.2f}; of processor time {cpu_s}; then {self.held.private_mib:.0f} MiB private"
+        word = "met" if self.more_s <= AT_MOST_S else "NOT MET"
+        return (
+            f"| 10 GB of tables, start to first answer: seconds over a small model's | at most {AT_MOST_S:g} "
+            f"| {self.more_s:.2f} ({then}) | {word} |"
+        )
+
+
+def measure_starts(folder: Path, rounds: int, flags: Sequence[str] = ()) -> Starts:
+    """Measures; folder: keeps the models. Raises AssertionError where the first answer is wrong."""
+    models = prepared(folder / "tiny" / "models", "tiny")
+    small, large = folder / "start_small", folder / "start_large"
+    for target, tables in ((small, TINY.tables), (large, TABLES)):
+        if not (target / "1").exists():
+            write_large_model(models / "model" / "1", target / "1", tables)
+    times: dict[Path, list[tuple[float, float]]] = {small: [], large: []}
+    held = Held(0, 0, 0)
+    for _ in range(rounds):
+        for target, tables in ((small, TINY.tables), (large, TABLES)):
+            seconds, used_s, held = _first_answer(target, tables, flags)
+            times[target].append((seconds, used_s))
+    columns = [tuple(pair[i] for pair in times[target]) for i in (0, 1) for target in (small, large)]
+    return Starts(*columns, held)
+
+
+def _first_answer(base: Path, tables: Any, flags: Sequence[str]) -> tuple[float, float, Held]:
+    features, expected = request(tables)
+    body = json.dumps({"features": features})
+    where = (f"--model_name={MODEL}", f"--model_base_path={base}", "--graph_signatures=off")
+    started_s = time.perf_counter()
+    server = Service(frozenset(os.sched_getaffinity(0)), (*where, *flags))
+    try:
+        port = server.port(is_grpc=False)
+        while True:
+            status, answer = _ask(port, body)
+            seconds, used_s = time.perf_counter() - started_s, cpu_s(tree(server.pid))
+            if status == 200 or seconds > _PATIENCE_S:
+                break
+            time.sleep(0.002)
+        if status != 200:
+            raise AssertionError(f"no answer after {seconds:.0f} s: {status} {answer!r}")
+        for name, rows in expected.items():
+            np.testing.assert_array_equal(np.array(answer["embeddings"][name], np.float32), rows)
+        return seconds, used_s, memory(tree(server.pid))
+    finally:
+        server.stop()
+
+
+def _ask(port: int, body: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    try:
+        connection.request("POST", f"/v1/models/{MODEL}:{LOOKUP}", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def main() -> None:
+    """Prints the row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
+    options, flags = parser.parse_known_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    sys.stdout.write(measure_starts(options.folder, options.rounds, flags).row() + "\n")
+
+
+if __name__ == "__main__":
+    main()
