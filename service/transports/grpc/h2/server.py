@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,10 @@ _BACKLOG = 2048
 class H2Server:
     """TensorFlow Serving's gRPC API on one address, plaintext; see GrpcServer for the arguments.
 
+    Args:
+      listeners: sockets that listen already; the others are then not made.
+      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
+
     Concurrency: any thread; start and stop once.
     """
 
@@ -38,15 +42,18 @@ class H2Server:
         max_workers: int,
         socket_path: str = "",
         as_content: bool = False,
+        listeners: Sequence[socket.socket] = (),
+        open_listener: Callable[..., Any] | None = None,
     ) -> None:
         self._engine = engine
-        self._host, self._port, self._socket_path = host, port, socket_path
+        self._host, self._port, self._socket_path = host, port, "" if listeners else socket_path
+        self._listeners, self._open_listener = list(listeners), open_listener
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
         self._loop = uvloop.new_event_loop()
         self._connections: set[Connection] = set()
         self._idle = asyncio.Event()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Any] = []
         self._router = Router(
             engine,
             loop=self._loop,
@@ -64,15 +71,22 @@ class H2Server:
         Raises:
           OSError: an address can not be listened on.
         """
+        if self._listeners:
+            port: int = self._listeners[0].getsockname()[1]
+        else:
+            port = self._make_listeners()
+        self.set_serving(self._engine.is_ready)
+        self._thread.start()
+        self._call(self._listen(self._listeners))
+        return port
+
+    def _make_listeners(self) -> int:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
         port: int = listener.getsockname()[1]
-        listeners = [listener]
+        self._listeners = [listener]
         if self._socket_path:
-            listeners.append(_unix_listener(self._socket_path))
-        self.set_serving(self._engine.is_ready)
-        self._thread.start()
-        self._call(self._listen(listeners))
+            self._listeners.append(_unix_listener(self._socket_path))
         return port
 
     def set_serving(self, is_serving: bool) -> None:
@@ -91,6 +105,11 @@ class H2Server:
 
     async def _listen(self, listeners: list[socket.socket]) -> None:
         for listener in listeners:
+            if self._open_listener is not None:
+                self._servers.append(
+                    self._open_listener(self._loop, self._connect, listener, lambda: len(self._connections))
+                )
+                continue
             make = self._loop.create_unix_server if listener.family == socket.AF_UNIX else self._loop.create_server
             server: Any = await make(self._connect, sock=listener, backlog=_BACKLOG)
             self._servers.append(server)
