@@ -21,7 +21,7 @@ from tests.conformance.wires import fill_tensor, read_tensor
 
 ROOT = Path(__file__).parents[2]
 # Long enough for a slow machine to compile kernels and import TensorFlow; nothing waits for it in a good run.
-PATIENCE_S = 40
+PATIENCE_S = 120
 
 
 def environment(**more: str) -> dict[str, str]:
