@@ -62,7 +62,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
     pip --python /opt/venv/bin/python install --no-deps --prefix=/opt/app /src \
     && cp --archive /opt/app/. /opt/venv/ \
-    && python -m service.lookup.kernel_cache
+    && python -m service.compile_kernels
 
 
 FROM base AS runtime

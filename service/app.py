@@ -22,6 +22,7 @@ from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
+from service.direct.predict import DirectPredict
 from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
 from service.metrics.metrics import Metrics
@@ -29,6 +30,8 @@ from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.settings import Settings
 from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.grpc.h2.server import H2Server
+from service.transports.grpc.paths import API
 from service.transports.http.http_app import create_http_app
 from service.workers.crew import Crew, Own
 
@@ -127,15 +130,7 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
         )
-        self._grpc = GrpcServer(
-            self._engine,
-            address=f"{_bracketed(settings.host)}:{settings.port}",
-            max_message_bytes=settings.max_request_bytes,
-            max_workers=settings.grpc_max_threads,
-            socket_path=settings.grpc_socket_path,
-            channel_arguments=[*settings.channel_arguments, *([("grpc.so_reuseport", 1)] if crew else [])],
-            as_content=settings.enable_serialization_as_tensor_content,
-        )
+        self._grpc = _grpc_server(settings, self._engine, crew)
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -149,6 +144,9 @@ class App:
         settings = self._settings
         stop = asyncio.Event()
         configs = self._first_models()
+        if self._crew is not None:
+            # Before anything listens: a listener asks the crew whether it may.
+            self._join(self._crew, stop)
         http_socket = self._crew.http_listener if self._crew else _listen(settings.host, settings.rest_api_port)
         try:
             grpc_port = self._grpc.start()
@@ -167,7 +165,7 @@ class App:
             http_port = http_socket.getsockname()[1]
             logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
         else:
-            self._join(self._crew, stop)
+            self._crew.listening()
         await stop.wait()
         await self._shut_down(http, serving)
         try:
@@ -190,7 +188,6 @@ class App:
                 leave=leave,
             )
         )
-        crew.listening()
 
     def _reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
         if self._crew is None:
@@ -319,6 +316,33 @@ def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | No
         )
     except InvalidRequest as error:
         raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
+
+
+def _grpc_server(settings: Settings, engine: Engine, crew: Crew | None) -> GrpcServer | H2Server:
+    predict_directly = DirectPredict(engine, API)
+    if not settings.grpc_takes_sockets:
+        return GrpcServer(
+            engine,
+            address=f"{_bracketed(settings.host)}:{settings.port}",
+            max_message_bytes=settings.max_request_bytes,
+            max_workers=settings.grpc_max_threads,
+            socket_path=settings.grpc_socket_path,
+            channel_arguments=[*settings.channel_arguments, *([("grpc.so_reuseport", 1)] if crew else [])],
+            as_content=settings.enable_serialization_as_tensor_content,
+            predict_directly=predict_directly,
+        )
+    return H2Server(
+        engine,
+        host=settings.host,
+        port=settings.port,
+        max_message_bytes=settings.max_request_bytes,
+        max_workers=settings.grpc_max_threads,
+        socket_path=settings.grpc_socket_path,
+        as_content=settings.enable_serialization_as_tensor_content,
+        predict_directly=predict_directly,
+        listeners=crew.grpc_listeners if crew else (),
+        open_listener=crew.opener("grpc") if crew else None,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

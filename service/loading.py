@@ -15,6 +15,7 @@ from service.core.errors import ArtifactError, ServiceError
 from service.core.manifest import Manifest
 from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
+from service.direct.predict import shortcuts
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph_batching import GraphBatching
@@ -109,7 +110,15 @@ class ServableLoader:
             backends |= dict.fromkeys(graph_names, graph)
             if self.graph_signatures != "lazy":
                 warm_up(graph, {s: lookups.signatures[s] for s in graph_names})
-        return Servable(name, version, lookups.signatures, backends, lookups.tables, lookups.backend.table_counts)
+        return Servable(
+            name,
+            version,
+            lookups.signatures,
+            backends,
+            lookups.tables,
+            lookups.backend.table_counts,
+            shortcuts(lookups, name, version),
+        )
 
     def _can_run_graphs(self) -> bool:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None

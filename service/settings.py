@@ -122,6 +122,11 @@ class Settings:
         "Whether batching goes by batching_params.pbtxt in each version's folder, and a version without one is not "
         "batched; only num_batch_threads and thread_pool_name are then read from that other file.",
     )
+    grpc_transport: Literal["auto", "h2", "grpcio"] = _setting(
+        "auto",
+        "What carries gRPC: 'h2' is this server's own HTTP/2, which answers lookups without a change of thread, "
+        "'grpcio' is Google's library; 'auto' is h2, or grpcio where grpc_channel_arguments are given.",
+    )
     grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time, by each worker.", 1, 1024)
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
@@ -175,8 +180,8 @@ class Settings:
 
     @property
     def grpc_takes_sockets(self) -> bool:
-        """Whether the gRPC transport is given the listeners that workers share; else it shares a port's number."""
-        return False
+        """Whether gRPC is carried by our own transport, which can be given sockets; grpcio takes addresses only."""
+        return self.grpc_transport != "grpcio" and not self.channel_arguments
 
     @property
     def parallelism(self) -> tuple[int, int]:
@@ -226,6 +231,8 @@ class Settings:
             found.append(f"--workers is {self.workers!r}: expected 1 to {_MAX_WORKERS}, or 'auto'")
         if self.num_workers > 1 and self.grpc_socket_path and not self.grpc_takes_sockets:
             found.append("--grpc_socket_path can not be shared by --workers: gRPC opens it in each of them")
+        if self.grpc_transport == "h2" and self.grpc_channel_arguments:
+            found.append("--grpc_channel_arguments are grpcio's: leave --grpc_transport=h2 out")
         if not self.tags:
             found.append("--saved_model_tags names no tag")
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from service.core.bound import Bound, Observer
 from service.core.errors import (
@@ -122,6 +123,59 @@ class Engine:
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
         )
+
+    def answer_directly(
+        self,
+        ref: ModelRef,
+        signature_name: str,
+        request: Any,
+        *,
+        wire_format: str,
+        api: str,
+        method: str,
+        started_s: float,
+        fallback_signature: str = "",
+    ) -> Any | None:
+        """Answers a plain request as its wire wants it, by the servable's shortcut for it.
+
+        Args:
+          request: as the shortcuts of this wire format take it.
+          wire_format, signature_name: which of them.
+          api, method, started_s, fallback_signature: as in bind.
+
+        Returns:
+          None where the request must take the general path, which then answers, refuses and counts it.
+        """
+        try:
+            lease = self._registry.lease(ref)
+        except ServiceError:
+            return None
+        with lease as servable:
+            if not signature_name:
+                has_default = DEFAULT_SIGNATURE in servable.signatures
+                signature_name = DEFAULT_SIGNATURE if has_default else fallback_signature
+            shortcut = servable.shortcuts.get((wire_format, signature_name))
+            if shortcut is None:
+                return None
+            run_started_s = self._clock()
+            answer = shortcut.answer(request, self._max_response_bytes)
+            if answer is None:
+                return None
+            now_s = self._clock()
+            # While the lease is held, as Bound does.
+            self._observer.finished(
+                api=api,
+                method=method,
+                model=servable.name,
+                version=servable.version,
+                signature=signature_name,
+                kind="lookup",
+                error=None,
+                seconds=now_s - started_s,
+                run_seconds=now_s - run_started_s,
+                rows=answer[1],
+            )
+            return answer[0]
 
     def reject(
         self, error: ServiceError, *, api: str, method: str = "", model: str = "", started_s: float | None = None

@@ -6,10 +6,26 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from service.core.errors import GraphUnavailable, SignatureNotFound
 from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
+
+
+class Shortcut(Protocol):
+    """Answers plain requests for one signature in a wire's own bytes, without arrays in between.
+
+    Concurrency: any thread.
+    """
+
+    def answer(self, request: Any, max_bytes: int) -> tuple[Any, int] | None:
+        """Returns the answer as its wire wants it, and its rows; None where the request is not plain.
+
+        Args:
+          request: what the wire's reader made of the request.
+          max_bytes: of the answer, as arrays.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +34,7 @@ class Servable:
 
     backends: by signature name; a signature without one is listed in metadata but can not run here.
     table_counts: tells what was read of each table so far.
+    shortcuts: by wire format and signature name.
     """
 
     name: str
@@ -26,6 +43,7 @@ class Servable:
     backends: Mapping[str, Backend]
     tables: Mapping[str, Table] = field(default_factory=dict)
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
+    shortcuts: Mapping[tuple[str, str], Shortcut] = field(default_factory=dict)
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""

@@ -2,63 +2,85 @@
 
 from __future__ import annotations
 
-import threading
-
-import numpy as np
-
 from service.codecs.predict_proto import parse_message, read_model_spec
+from service.codecs.wire import varint
+from service.core.engine import Engine
 from service.core.errors import ServiceError
-from service.core.types import Array, ModelRef
-from service.direct.scan import COLUMNS, MAX_INPUTS, scan
+from service.core.servable import Shortcut
+from service.core.types import ModelRef
+from service.direct.memory import address_of
+from service.direct.scan import fields_of, scan
+from service.direct.signature import DirectSignature
+from service.direct.thread_state import ThreadStates
+from service.lookup.backend import OpenedLookups
 
-_MAX_SPECS = 1024
+# Which shortcuts of a servable take what is read here.
+WIRE_FORMAT = "PredictRequest"
+# More of them are not remembered, lest a client fills the memory.
+_MAX_SKELETONS = 1024
 
 
-class _Found(threading.local):
-    def __init__(self) -> None:
-        self.inputs = np.zeros((1 + MAX_INPUTS, COLUMNS), np.int64)
+def shortcuts(lookups: OpenedLookups, model: str, version: int) -> dict[tuple[str, str], Shortcut]:
+    """Returns the shortcuts of a version's lookup signatures, as Servable has them."""
+    return {
+        (WIRE_FORMAT, name): DirectSignature(lookups.signatures[name], lookups.backend.plan(name), model, version)
+        for name in lookups.lookup_names
+    }
 
 
-class Scanner:
-    """Reads what plain requests ask for. Concurrency: any thread."""
+class DirectPredict:
+    """Predict for plain lookups: (request's bytes, deadline, how to answer) to the response's bytes, or None.
 
-    def __init__(self) -> None:
-        self._found = _Found()
-        self._specs: dict[bytes, tuple[ModelRef, str] | None] = {}
+    Concurrency: any thread.
+    """
 
-    def scan(self, data: bytes) -> tuple[tuple[ModelRef, str], Array, tuple[bytes, ...]] | None:
-        """Returns (model and signature, what was found, names of the inputs); None for a request that is not plain.
+    def __init__(self, engine: Engine, api: str) -> None:
+        self._engine = engine
+        self._api = api
+        self._states = ThreadStates()
+        # What skeletons mean: few clients send many.
+        self._targets: dict[bytes, tuple[ModelRef, str] | None] = {}
 
-        What was found is overwritten by the thread's next scan.
+    def __call__(self, data: bytes, deadline_s: float | None, *, as_content: bool) -> bytes | None:
+        """Returns the response; None where the general path must answer, refuse and count the request.
+
+        Args:
+          deadline_s: on the engine's clock, or None.
+          as_content: floats travel in tensor_content, else in float_val.
         """
-        found = self._found.inputs
-        count = scan(data, found)
-        if count < 0:
+        started_s = self._engine.clock()
+        if deadline_s is not None and started_s >= deadline_s:
             return None
-        (at, length, *_), *inputs = found[: count + 1].tolist()
-        spec = data[at : at + length]
+        state = self._states.mine()
+        length = scan(address_of(data), len(data), state.found_at, state.skeleton_at)
+        if length < 0:
+            return None
+        skeleton = bytes(state.skeleton[:length])
         try:
-            target = self._specs[spec]
+            target = self._targets[skeleton]
         except KeyError:
-            target = self._read(spec)
+            target = self._read(skeleton)
         if target is None:
             return None
-        return target, found, tuple([data[i[0] : i[0] + i[1]] for i in inputs])
+        answer: bytes | None = self._engine.answer_directly(
+            *target,
+            (data, skeleton, state, as_content),
+            wire_format=WIRE_FORMAT,
+            api=self._api,
+            method="Predict",
+            started_s=started_s,
+        )
+        return answer
 
-    def _read(self, spec: bytes) -> tuple[ModelRef, str] | None:
+    def _read(self, skeleton: bytes) -> tuple[ModelRef, str] | None:
+        spec, *_ = fields_of(skeleton)
         target = None
         try:
             # A ModelSpec in field 1, as a request has it.
-            request = parse_message("tensorflow.serving.PredictRequest", b"\x0a" + _length(len(spec)) + spec)
+            request = parse_message("tensorflow.serving.PredictRequest", b"\x0a" + varint(len(spec)) + spec)
             target = read_model_spec(request)
         except ServiceError:
             pass
-        if len(self._specs) < _MAX_SPECS:
-            self._specs[spec] = target
+        if len(self._targets) < _MAX_SKELETONS:
+            self._targets[skeleton] = target
         return target
-
-
-def _length(value: int) -> bytes:
-    from service.codecs.wire import varint
-
-    return varint(value)

@@ -2,8 +2,7 @@
 
 numba stores machine code in a folder that it must be able to write. An image ships that folder, but a container with a
 read-only root can not write it; then it is copied (some 100 KB) to a temporary folder first.
-
-    EMB_KERNEL_CACHE_DIR=/opt/kernel-cache python -m service.lookup.kernel_cache     # fill it while building an image
+service.compile_kernels fills it while an image is built.
 """
 
 from __future__ import annotations
@@ -35,16 +34,3 @@ def use(folder: Path) -> Path:
             shutil.copytree(folder, writable, dirs_exist_ok=True)
     numba.config.CACHE_DIR = str(writable)  # type: ignore[attr-defined]
     return writable
-
-
-def main() -> None:
-    """Compiles every kernel into the configured folder."""
-    from service.settings import kernel_cache_dir
-
-    use(kernel_cache_dir())
-    import service.lookup.kernels
-    import service.lookup.key_index  # noqa: F401  (importing compiles)
-
-
-if __name__ == "__main__":
-    main()

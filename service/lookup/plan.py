@@ -35,13 +35,15 @@ class FeaturePlan:
     feature: LookupFeature
     table: MappedTable
     max_rows: int | None
+    # Among the features of its signature, for the counts.
+    position: int = 0
 
-    def run(self, inputs: Tensors, counts: list[int]) -> Array:
+    def run(self, inputs: Tensors, counts: Array) -> Array:
         """Returns [B, D] float32 for the feature's inputs, or [B, L, D] of a sequence.
 
         Args:
-          counts: [2], of the calling thread; the number of ids and of those without a row are added to it. Of a lookup
-            that is refused, only the id that it is refused for.
+          counts: [2] int64, of the calling thread; the number of ids and of those without a row are added to it.
+            Of a lookup that is refused, only the id that it is refused for.
 
         Raises:
           IdOutOfRange: an id has no row and the policy refuses it.
@@ -108,27 +110,31 @@ class SignaturePlan:
     """All features of one lookup signature, by output name. Concurrency: any thread."""
 
     features: Mapping[str, FeaturePlan]
-    # By thread and output: each thread counts in a list of its own, so that no lock is needed.
-    _counts: dict[int, dict[str, list[int]]] = field(default_factory=dict, repr=False, compare=False)
+    # By thread: each counts in an array of its own, so that no lock is needed.
+    _counts: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns the outputs whose features were sent."""
-        thread = get_ident()
-        counts = self._counts.get(thread)
-        if counts is None:
-            counts = self._counts[thread] = {name: [0, 0] for name in self.features}
+        counts = self.counts_of_thread()
         return {
-            name: plan.run(inputs, counts[name])
+            name: plan.run(inputs, counts[plan.position])
             for name in outputs
             if (plan := self.features[name]).feature.ids in inputs
         }
 
+    def counts_of_thread(self) -> Array:
+        """Returns [F, 2] int64, the ids of each feature and those without a row, that the calling thread adds to."""
+        thread = get_ident()
+        counts = self._counts.get(thread)
+        if counts is None:
+            counts = self._counts[thread] = np.zeros((len(self.features), 2), np.int64)
+        return counts
+
     def counts(self) -> Iterator[tuple[str, TableCounts]]:
         """Yields what each feature read so far, with its table's name; keys are not counted here."""
-        by_thread = list(self._counts.copy().values())
-        for name, plan in self.features.items():
-            ids = sum(counts[name][0] for counts in by_thread)
-            missing = sum(counts[name][1] for counts in by_thread)
+        totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
+        for plan in self.features.values():
+            ids, missing = totals[plan.position].tolist()
             read = ids if plan.feature.on_bad_id in _READ_INSTEAD else ids - missing
             info = plan.table.info
             yield (
@@ -144,8 +150,8 @@ def compile_signature(
     max_rows = entry.batch_sizes[-1] if entry.batch_sizes else None
     return SignaturePlan(
         {
-            lookup.output or name: FeaturePlan(lookup, tables[feature_tables[name]], max_rows)
-            for name, lookup in entry.features.items()
+            lookup.output or name: FeaturePlan(lookup, tables[feature_tables[name]], max_rows, position)
+            for position, (name, lookup) in enumerate(entry.features.items())
         }
     )
 

@@ -85,7 +85,6 @@ class Supervisor:
         if self._is_stopping:
             return
         self._num_started += 1
-        self._backoffs[place].started()
         ports = self._ports
         settings = dataclasses.replace(self._settings, port=ports.grpc_port, rest_api_port=ports.http_port)
         hello = {
@@ -133,6 +132,7 @@ class Supervisor:
 
     def _listening(self, worker: WorkerProcess) -> None:
         worker.is_listening = self._has_listened = True
+        self._backoffs[worker.place].listening()
         logger.info("worker listening", extra={"worker": worker.place, "pid": worker.pid})
         if not self._is_announced and all(worker.is_listening for worker in self._running()):
             self._is_announced = True

@@ -17,8 +17,8 @@ from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.types import ModelRef
-from service.transports.grpc.grpcio_server import GrpcServer
 from service.transports.http.http_app import create_http_app
+from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -72,13 +72,13 @@ class Request:
         return arrays
 
 
-OIP_WIRES = ("oip json", "oip binary", "oip grpc", "oip grpc contents")
-WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", *OIP_WIRES)
+OIP_WIRES = ("oip json", "oip binary", "oip grpc", "oip grpc contents", "oip grpcio")
+WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", "grpcio", *OIP_WIRES)
 
 
 def takes(wire_name: str, request: Request) -> bool:
     """Says whether a request has a form on a wire: raw tensors only as columns, rows only of equal, positive number."""
-    if wire_name in ("engine", "grpc", *OIP_WIRES):
+    if wire_name in ("engine", "grpc", "grpcio", *OIP_WIRES):
         return True
     if request.inputs is not None:
         return wire_name == "http columns"
@@ -269,9 +269,9 @@ def http_client(engine: Engine, **more: Any) -> Iterator[HttpClient]:
 
 
 @contextmanager
-def grpc_channel(engine: Engine) -> Iterator[grpc.Channel]:
+def grpc_channel(engine: Engine, transport: str = "h2") -> Iterator[grpc.Channel]:
     """Gives a channel to a server over an engine."""
-    server = GrpcServer(engine, address="127.0.0.1:0", max_message_bytes=1 << 20, max_workers=2)
+    server = grpc_server(transport, engine)
     port = server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -107,8 +107,11 @@ def steady_clients(server: ServerProcess, stack: contextlib.ExitStack, is_over: 
     return clients
 
 
-def test_a_killed_worker_fails_no_request_of_another_and_is_replaced(serve: Serve, stack: contextlib.ExitStack) -> None:
-    server = two(serve)
+@pytest.mark.parametrize("grpc_transport", ["h2", "grpcio"])
+def test_a_killed_worker_fails_no_request_of_another_and_is_replaced(
+    serve: Serve, stack: contextlib.ExitStack, grpc_transport: str
+) -> None:
+    server = two(serve, grpc_transport=grpc_transport)
     is_over = threading.Event()
     clients = steady_clients(server, stack, is_over)
     everybody = [*clients["http"], *clients["grpc"]]
@@ -316,6 +319,19 @@ def test_a_file_of_models_is_followed_by_all(serve: Serve, base: Path, tmp_path:
     assert on_each(server, serves("other", 404))
     file.write_text(f"model_config_list {{ {listed[1]} }}")
     until(lambda: on_each(server, serves("other")))
+
+
+def test_a_unix_socket_is_shared_and_goes_with_the_server(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    server = two(serve, grpc_socket_path=path)
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        assert predict_grpc(channel, {"user": np.array([1])}, "lookup")["user"].tolist() == [[1, 10]]
+        kill_first(server)
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        assert predict_grpc(channel, {"user": np.array([1])}, "lookup")["user"].tolist() == [[1, 10]]
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

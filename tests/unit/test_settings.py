@@ -68,6 +68,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
     "graph_signatures": ("off", "off"),
     "workers": ("3", "3"),
+    "grpc_transport": ("grpcio", "grpcio"),
     "graph_threads": ("3", 3),
     "grpc_max_threads": ("3", 3),
     "max_request_bytes": ("2048", 2048),

@@ -12,7 +12,7 @@ import grpc
 from service.core.engine import Engine
 from service.core.errors import Unimplemented
 from service.transports.grpc import health
-from service.transports.grpc.paths import Handler
+from service.transports.grpc.paths import Handler, PredictDirectly
 from service.transports.grpc.refusals import Refusals
 from service.transports.grpc.served import (
     HEALTH_NAMES,
@@ -39,6 +39,7 @@ class GrpcServer:
       socket_path: of a Unix socket to listen on too; "" for none.
       channel_arguments: gRPC's own settings, which win over ours.
       as_content: answers carry tensor_content where a request does not say otherwise.
+      predict_directly: answers plain Predicts; None: the general path answers all.
 
     Concurrency: any thread; start and stop once.
     """
@@ -53,6 +54,7 @@ class GrpcServer:
         socket_path: str = "",
         channel_arguments: Sequence[tuple[str, int | str]] = (),
         as_content: bool = False,
+        predict_directly: PredictDirectly | None = None,
     ) -> None:
         self._engine = engine
         self._address = address
@@ -63,7 +65,7 @@ class GrpcServer:
         self._server = grpc.server(
             self._threads,
             handlers=[
-                _MethodTable(engine, as_content=as_content),
+                _MethodTable(engine, as_content=as_content, predict_directly=predict_directly),
                 self._health.handler(),
                 *self._reflection.handlers(),
             ],
@@ -120,12 +122,13 @@ class _MethodTable(grpc.GenericRpcHandler):
     How an answer is written is looked up with it, from the request's metadata: choosing later would cost each request.
     """
 
-    def __init__(self, engine: Engine, *, as_content: bool) -> None:
+    def __init__(self, engine: Engine, *, as_content: bool, predict_directly: PredictDirectly | None = None) -> None:
         serve = _Serve(engine.clock)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
         for in_content in (False, True):
-            for path, handler in unary_handlers(engine, as_content=in_content).items():
+            handlers = unary_handlers(engine, as_content=in_content, predict_directly=predict_directly)
+            for path, handler in handlers.items():
                 plain = partial(serve, handler)
                 self._handlers[path, in_content, False] = grpc.unary_unary_rpc_method_handler(plain)
                 compressed = partial(_compressed, plain)

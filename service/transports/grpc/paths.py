@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 API = "grpc"
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
@@ -11,3 +12,14 @@ PREDICT = f"/{PREDICTION_SERVICE}/Predict"
 
 # (request's bytes, deadline on the engine's clock or None) to the response's bytes; raises ServiceError.
 Handler = Callable[[bytes, float | None], bytes]
+
+# A handler of microseconds; None: the request is not one, and belongs to the Handler of its path.
+QuickHandler = Callable[[bytes, float | None], bytes | None]
+
+
+class PredictDirectly(Protocol):
+    """Predict where it takes microseconds. Concurrency: any thread."""
+
+    def __call__(self, data: bytes, deadline_s: float | None, *, as_content: bool) -> bytes | None:
+        """Returns the response's bytes; None where the general path must answer, refuse and count the request."""
+        ...

@@ -13,7 +13,7 @@ from service.core.engine import Engine
 from service.transports.grpc import health, inference_v2_methods, methods, server_reflection
 from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
 from service.transports.grpc.methods import service_methods
-from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
+from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler, PredictDirectly
 
 SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, server_reflection.SERVICE_NAME)
 # The server, its services, and the services as TensorFlow Serving calls them for health checks.
@@ -26,13 +26,16 @@ TENSOR_ENCODING_KEY = "x-tensor-encoding"
 RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
-def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
-    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread.
+def unary_handlers(
+    engine: Engine, *, as_content: bool, predict_directly: PredictDirectly | None = None
+) -> dict[str, Handler]:
+    """Returns the handler of each method by its path; see methods.service_methods for the arguments.
 
-    Args:
-      as_content: Predict answers in tensor_content, else in the `*_val` fields.
+    Concurrency: handlers may run in any thread.
     """
-    return service_methods(engine, as_content=as_content) | open_inference_methods(engine)
+    return service_methods(engine, as_content=as_content, predict_directly=predict_directly) | open_inference_methods(
+        engine
+    )
 
 
 def descriptor_pool() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ from hypothesis import strategies as st
 from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.errors import ServiceError
-from service.core.manifest import Manifest
-from service.core.types import ModelRef
-from service.direct.predict import Scanner
-from service.direct.signature import DirectSignature
-from service.lookup.plan import SignaturePlan
+from service.core.registry import Registry
+from service.core.types import ModelRef, TableCounts
+from service.direct.predict import DirectPredict
 from service.transports.grpc.methods import service_methods
 from tests.conftest import RecordingObserver, serving
 from tests.toy_policies import write_policy_model
@@ -37,7 +34,8 @@ class Both:
     """Both paths over one model."""
 
     engine: Engine
-    signatures: dict[str, DirectSignature]
+    registry: Registry
+    predict_directly: DirectPredict
     model: str
 
     def general(self, data: bytes, as_content: bool) -> bytes | None:
@@ -49,34 +47,24 @@ class Both:
 
     def direct(self, data: bytes, as_content: bool) -> bytes | None:
         """Returns the direct path's answer, None where it leaves the request to the general path."""
-        scanned = Scanner().scan(data)
-        if scanned is None:
-            return None
-        (ref, name), found, names = scanned
-        if ref != ModelRef(self.model, None) or name not in self.signatures:
-            return None
-        answer = self.signatures[name].answer(data, found, names, as_content=as_content, max_bytes=1 << 20)
-        return None if answer is None else answer[0]
+        return self.predict_directly(data, None, as_content=as_content)
+
+    def counts(self) -> dict[str, TableCounts]:
+        """Returns what was read of each table so far."""
+        with self.registry.lease(ModelRef(self.model)) as servable:
+            return dict(servable.table_counts())
 
 
 @pytest.fixture(scope="module")
-def models(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Both]]:
+def models(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
     policies = tmp_path_factory.mktemp("direct") / "policies"
     write_policy_model(policies / "1")
     models = {}
     for name, base in (("toy", toy_model), ("policies", policies)):
         registry = serving(base, name=name)
-        with registry.lease(ModelRef(name, None)) as servable:
-            manifest = Manifest.read(base / "1")
-            assert manifest is not None
-            signatures = {}
-            for signature, entry in manifest.signatures.items():
-                if entry.kind == "lookup":
-                    plan: SignaturePlan = servable.backends[signature].plan(signature)  # type: ignore[attr-defined]
-                    spec = servable.signatures[signature]
-                    signatures[signature] = DirectSignature(spec, plan.features, name, 1)
-        models[name] = Both(Engine(registry, RecordingObserver()), signatures, name)
-    yield models
+        engine = Engine(registry, RecordingObserver())
+        models[name] = Both(engine, registry, DirectPredict(engine, "grpc"), name)
+    return models
 
 
 def tensor(array: np.ndarray, dtype: int, *, is_content: bool) -> Any:
@@ -153,7 +141,17 @@ def test_bad_ids_are_answered_as_the_general_path_does_or_left_to_it(
     models: dict[str, Both], drawn: tuple[str, bytes], as_content: bool
 ) -> None:
     model, data = drawn
-    assert models[model].direct(data, as_content) == models[model].general(data, as_content)
+    both = models[model]
+    before = both.counts()
+    answer = both.direct(data, as_content)
+    between = both.counts()
+    assert answer == both.general(data, as_content)
+    assert answer is None or added(before, between) == added(between, both.counts())
+
+
+def added(before: dict[str, TableCounts], after: dict[str, TableCounts]) -> dict[str, list[int]]:
+    """Returns what was counted in between."""
+    return {table: [b - a for a, b in zip(before[table], after[table], strict=True)] for table in after}
 
 
 @anything
@@ -172,3 +170,40 @@ def test_mutated_bytes_never_get_another_answer(
     data = bytes(mutated[: cut or None])
     answer = models[model].direct(data, False)
     assert answer is None or answer == models[model].general(data, False)
+
+
+def test_a_request_is_counted_once_by_either_path(models: dict[str, Both]) -> None:
+    both = models["toy"]
+    observed = RecordingObserver()
+    engine = Engine(both.registry, observed)
+    one = tensor(np.array([1]), INT64, is_content=False)
+    predict = service_methods(engine, predict_directly=DirectPredict(engine, "grpc"))[PREDICT]
+    plain = request("toy", "lookup", {"user": one})
+    assert DirectPredict(engine, "grpc")(plain, None, as_content=False) == predict(plain, None)
+    # An output_filter is not plain.
+    filtered = message_class("tensorflow.serving.PredictRequest").FromString(plain)
+    filtered.output_filter.append("user")
+    assert predict(filtered.SerializeToString(), None) == predict(plain, None)
+    assert [(call["method"], call["signature"], call["rows"]) for call in observed.finished_requests] == [
+        ("Predict", "lookup", 1)
+    ] * 4
+
+
+def test_a_deadline_that_has_passed_is_left_to_the_general_path(models: dict[str, Both]) -> None:
+    both = models["toy"]
+    plain = request("toy", "lookup", {"user": tensor(np.array([1]), INT64, is_content=False)})
+    assert both.predict_directly(plain, both.engine.clock() - 1.0, as_content=False) is None
+    assert both.predict_directly(plain, both.engine.clock() + 60.0, as_content=False) is not None
+
+
+def test_what_is_not_served_is_left_to_the_general_path(models: dict[str, Both]) -> None:
+    one = {"user": tensor(np.array([1]), INT64, is_content=False)}
+    for data in (
+        request("nobody", "lookup", one),
+        request("toy", "none_such", one),
+        request("toy", "serving_default", one),
+        request("x" * 2000, "lookup", one),
+        b"",
+        b"\x0a",
+    ):
+        assert models["toy"].direct(data, False) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ class Worker:
 
     def __init__(self, listener: socket.socket, counts: ConnectionCounts, place: int) -> None:
         self.is_ready = True
-        self.held = type("Mine", (Held,), {"open": []})
+        self.held: Any = type("Mine", (Held,), {"open": []})
         self._listener = FairListener(
             asyncio.get_running_loop(),
             self.held,
@@ -49,7 +50,7 @@ class Worker:
     @property
     def num(self) -> int:
         """How many connections it holds."""
-        return len(self.held.open)
+        return len(list(self.held.open))
 
     def close(self) -> None:
         """Takes no more."""

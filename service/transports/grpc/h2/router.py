@@ -21,7 +21,7 @@ from service.transports.grpc.h2.metadata import ENCODINGS, NOT_GRPC, CallOptions
 from service.transports.grpc.h2.streaming import Answers, Conversation, StreamingCall
 from service.transports.grpc.h2.unary import Runner, UnaryCall
 from service.transports.grpc.health import Health
-from service.transports.grpc.paths import Handler
+from service.transports.grpc.paths import PREDICT, Handler, PredictDirectly, QuickHandler
 from service.transports.grpc.refusals import Refusals
 from service.transports.grpc.served import UNIMPLEMENTED, unary_handlers
 from service.transports.grpc.server_reflection import REFLECTION_NAMES
@@ -41,17 +41,24 @@ class Router:
         reflection: grpc_reflection.ReflectionServicer,
         max_message_bytes: int,
         as_content: bool,
+        predict_directly: PredictDirectly | None,
     ) -> None:
         self._loop = loop
         self._max_bytes = max_message_bytes
         self._as_content = as_content
         self._refusals = Refusals()
         self._runner = Runner(loop, threads, engine.clock, self._refusal)
-        check = {f"/{grpc_health.SERVICE_NAME}/Check": health_check(health)}
         # By whether answers carry tensor_content.
         self._unary: dict[bool, dict[str, Handler]] = {
-            in_content: {**unary_handlers(engine, as_content=in_content), **check} for in_content in (False, True)
+            in_content: unary_handlers(engine, as_content=in_content, predict_directly=predict_directly)
+            for in_content in (False, True)
         }
+        self._quick: dict[bool, dict[str, QuickHandler]] = {}
+        for in_content, handlers in self._unary.items():
+            check = handlers[f"/{grpc_health.SERVICE_NAME}/Check"] = health_check(health)
+            quick = self._quick[in_content] = {f"/{grpc_health.SERVICE_NAME}/Check": check}
+            if predict_directly is not None:
+                quick[PREDICT] = partial(predict_directly, as_content=in_content)
         self._streaming: dict[str, Callable[[Answers], Conversation]] = {
             f"/{grpc_health.SERVICE_NAME}/Watch": lambda answers: HealthWatch(health, answers),
             **{f"/{name}/ServerReflectionInfo": partial(Reflection, reflection) for name in REFLECTION_NAMES},
@@ -82,7 +89,7 @@ class Router:
                 connection,
                 stream,
                 handler=handler,
-                is_quick=True,
+                quickly=self._quick[as_content].get(path),
                 options=options,
                 reader=reader,
             )

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import uvloop
@@ -17,19 +18,21 @@ from service.core.engine import Engine
 from service.transports.grpc import health
 from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.router import Router
+from service.transports.grpc.paths import PredictDirectly
 from service.transports.grpc.served import HEALTH_NAMES, SERVICES, descriptor_pool
 
 _BACKLOG = 2048
 
 
 class H2Server:
-    """TensorFlow Serving's gRPC API on one address, plaintext; see GrpcServer for the arguments.
+    """TensorFlow Serving's gRPC API on one address, plaintext; see GrpcServer for the other arguments.
 
     Args:
-      listeners: sockets that listen already; the others are then not made.
+      host, port: where to listen; port 0 picks one.
+      listeners: bound sockets to listen on in place of host, port and socket_path; closed at the end.
       open_listener: listens in place of the event loop's own server, see workers.fair_listener.
 
-    Concurrency: any thread; start and stop once.
+    Concurrency: any thread; start once.
     """
 
     def __init__(
@@ -42,12 +45,14 @@ class H2Server:
         max_workers: int,
         socket_path: str = "",
         as_content: bool = False,
+        predict_directly: PredictDirectly | None = None,
         listeners: Sequence[socket.socket] = (),
         open_listener: Callable[..., Any] | None = None,
     ) -> None:
         self._engine = engine
-        self._host, self._port, self._socket_path = host, port, "" if listeners else socket_path
-        self._listeners, self._open_listener = list(listeners), open_listener
+        self._host, self._port, self._socket_path = host, port, socket_path
+        self._given = tuple(listeners)
+        self._open_listener = open_listener
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
         self._loop = uvloop.new_event_loop()
@@ -62,7 +67,10 @@ class H2Server:
             reflection=reflection.ReflectionServicer(SERVICES, descriptor_pool()),
             max_message_bytes=max_message_bytes,
             as_content=as_content,
+            predict_directly=predict_directly,
         )
+        self._stop_lock = threading.Lock()
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-loop", daemon=True)
 
     def start(self) -> int:
@@ -71,22 +79,11 @@ class H2Server:
         Raises:
           OSError: an address can not be listened on.
         """
-        if self._listeners:
-            port: int = self._listeners[0].getsockname()[1]
-        else:
-            port = self._make_listeners()
+        listeners = list(self._given) or self._listeners()
+        port: int = listeners[0].getsockname()[1]
         self.set_serving(self._engine.is_ready)
         self._thread.start()
-        self._call(self._listen(self._listeners))
-        return port
-
-    def _make_listeners(self) -> int:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
-        port: int = listener.getsockname()[1]
-        self._listeners = [listener]
-        if self._socket_path:
-            self._listeners.append(_unix_listener(self._socket_path))
+        self._call(self._listen(listeners))
         return port
 
     def set_serving(self, is_serving: bool) -> None:
@@ -94,21 +91,42 @@ class H2Server:
         self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
 
     def stop(self, grace_s: float) -> None:
-        """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
+        """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks.
+
+        Concurrency: any thread; a second call, beside the first, returns at once and only shortens its grace.
+        """
+        with self._stop_lock:
+            is_first, self._is_stopped = not self._is_stopped, True
+            if not is_first and self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._abort_all)
+        if not is_first:
+            return
         self._health.stop()
-        self._call(self._drain(grace_s))
+        if self._thread.is_alive():
+            self._call(self._drain(grace_s))
         self._health.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        with self._stop_lock:
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+            self._loop.close()
+
+    def _listeners(self) -> list[socket.socket]:
+        listeners = [_listener(self._host, self._port)]
+        if self._socket_path:
+            try:
+                listeners.append(_unix_listener(self._socket_path))
+            except OSError:
+                listeners[0].close()
+                raise
+        return listeners
 
     async def _listen(self, listeners: list[socket.socket]) -> None:
         for listener in listeners:
             if self._open_listener is not None:
-                self._servers.append(
-                    self._open_listener(self._loop, self._connect, listener, lambda: len(self._connections))
-                )
+                opened = self._open_listener(self._loop, self._connect, listener, lambda: len(self._connections))
+                self._servers.append(opened)
                 continue
             make = self._loop.create_unix_server if listener.family == socket.AF_UNIX else self._loop.create_server
             server: Any = await make(self._connect, sock=listener, backlog=_BACKLOG)
@@ -127,7 +145,7 @@ class H2Server:
     async def _drain(self, grace_s: float) -> None:
         for server in self._servers:
             server.close()
-        if self._socket_path:
+        if self._socket_path and not self._given:
             # uvloop leaves the file.
             _forget_socket(self._socket_path)
         for connection in list(self._connections):
@@ -137,25 +155,47 @@ class H2Server:
             try:
                 await asyncio.wait_for(self._idle.wait(), grace_s)
             except TimeoutError:
-                for connection in list(self._connections):
-                    connection.abort()
+                self._abort_all()
+
+    def _abort_all(self) -> None:
+        for connection in list(self._connections):
+            connection.abort()
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        where = f"[{host}]:{port}" if family is socket.AF_INET6 else f"{host}:{port}"
+        raise OSError(f"gRPC can not listen on {where}: is it in use?") from error
+
+
 def _unix_listener(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        _forget_dead_socket(path)
         listener.bind(path)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise OSError(f"gRPC can not listen on unix:{path}: is it in use?") from error
     return listener
 
 
-def _forget_socket(path: str, remove: Callable[[str], None] = os.unlink) -> None:
-    try:
-        remove(path)
-    except FileNotFoundError:
-        pass
+def _forget_dead_socket(path: str) -> None:
+    """Removes the file that a server which was killed has left; one that still answers keeps its file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            _forget_socket(path)
+        except FileNotFoundError:
+            pass
+
+
+def _forget_socket(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)

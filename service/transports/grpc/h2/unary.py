@@ -17,12 +17,12 @@ from service.transports.grpc.h2.metadata import (
     CallOptions,
     error_head,
 )
-from service.transports.grpc.paths import Handler
+from service.transports.grpc.paths import Handler, QuickHandler
 
 # An answer up to this size is joined with its prefix into one frame.
 _ONE_FRAME_BYTES = 16 << 10
 # A message of more bytes is worth a thread by its size alone.
-_INLINE_BYTES = 64 << 10
+_INLINE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,19 @@ class Runner:
 
 
 class UnaryCall:
-    """One call. Event loop only, but for the handler itself."""
+    """One call. Event loop only, but for the handler itself.
+
+    Args:
+      handler: run in a thread, for it may block.
+      quickly: tried first, on the event loop.
+    """
 
     __slots__ = (
         "_runner",
         "_stream",
         "_connection",
         "_handler",
-        "_is_quick",
+        "_quickly",
         "_options",
         "_reader",
         "_message",
@@ -64,7 +69,7 @@ class UnaryCall:
         stream: Stream,
         *,
         handler: Handler,
-        is_quick: bool,
+        quickly: QuickHandler | None,
         options: CallOptions,
         reader: MessageReader,
     ) -> None:
@@ -72,7 +77,7 @@ class UnaryCall:
         self._connection = connection
         self._stream = stream
         self._handler = handler
-        self._is_quick = is_quick
+        self._quickly = quickly
         self._options = options
         self._reader = reader
         self._message: bytes | None = None
@@ -96,14 +101,7 @@ class UnaryCall:
         message = self._message
         if message is None or not self._reader.is_between_messages:
             self._refuse(MalformedPayload("The request ends before its message does."))
-        elif self._is_quick and len(message) <= _INLINE_BYTES:
-            try:
-                answer = self._handler(message, self._deadline_s)
-            except Exception as error:
-                self._refuse(error)
-            else:
-                self._answer(answer)
-        else:
+        elif not self._is_answered_quickly(message):
             self._work = self._runner.threads.submit(self._run, message)
 
     def batch_done(self) -> None:
@@ -115,6 +113,19 @@ class UnaryCall:
     def cancelled(self) -> None:
         """See Call."""
         self._drop()
+
+    def _is_answered_quickly(self, message: bytes) -> bool:
+        if self._quickly is None or len(message) > _INLINE_BYTES:
+            return False
+        try:
+            answer = self._quickly(message, self._deadline_s)
+        except Exception as error:
+            self._refuse(error)
+            return True
+        if answer is None:
+            return False
+        self._answer(answer)
+        return True
 
     def _run(self, message: bytes) -> None:
         """Runs in a thread."""

@@ -1,9 +1,11 @@
-"""The methods over a real server on the loopback interface."""
+"""The methods over real servers on the loopback interface, both transports."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,6 +18,8 @@ from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.registry import Registry
 from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.grpc.h2.server import H2Server
+from tests.grpc_servers import TRANSPORTS, grpc_server
 from tests.unit.transports.conftest import NumpyModel
 from tests.unit.transports.test_grpc_methods import PREDICTION, outputs, predict_request
 
@@ -23,13 +27,17 @@ X = {"x": np.array([1, 2.5], np.float32)}
 MAX_MESSAGE_BYTES = 100_000
 
 
-def make_server(engine: Engine, address: str = "127.0.0.1:0", **more: Any) -> GrpcServer:
-    """Builds a server that has not started."""
-    return GrpcServer(engine, address=address, max_message_bytes=MAX_MESSAGE_BYTES, **({"max_workers": 2} | more))
+Server = GrpcServer | H2Server
+
+
+@pytest.fixture(params=TRANSPORTS)
+def make_server(request: pytest.FixtureRequest) -> Callable[..., Server]:
+    """Builds servers that have not started."""
+    return partial(grpc_server, request.param, max_message_bytes=MAX_MESSAGE_BYTES)
 
 
 @pytest.fixture
-def server(engine: Engine) -> Iterator[GrpcServer]:
+def server(engine: Engine, make_server: Callable[..., Server]) -> Iterator[Server]:
     """A server that is stopped at the end, if it was not before."""
     server = make_server(engine)
     yield server
@@ -37,7 +45,7 @@ def server(engine: Engine) -> Iterator[GrpcServer]:
 
 
 @pytest.fixture
-def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
+def channel(server: Server) -> Iterator[grpc.Channel]:
     """A channel to the started server."""
     with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
         yield channel
@@ -125,7 +133,7 @@ def test_what_is_not_served_is_unimplemented(channel: grpc.Channel, path: str, t
 
 
 def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
-    predict: Predict, model: NumpyModel, server: GrpcServer, channel: grpc.Channel
+    predict: Predict, model: NumpyModel, server: Server, channel: grpc.Channel
 ) -> None:
     model.gate = threading.Event()
     request = predict_request(X).SerializeToString()
@@ -142,7 +150,7 @@ def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
 
 
 def test_stop_waits_for_what_runs_and_refuses_the_rest(
-    model: NumpyModel, server: GrpcServer, channel: grpc.Channel
+    model: NumpyModel, server: Server, channel: grpc.Channel
 ) -> None:
     model.gate = threading.Event()
     method = channel.unary_unary(f"{PREDICTION}/Predict")
@@ -158,20 +166,39 @@ def test_stop_waits_for_what_runs_and_refuses_the_rest(
     assert refused(lambda: method(b"", timeout=5))[0] is grpc.StatusCode.UNAVAILABLE
 
 
-def test_an_address_in_use_is_an_error_that_names_it(engine: Engine, server: GrpcServer) -> None:
+def test_an_address_in_use_is_an_error_that_names_it(
+    engine: Engine, server: Server, make_server: Callable[..., Server]
+) -> None:
     port = server.start()
-    other = make_server(engine, f"127.0.0.1:{port}")
+    other = make_server(engine, port=port)
     with pytest.raises(OSError, match=f"gRPC can not listen on 127.0.0.1:{port}"):
         other.start()
     other.stop(0)
 
 
-def test_a_unix_socket(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> None:
-    address = f"unix:{tmp_path_factory.mktemp('s')}/grpc"
-    server = make_server(engine, address)
-    assert server.start() == 0
-    with grpc.insecure_channel(address) as channel:
+def test_a_unix_socket(
+    engine: Engine, make_server: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("s") / "grpc"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        # As a server leaves it that was killed.
+        dead.bind(str(path))
+    server = make_server(engine, socket_path=str(path))
+    server.start()
+    with grpc.insecure_channel(f"unix:{path}") as channel:
         assert channel.unary_unary(f"{PREDICTION}/Predict")(predict_request(X).SerializeToString())
+    server.stop(0)
+    assert not path.exists()
+
+
+def test_a_unix_socket_that_answers_is_not_taken_over(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> None:
+    # grpcio takes it over.
+    path = tmp_path_factory.mktemp("s") / "grpc"
+    server, other = (grpc_server("h2", engine, socket_path=str(path)) for _ in range(2))
+    server.start()
+    with pytest.raises(OSError, match=f"gRPC can not listen on unix:{path}"):
+        other.start()
+    other.stop(0)
     server.stop(0)
 
 
@@ -179,7 +206,7 @@ SERVING, NOT_SERVING = 1, 2
 PREDICTION_NAME = PREDICTION.removeprefix("/")
 
 
-def test_health_follows_readiness(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
+def test_health_follows_readiness(server: Server, channel: grpc.Channel, registry: Registry) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
 
     def check(service: str) -> int:
@@ -200,16 +227,14 @@ def test_health_follows_readiness(server: GrpcServer, channel: grpc.Channel, reg
     assert check("m") == NOT_SERVING, "it is not served any more"
 
 
-def test_a_draining_server_has_no_healthy_model(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
+def test_a_draining_server_has_no_healthy_model(server: Server, channel: grpc.Channel, registry: Registry) -> None:
     registry.drain()
     server.set_serving(False)
     stub = health_pb2_grpc.HealthStub(channel)
     assert stub.Check(health_pb2.HealthCheckRequest(service="m")).status == NOT_SERVING
 
 
-def test_watchers_hear_of_changes_and_hold_no_worker(
-    server: GrpcServer, channel: grpc.Channel, predict: Predict
-) -> None:
+def test_watchers_hear_of_changes_and_hold_no_worker(server: Server, channel: grpc.Channel, predict: Predict) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(4)]
     assert [next(watch).status for watch in watches] == [SERVING] * 4
@@ -270,7 +295,7 @@ def test_stock_stubs_work(channel: grpc.Channel) -> None:
     assert version.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE
 
 
-def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
+def test_a_watcher_does_not_hold_up_the_stop(server: Server, channel: grpc.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == SERVING
     # Within a grace of an hour: the watch is ended, not waited for.
@@ -278,7 +303,7 @@ def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.C
     assert [response.status for response in watch] == [NOT_SERVING]
 
 
-def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: GrpcServer, channel: grpc.Channel) -> None:
+def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: Server, channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for round_number in range(30):
         watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(8)]

@@ -1,0 +1,31 @@
+"""Compiles every kernel ahead of the first start, as an image does while it is built.
+
+EMB_KERNEL_CACHE_DIR=/opt/kernel-cache python -m service.compile_kernels
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from service.lookup import kernel_cache
+from service.settings import kernel_cache_dir
+
+# Importing compiles, for all signatures are given in the sources.
+MODULES = (
+    "service.direct.gather",
+    "service.direct.scan",
+    "service.lookup.fingerprint",
+    "service.lookup.kernels",
+    "service.lookup.key_index",
+)
+
+
+def main() -> None:
+    """Compiles into the configured folder."""
+    kernel_cache.use(kernel_cache_dir())
+    for name in MODULES:
+        importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    main()
