@@ -8,9 +8,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -34,6 +35,7 @@ from service.transports.grpc.grpcio_server import GrpcServer
 from service.transports.grpc.h2.server import H2Server
 from service.transports.grpc.paths import API
 from service.transports.http.http_app import create_http_app
+from service.workers.crew import Crew, Own
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,33 @@ class StartError(Exception):
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: when to stop is App's decision."""
+    """uvicorn without its signal handlers: when to stop is App's decision.
+
+    Args:
+      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
+    """
+
+    def __init__(self, config: uvicorn.Config, open_listener: Callable[..., Any] | None = None) -> None:
+        super().__init__(config)
+        self._open_listener = open_listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on sockets."""
+        if self._open_listener is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        for one in sockets or []:
+            loop = asyncio.get_running_loop()
+            self.servers.append(self._open_listener(loop, self._protocol, one, self._num_connections))
+
+    def _num_connections(self) -> int:
+        return len(self.server_state.connections)
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return made
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,10 +82,14 @@ class App:
     """One server process.
 
     Order at shutdown: readiness fails, listeners close, requests in flight finish, models unload.
+
+    Args:
+      crew: the other workers that it is one of; None: it is the only process.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, crew: Crew | None = None) -> None:
         self._settings = settings
+        self._crew = crew
         self._registry = Registry(self._version_changed)
         self._metrics = Metrics(self._registry.loaded)
         self._stop_watching = threading.Event()
@@ -93,14 +125,18 @@ class App:
         )
         self._config_file: ConfigFile | None = None
         if settings.model_config_file:
-            self._config_file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
+            self._config_file = ConfigFile(
+                Path(settings.model_config_file),
+                settings.load_retry_interval_s,
+                on_taken=crew.config_taken if crew else lambda text: None,
+            )
         self._engine = Engine(
             self._registry,
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
-            reload=self._models.reload,
+            reload=self._reload,
         )
-        self._grpc = _grpc_server(settings, self._engine)
+        self._grpc = _grpc_server(settings, self._engine, crew)
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -114,7 +150,10 @@ class App:
         settings = self._settings
         stop = asyncio.Event()
         configs = self._first_models()
-        http_socket = _listen(settings.host, settings.rest_api_port)
+        if self._crew is not None:
+            # Before anything listens: a listener asks the crew whether it may.
+            self._join(self._crew, stop)
+        http_socket = self._crew.http_listener if self._crew else _listen(settings.host, settings.rest_api_port)
         try:
             grpc_port = self._grpc.start()
         except OSError as error:
@@ -125,11 +164,14 @@ class App:
         serving = asyncio.create_task(http.serve(sockets=[http_socket]))
         serving.add_done_callback(lambda _: stop.set())
         self._models.start(configs)
-        if self._config_file is not None and settings.model_config_file_poll_wait_seconds > 0:
-            polling = (self._models.reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
+        if self._config_file is not None and self._polls_config_file:
+            polling = (self._reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
             threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
-        http_port = http_socket.getsockname()[1]
-        logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
+        if self._crew is None:
+            http_port = http_socket.getsockname()[1]
+            logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
+        else:
+            self._crew.listening()
         await stop.wait()
         await self._shut_down(http, serving)
         try:
@@ -138,12 +180,43 @@ class App:
             if self._batching is not None:
                 self._batching.scheduler.stop()
 
+    def _join(self, crew: Crew, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+
+        def leave() -> None:
+            loop.call_soon_threadsafe(stop.set)
+
+        crew.join(
+            Own(
+                reload=self._models.reload,
+                render=self._metrics.render,
+                is_ready=lambda: self._registry.is_ready,
+                leave=leave,
+            )
+        )
+
+    def _reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
+        if self._crew is None:
+            self._models.reload(models, deadline_s)
+        else:
+            self._crew.reload(models, deadline_s, self._settings.model_reload_timeout_s)
+
+    @property
+    def _polls_config_file(self) -> bool:
+        polls = self._crew is None or self._crew.polls_config_file
+        return polls and self._settings.model_config_file_poll_wait_seconds > 0
+
     def _first_models(self) -> tuple[ModelConfig, ...]:
         settings = self._settings
+        if self._crew is not None and self._crew.models is not None:
+            # What holds now may have come by request.
+            if self._config_file is not None:
+                self._config_file.take(self._crew.config_text)
+            return self._crew.models
         if self._config_file is None:
             return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
         try:
-            configs = self._config_file.read()
+            configs = self._config_file.read(self._crew.config_text if self._crew else None)
             self._models.check(configs)
         except ServiceError as error:
             hint = ""
@@ -156,7 +229,7 @@ class App:
         settings = self._settings
         http_app = create_http_app(
             self._engine,
-            metrics=self._metrics.render,
+            metrics=self._crew.render if self._crew else self._metrics.render,
             metrics_paths=self._metrics_paths(),
             max_body_bytes=settings.max_request_bytes,
             rest_api_timeout_s=settings.rest_api_timeout_s,
@@ -176,7 +249,8 @@ class App:
                 log_config=None,
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
-            )
+            ),
+            self._crew.opener("http") if self._crew else None,
         )
 
     def _metrics_paths(self) -> tuple[str, ...]:
@@ -211,6 +285,8 @@ class App:
         http.should_exit = True
         await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
         self._stop_watching.set()
+        if self._crew is not None:
+            self._crew.leave()
         logger.info("stopped")
 
     async def _stop_models(self) -> list[str]:
@@ -248,16 +324,16 @@ def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | No
         raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
 
 
-def _grpc_server(settings: Settings, engine: Engine) -> GrpcServer | H2Server:
+def _grpc_server(settings: Settings, engine: Engine, crew: Crew | None) -> GrpcServer | H2Server:
     predict_directly = DirectPredict(engine, API)
-    if settings.grpc_transport == "grpcio" or settings.channel_arguments:
+    if not settings.grpc_takes_sockets:
         return GrpcServer(
             engine,
             address=f"{_bracketed(settings.host)}:{settings.port}",
             max_message_bytes=settings.max_request_bytes,
             max_workers=settings.grpc_max_threads,
             socket_path=settings.grpc_socket_path,
-            channel_arguments=settings.channel_arguments,
+            channel_arguments=[*settings.channel_arguments, *([("grpc.so_reuseport", 1)] if crew else [])],
             as_content=settings.enable_serialization_as_tensor_content,
             predict_directly=predict_directly,
         )
@@ -270,6 +346,8 @@ def _grpc_server(settings: Settings, engine: Engine) -> GrpcServer | H2Server:
         socket_path=settings.grpc_socket_path,
         as_content=settings.enable_serialization_as_tensor_content,
         predict_directly=predict_directly,
+        listeners=crew.grpc_listeners if crew else (),
+        open_listener=crew.opener("grpc") if crew else None,
     )
 
 

@@ -6,21 +6,33 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-import uvloop
-
-from service.lookup import kernel_cache
 from service.observability import configure_logging
 from service.process_memory import keep_freed_memory
-from service.settings import SettingsError, flags_without_effect, kernel_cache_dir, quiet_tensorflow, read_settings
+from service.settings import (
+    Settings,
+    SettingsError,
+    flags_without_effect,
+    kernel_cache_dir,
+    quiet_tensorflow,
+    read_settings,
+)
+
+if TYPE_CHECKING:
+    from service.workers.crew import Crew
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the server; returns the exit status: 0 after a drain, 2 for settings that can not be used."""
+    """Runs the server.
+
+    Returns:
+      The exit status: 0 after a drain, 2 for settings that can not be used, 1 for workers that end before they listen.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         settings = read_settings(arguments)
@@ -31,6 +43,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger.info("settings", extra=asdict(settings))
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
+    if settings.num_workers > 1:
+        return _supervise(settings)
+    return serve(settings, None, lambda reason: logger.error("cannot start", extra={"reason": reason}))
+
+
+def _supervise(settings: Settings) -> int:
+    # Here and not above: a single process needs none of it, and this one nothing of the server.
+    import asyncio
+
+    from service.workers.supervisor import Supervisor
+
+    return asyncio.run(Supervisor(settings).run())
+
+
+def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], None]) -> int:
+    """Runs a server in this process; returns the exit status, see main.
+
+    Args:
+      crew: the other workers that it is one of.
+      cannot_start: told the reason.
+    """
+    import uvloop
+
+    from service.lookup import kernel_cache
+
     quiet_tensorflow()
     keep_freed_memory(settings.keep_freed_mib)
     kernel_cache.use(kernel_cache_dir(settings.kernel_cache_dir))
@@ -40,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What importing made lives as long as the process: a full collection need not go through it each time.
     gc.freeze()
     try:
-        loading = uvloop.run(App(settings).run())
+        loading = uvloop.run(App(settings, crew).run())
     except StartError as error:
-        logger.error("cannot start", extra={"reason": str(error)})
+        cannot_start(str(error))
         return 2
     if loading:
         logger.warning("not waiting for models that still load", extra={"models": loading})

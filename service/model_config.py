@@ -25,20 +25,38 @@ class ConfigFile:
     retry_interval_s later where a model had to be loaded to find out.
 
     Concurrency: one caller at a time.
+
+    Args:
+      on_taken: told each text that was taken.
     """
 
-    def __init__(self, path: Path, retry_interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        retry_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        on_taken: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._path = path
         self._retry_interval_s = retry_interval_s
         self._clock = clock
+        self._on_taken = on_taken
         self._taken: bytes | None = None
         self._failed: bytes | None = None
         self._retry_at_s = 0.0
         self._complaint = ""
 
-    def read(self) -> Models:
-        """Reads the file at the start; an empty one lists no models. Raises InvalidRequest."""
-        data = self._read_bytes()
+    def take(self, text: str | None) -> None:
+        """Regards a text as taken, as another process has done; None: no text was."""
+        self._taken = None if text is None else text.encode()
+
+    def read(self, text: str | None = None) -> Models:
+        """Reads the file at the start; an empty one lists no models. Raises InvalidRequest.
+
+        Args:
+          text: what was read of it already.
+        """
+        data = self._read_bytes() if text is None else text.encode()
         models = self._parse(data) or ()
         self._taken = data
         return models
@@ -66,6 +84,7 @@ class ConfigFile:
                 logger.error("model config refused", extra={"path": str(self._path), "reason": error.message})
             return
         self._taken, self._complaint = data, ""
+        self._on_taken(data.decode())
         logger.info("model config taken", extra={"path": str(self._path)})
 
     def run(

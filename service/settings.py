@@ -20,6 +20,13 @@ ENV_PREFIX = "EMB_"
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
+_MAX_WORKERS = 256
+
+
+def _num_processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def _setting(
     default: Any, about: str, low: float | None = None, high: float | None = None, *, default_about: str = ""
 ) -> Any:
@@ -56,6 +63,11 @@ class Settings:
     host: str = _setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
     port: int = _setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
     rest_api_port: int = _setting(8501, "HTTP port; 0 picks a free one.", 0, 65535)
+    workers: str = _setting(
+        "1",
+        "Processes that answer together on the same ports, over the same pages of the tables; 'auto' is one for each "
+        "processor.",
+    )
     file_system_poll_wait_seconds: float = _setting(
         1.0, "Seconds between looks for new versions; 0 looks once, at the start.", 0, 86400
     )
@@ -86,11 +98,11 @@ class Settings:
         "'lazy' at the first request for one, 'off' never.",
     )
     graph_threads: int = _setting(
-        len(os.sched_getaffinity(0)),
-        "TensorFlow threads, and graph runs at the same time over HTTP.",
+        _num_processors(),
+        "TensorFlow threads, and graph runs at the same time over HTTP; of each worker.",
         1,
         1024,
-        default_about="number of processors",
+        default_about="number of processors, by workers",
     )
     graph_towers: bool = _setting(
         True,
@@ -134,7 +146,7 @@ class Settings:
         1,
         64,
     )
-    grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time.", 1, 1024)
+    grpc_max_threads: int = _setting(8, "gRPC requests handled at the same time, by each worker.", 1, 1024)
     max_request_bytes: int = _setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
     )
@@ -187,9 +199,26 @@ class Settings:
     )
 
     @property
+    def num_workers(self) -> int:
+        """How many processes answer; 0: the setting is no number."""
+        if self.workers == "auto":
+            return _num_processors()
+        return int(self.workers) if self.workers.isascii() and self.workers.isdigit() else 0
+
+    @property
+    def processors(self) -> int:
+        """Processors for each worker: its share of those that this process may use."""
+        return max(_num_processors() // max(self.num_workers, 1), 1)
+
+    @property
     def load_retry_interval_s(self) -> float:
         """Seconds between tries of a version that failed to load."""
         return max(self.load_retry_interval_micros, 0) / 1e6
+
+    @property
+    def grpc_takes_sockets(self) -> bool:
+        """Whether gRPC is carried by our own transport, which can be given sockets; grpcio takes addresses only."""
+        return self.grpc_transport != "grpcio" and not self.channel_arguments
 
     @property
     def parallelism(self) -> tuple[int, int]:
@@ -235,6 +264,10 @@ class Settings:
             found.append(f"--model_name is {self.model_name!r}: it must not be empty or hold a '/'")
         if self.port == self.rest_api_port != 0:
             found.append(f"--port and --rest_api_port are both {self.port}: gRPC and HTTP need one each")
+        if not 1 <= self.num_workers <= _MAX_WORKERS:
+            found.append(f"--workers is {self.workers!r}: expected 1 to {_MAX_WORKERS}, or 'auto'")
+        if self.num_workers > 1 and self.grpc_socket_path and not self.grpc_takes_sockets:
+            found.append("--grpc_socket_path can not be shared by --workers: gRPC opens it in each of them")
         if self.grpc_transport == "h2" and self.grpc_channel_arguments:
             found.append("--grpc_channel_arguments are grpcio's: leave --grpc_transport=h2 out")
         if not self.tags:
@@ -290,6 +323,8 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
             except ValueError as error:
                 faults.append(f"--{name} is {text!r}: {error}")
     settings = Settings(**values)
+    if "graph_threads" not in values:
+        settings = dataclasses.replace(settings, graph_threads=settings.processors)
     faults += settings.faults()
     foreign, unread = _foreign_values(flags)
     faults += unread

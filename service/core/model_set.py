@@ -86,11 +86,17 @@ class ModelSet:
             self.check(configs)
             self._commit(configs)
 
-    def reload(self, configs: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
+    def reload(
+        self,
+        configs: Sequence[ModelConfig],
+        deadline_s: float | None = None,
+        agree: Callable[[], None] = lambda: None,
+    ) -> None:
         """Replaces the list of models; where this raises, nothing has changed. Blocks until new models are AVAILABLE.
 
         Args:
           deadline_s: on the rules' clock; the reload timeout holds beside it.
+          agree: called when they are; where it raises a ServiceError they are taken back.
 
         Raises:
           InvalidRequest, ConfigConflict: as check does.
@@ -102,11 +108,11 @@ class ModelSet:
         if not self._reloads.acquire(blocking=False):
             raise Overloaded("A reload is going on and another one waits for it; nothing was changed.")
         try:
-            self._reload(configs, deadline_s)
+            self._reload(configs, deadline_s, agree)
         finally:
             self._reloads.release()
 
-    def _reload(self, configs: Sequence[ModelConfig], deadline_s: float | None) -> None:
+    def _reload(self, configs: Sequence[ModelConfig], deadline_s: float | None, agree: Callable[[], None]) -> None:
         latest_s = self._rules.clock() + self._reload_timeout_s
         until_s = latest_s if deadline_s is None else min(latest_s, deadline_s)
         if not self._changing.acquire(timeout=max(until_s - self._rules.clock(), 0)):
@@ -119,6 +125,7 @@ class ModelSet:
                 for config in new:
                     self._watch(config)
                 self._wait_until_available([config.name for config in new], until_s)
+                agree()
             except ServiceError as error:
                 self._take_back([config.name for config in new])
                 logger.error("reload refused", extra={"reason": error.message})

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import service.cli
+from service.lookup import kernel_cache
 from service.settings import Settings
 
 
@@ -24,7 +25,7 @@ class FakeApp:
     seen: list[Settings] = []
     problem: str = ""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, crew: object = None) -> None:
         self.seen.append(settings)
 
     async def run(self) -> list[str]:
@@ -41,7 +42,7 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     app = type("App", (FakeApp,), {"seen": []})
     vars(module).update(App=app, StartError=StartError)
     monkeypatch.setitem(sys.modules, "service.app", module)
-    monkeypatch.setattr(service.cli.kernel_cache, "use", lambda folder: folder)
+    monkeypatch.setattr(kernel_cache, "use", lambda folder: folder)
     monkeypatch.setattr(service.cli, "quiet_tensorflow", lambda: None)
     for name in ("EMB_MODEL_BASE_PATH", "EMB_KERNEL_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -86,7 +87,7 @@ def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], m
 
 def test_kernels_are_kept_where_the_settings_say(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
-    monkeypatch.setattr(service.cli.kernel_cache, "use", used.append)
+    monkeypatch.setattr(kernel_cache, "use", used.append)
     service.cli.main(["--model_base_path=m", "--kernel_cache_dir=/k"])
     assert used == [Path("/k")]
 

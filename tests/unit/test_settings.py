@@ -73,6 +73,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "enable_per_model_batching_parameters": ("true", True),
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
     "graph_signatures": ("off", "off"),
+    "workers": ("3", "3"),
+    "grpc_transport": ("grpcio", "grpcio"),
     "graph_threads": ("3", 3),
     "grpc_max_threads": ("3", 3),
     "max_request_bytes": ("2048", 2048),
@@ -89,7 +91,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
     "kernel_cache_dir": ("/cache", "/cache"),
-    "grpc_transport": ("grpcio", "grpcio"),
     "graph_towers": ("0", False),
     "tower_batch_rows": ("64", 64),
     "lookup_threads": ("4", 4),
@@ -154,6 +155,21 @@ def test_all_faults_are_told_at_once() -> None:
 )
 def test_each_bad_value_is_named_with_what_was_wanted(argument: str, message: str) -> None:
     assert faults_of([*BASE, argument]) == [message]
+
+
+def test_workers_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    threads = [
+        (settings.num_workers, settings.processors, settings.graph_threads)
+        for more in (["--workers=3"], ["--workers=20"], ["--workers=auto"], ["--workers=4", "--graph_threads=5"])
+        for settings in [read_settings([*BASE, *more], {})]
+    ]
+    assert threads == [(3, 2, 2), (20, 1, 1), (8, 1, 1), (4, 2, 5)]
+
+
+@pytest.mark.parametrize("workers", ["0", "257", "-1", "two", "1.5", ""])
+def test_a_number_of_workers_that_makes_no_sense_is_refused(workers: str) -> None:
+    assert faults_of([*BASE, f"--workers={workers}"]) == [f"--workers is {workers!r}: expected 1 to 256, or 'auto'"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import orjson
@@ -36,7 +37,8 @@ def add_admin_routes(
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        data, content_type = metrics()
+        # In a thread: those of several workers take a while to come together.
+        data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 
     add_route(app, "/healthz", healthz, "GET", **openapi.healthz())

@@ -215,6 +215,25 @@ def test_a_reload_that_takes_too_long_is_taken_back(world: World) -> None:
     assert world.answers("a") == 1
 
 
+def test_a_reload_waits_for_those_that_must_agree_and_is_taken_back_where_they_do_not(world: World) -> None:
+    world.start(world.config("a"))
+    before = world.trace()
+    asked: list[object] = []
+
+    def disagree() -> None:
+        # What is new is loaded, and out of reach still.
+        asked.append((world.registry.is_available("b"), world.registry.models()))
+        raise ReloadFailed("not everybody can")
+
+    with pytest.raises(ReloadFailed, match="not everybody can"):
+        world.models.reload([world.config("b")], agree=disagree)
+    assert asked == [(True, ["a"])]
+    until(lambda: world.trace() == before)
+    world.models.reload([world.config("b")], agree=lambda: asked.append(world.registry.models()))
+    assert asked[1:] == [["a"]]
+    assert world.registry.models() == ["b"]
+
+
 def test_a_label_may_only_point_to_a_version_that_is_available(world: World) -> None:
     world.add("a", 2)
     world.start(world.config("a"))

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -30,6 +30,7 @@ class H2Server:
     Args:
       host, port: where to listen; port 0 picks one.
       listeners: bound sockets to listen on in place of host, port and socket_path; closed at the end.
+      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
 
     Concurrency: any thread; start once.
     """
@@ -46,16 +47,18 @@ class H2Server:
         as_content: bool = False,
         predict_directly: PredictDirectly | None = None,
         listeners: Sequence[socket.socket] = (),
+        open_listener: Callable[..., Any] | None = None,
     ) -> None:
         self._engine = engine
         self._host, self._port, self._socket_path = host, port, socket_path
         self._given = tuple(listeners)
+        self._open_listener = open_listener
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
         self._loop = uvloop.new_event_loop()
         self._connections: set[Connection] = set()
         self._idle = asyncio.Event()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Any] = []
         self._router = Router(
             engine,
             loop=self._loop,
@@ -121,6 +124,10 @@ class H2Server:
 
     async def _listen(self, listeners: list[socket.socket]) -> None:
         for listener in listeners:
+            if self._open_listener is not None:
+                opened = self._open_listener(self._loop, self._connect, listener, lambda: len(self._connections))
+                self._servers.append(opened)
+                continue
             make = self._loop.create_unix_server if listener.family == socket.AF_UNIX else self._loop.create_server
             server: Any = await make(self._connect, sock=listener, backlog=_BACKLOG)
             self._servers.append(server)
