@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -21,6 +22,7 @@ from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
+from service.direct.http_bodies import DirectHttp
 from service.direct.predict import DirectPredict
 from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
@@ -31,6 +33,8 @@ from service.settings import Settings
 from service.transports.grpc.grpcio_server import GrpcServer
 from service.transports.grpc.h2.server import H2Server
 from service.transports.grpc.paths import API
+from service.transports.http.calls import API as HTTP_API
+from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
 
 logger = logging.getLogger(__name__)
@@ -158,12 +162,13 @@ class App:
             gzip_min_bytes=settings.rest_api_gzip_min_bytes,
             has_cors=settings.rest_api_enable_cors_support,
             strict_json=settings.rest_api_strict_json,
+            directly=DirectHttp(self._engine, HTTP_API, strict_json=settings.rest_api_strict_json),
         )
         return _HttpServer(
             uvicorn.Config(
                 http_app,
                 loop="none",
-                http="httptools",
+                http=partial(HotProtocol, answers=http_app.state.hot_answers),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
                 access_log=False,

@@ -12,7 +12,11 @@ from service.settings import kernel_cache_dir
 
 # Importing compiles, for all signatures are given in the sources.
 MODULES = (
+    "service.direct.float_text",
     "service.direct.gather",
+    "service.direct.json_scan",
+    "service.direct.json_text",
+    "service.direct.json_tokens",
     "service.direct.scan",
     "service.lookup.fingerprint",
     "service.lookup.kernels",

@@ -36,7 +36,11 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "numba"},
     ),
     # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
-    "service.direct": ({"service.core", "service.lookup", "service.codecs"}, {"numpy", "numba"}),
+    "service.direct": (
+        {"service.core", "service.lookup", "service.codecs"},
+        # llvmlite is what numba is made of: arrays and words at addresses.
+        {"numpy", "numba", "llvmlite", "orjson"},
+    ),
     "service.graph": (
         {"service.core.types", "service.core.errors", "service.core.manifest"},
         {"numpy", "tensorflow"},
@@ -61,7 +65,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
         },
-        {"numpy", "fastapi", "starlette", "orjson"},
+        {"numpy", "fastapi", "starlette", "orjson", "uvicorn"},
     ),
     "service.transports.grpc": (
         {
