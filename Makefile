@@ -7,7 +7,7 @@ REST_PORT ?= 8501
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock generated image up down load stock-clients fuzz clean
+.PHONY: help demo test check format lock generated image up down load bench stock-clients fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ down:  ## stop what `up` started and drop its model
 load: $(READY)  ## drive a running server on this machine for 20 seconds
 	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 1 \
 	  --users 8 --spawn-rate 8 --run-time 20s --host http://127.0.0.1:$(REST_PORT) --grpc_host 127.0.0.1:$(PORT) $(ARGS)
+
+bench: $(READY)  ## requests/s, latency and memory beside baselines, some 10 minutes; ARGS=--quick: 2 minutes
+	$(BIN)/python -m loadtest.bench $(ARGS)
 
 stock-clients: $(READY)  ## show stock clients at work: serving-api stubs, reflection, health, curl, tritonclient
 	$(BIN)/python -m loadtest.stock_clients $(ARGS)

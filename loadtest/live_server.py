@@ -114,15 +114,14 @@ class LiveServer:
         """Whether the process runs."""
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def held(self) -> Held:
         """Reads what the process holds now (Linux)."""
-        process = Path("/proc") / str(self._process.pid)
-        sizes: dict[str, float] = {}
-        for line in (process / "smaps_rollup").read_text().splitlines()[1:]:
-            name, kib = line.split()[:2]
-            sizes[name] = int(kib) / 1024
-        private_mib = sizes["Private_Clean:"] + sizes["Private_Dirty:"]
-        return Held(sizes["Pss:"], private_mib, len(os.listdir(process / "fd")))
+        return held_by(self.pid)
 
     def __enter__(self) -> LiveServer:
         return self
@@ -140,6 +139,17 @@ class LiveServer:
         self._reader.join(30)
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+def held_by(pid: int) -> Held:
+    """Reads what a process holds now (Linux)."""
+    process = Path("/proc") / str(pid)
+    sizes: dict[str, float] = {}
+    for line in (process / "smaps_rollup").read_text().splitlines()[1:]:
+        name, kib = line.split()[:2]
+        sizes[name] = int(kib) / 1024
+    private_mib = sizes["Private_Clean:"] + sizes["Private_Dirty:"]
+    return Held(sizes["Pss:"], private_mib, len(os.listdir(process / "fd")))
 
 
 @contextmanager

@@ -6,14 +6,19 @@ import numpy as np
 from numba import njit, types
 
 from service.direct.memory import (
+    INTS,
+    INTS_2D,
+    entry_point,
     floats_2d_at,
     floats_3d_at,
     floats_at,
+    ints_2d_at,
     ints_at,
     octets_at,
     short_ints_at,
 )
-from service.direct.scan import DTYPE, KIND, MISSING, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
+from service.direct.scan import COLUMNS as FOUND_COLUMNS
+from service.direct.scan import DTYPE, KIND, MAX_INPUTS, MISSING, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
 from service.lookup import kernels
 
 # Columns of a plan, one row per feature. *_INPUT: which input of the request, or -1 for none.
@@ -33,11 +38,9 @@ DONE, UNUSUAL = 0, -1
 _INT32, _FLOAT = 3, 1
 
 _INT = types.int64
-_FOUND = types.Array(types.int64, 2, "C")
-_INTS = types.Array(types.int64, 1, "C")
 
 
-@njit(_INT(_INT, _FOUND, _INT, _INTS), cache=True, nogil=True)
+@njit(_INT(_INT, INTS_2D, _INT, INTS), cache=True, nogil=True)
 def _read(data_at, found, k, out):  # type: ignore[no-untyped-def]
     # Writes the integers of input k into out, which has room for just as many; 0, or -1 where they are not as many.
     n = out.shape[0]
@@ -76,7 +79,7 @@ def _read(data_at, found, k, out):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@njit(types.boolean(_INTS, _INT), cache=True, nogil=True)
+@njit(types.boolean(INTS, _INT), cache=True, nogil=True)
 def _are_splits(splits, count):  # type: ignore[no-untyped-def]
     # The kernels trust row splits.
     last = splits[0]
@@ -89,38 +92,34 @@ def _are_splits(splits, count):  # type: ignore[no-untyped-def]
     return last == count
 
 
-@njit(_INT(_INT, _FOUND, _FOUND, _INTS, _INT, _INT, _FOUND, _INT, _FOUND), cache=True, nogil=True)
-def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows, counts):  # type: ignore[no-untyped-def]
-    """Writes a whole answer; returns DONE, or UNUSUAL where the request must be looked at in another way.
-
-    Args:
-      data_at: address of the request.
-      found: what scan found in it.
-      plan: [F, COLUMNS] int64.
-      scratch: [all integers of the request] int64 at least, written.
-      out_at: address of the answer.
-      template_at: address of what answers of this size have in common.
-      pieces: [F + 1, PIECE_COLUMNS] int64.
-      rows: B, what every feature has.
-      counts: [features of the signature, 2] int64; ids and those of them without a row are added where all is DONE.
-    """
-    for f in range(plan.shape[0]):
+@njit(_INT(*[_INT] * 10), cache=True, nogil=True)
+def _answer(  # type: ignore[no-untyped-def]
+    data_at, found_at, plan_at, num_features, scratch_at, out_at, template_at, pieces_at, rows, counts_at
+):
+    found = ints_2d_at(found_at, 1 + MAX_INPUTS, FOUND_COLUMNS)
+    plan = ints_2d_at(plan_at, num_features, COLUMNS)
+    pieces = ints_2d_at(pieces_at, num_features + 1, PIECE_COLUMNS)
+    for f in range(num_features):
         k = plan[f, IDS_INPUT]
         count = found[k, SIZE]
-        ids = scratch[:count]
+        ids = ints_at(scratch_at, count)
         if found[k, DTYPE] != plan[f, IDS_DTYPE] or _read(data_at, found, k, ids) != DONE:
             return UNUSUAL
         dim = plan[f, DIM]
         table = floats_2d_at(plan[f, TABLE_AT], plan[f, VOCABULARY_SIZE], dim)
         to = out_at + pieces[f, FLOATS_TO]
         if plan[f, SPLITS_INPUT] < 0:
+            if count != rows:
+                return UNUSUAL
             stopped = kernels.gather(table, ids, plan[f, POLICY], plan[f, DEFAULT_ROW], floats_2d_at(to, rows, dim))
             if stopped > kernels.MISSING and stopped != kernels.OK:
                 return UNUSUAL
             found[1 + f, MISSING] = 0 if stopped == kernels.OK else kernels.MISSING - stopped
             continue
         s = plan[f, SPLITS_INPUT]
-        splits = scratch[count : count + rows + 1]
+        if found[s, SIZE] != rows + 1:
+            return UNUSUAL
+        splits = ints_at(scratch_at + 8 * count, rows + 1)
         if found[s, DTYPE] != plan[f, SPLITS_DTYPE] or _read(data_at, found, s, splits) != DONE:
             return UNUSUAL
         if not _are_splits(splits, count):
@@ -160,12 +159,28 @@ def answer(data_at, found, plan, scratch, out_at, template_at, pieces, rows, cou
         if stopped > kernels.MISSING and stopped != kernels.OK:
             return UNUSUAL
         found[1 + f, MISSING] = 0 if stopped == kernels.OK else kernels.MISSING - stopped
-    for f in range(plan.shape[0]):
-        counts[plan[f, POSITION], 0] += found[plan[f, IDS_INPUT], SIZE]
-        counts[plan[f, POSITION], 1] += found[1 + f, MISSING]
-    for piece in range(pieces.shape[0]):
+    for f in range(num_features):
+        counts = ints_at(counts_at + 16 * plan[f, POSITION], 2)
+        counts[0] += found[plan[f, IDS_INPUT], SIZE]
+        counts[1] += found[1 + f, MISSING]
+    for piece in range(num_features + 1):
         length = pieces[piece, PIECE_LENGTH]
         octets_at(out_at + pieces[piece, PIECE_TO], length)[:] = octets_at(
             template_at + pieces[piece, PIECE_AT], length
         )
     return DONE
+
+
+# Writes a whole answer; returns DONE, or UNUSUAL where the request must be looked at in another way.
+#
+# Args, all int64:
+#   data_at: address of the request.
+#   found_at: of what scan found in it.
+#   plan_at, num_features: of [F, COLUMNS] int64, and F.
+#   scratch_at: of room for all integers of one feature, as int64.
+#   out_at: of the answer.
+#   template_at: of what answers of this size have in common.
+#   pieces_at: of [F + 1, PIECE_COLUMNS] int64.
+#   rows: B, what every feature must have.
+#   counts_at: of [features of the signature, 2] int64; ids and those of them without a row are added where all is DONE.
+answer = entry_point(_answer)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-
-import numpy as np
-
 from service.codecs.predict_proto import parse_message, read_model_spec
 from service.codecs.wire import varint
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.servable import Shortcut
 from service.core.types import ModelRef
-from service.direct.scan import COLUMNS, MAX_INPUTS, scan
-from service.direct.signature import DirectSignature, PlainRequest
+from service.direct.memory import address_of
+from service.direct.scan import fields_of, scan
+from service.direct.signature import DirectSignature
+from service.direct.thread_state import ThreadStates
 from service.lookup.backend import OpenedLookups
 
 # Which shortcuts of a servable take what is read here.
 WIRE_FORMAT = "PredictRequest"
-# More of them, or longer ones, are not remembered, lest a client fills the memory.
-_MAX_SPECS, _MAX_SPEC_BYTES = 1024, 1024
+# More of them are not remembered, lest a client fills the memory.
+_MAX_SKELETONS = 1024
 
 
 def shortcuts(lookups: OpenedLookups, model: str, version: int) -> dict[tuple[str, str], Shortcut]:
@@ -28,11 +26,6 @@ def shortcuts(lookups: OpenedLookups, model: str, version: int) -> dict[tuple[st
         (WIRE_FORMAT, name): DirectSignature(lookups.signatures[name], lookups.backend.plan(name), model, version)
         for name in lookups.lookup_names
     }
-
-
-class _Found(threading.local):
-    def __init__(self) -> None:
-        self.inputs = np.zeros((1 + MAX_INPUTS, COLUMNS), np.int64)
 
 
 class DirectPredict:
@@ -44,8 +37,8 @@ class DirectPredict:
     def __init__(self, engine: Engine, api: str) -> None:
         self._engine = engine
         self._api = api
-        self._found = _Found()
-        # What requests' ModelSpecs mean, by their bytes: few clients send many.
+        self._states = ThreadStates()
+        # What skeletons mean: few clients send many.
         self._targets: dict[bytes, tuple[ModelRef, str] | None] = {}
 
     def __call__(self, data: bytes, deadline_s: float | None, *, as_content: bool) -> bytes | None:
@@ -58,24 +51,20 @@ class DirectPredict:
         started_s = self._engine.clock()
         if deadline_s is not None and started_s >= deadline_s:
             return None
-        found = self._found.inputs
-        count = scan(data, found)
-        if count < 0:
+        state = self._states.mine()
+        length = scan(address_of(data), len(data), state.found_at, state.skeleton_at)
+        if length < 0:
             return None
-        (at, length, *_), *inputs = found[: count + 1].tolist()
-        if length > _MAX_SPEC_BYTES:
-            return None
-        spec = data[at : at + length]
+        skeleton = bytes(state.skeleton[:length])
         try:
-            target = self._targets[spec]
+            target = self._targets[skeleton]
         except KeyError:
-            target = self._read(spec)
+            target = self._read(skeleton)
         if target is None:
             return None
-        names = tuple([data[i[0] : i[0] + i[1]] for i in inputs])
         answer: bytes | None = self._engine.answer_directly(
             *target,
-            PlainRequest(data, found, names, as_content),
+            (data, skeleton, state, as_content),
             wire_format=WIRE_FORMAT,
             api=self._api,
             method="Predict",
@@ -83,7 +72,8 @@ class DirectPredict:
         )
         return answer
 
-    def _read(self, spec: bytes) -> tuple[ModelRef, str] | None:
+    def _read(self, skeleton: bytes) -> tuple[ModelRef, str] | None:
+        spec, *_ = fields_of(skeleton)
         target = None
         try:
             # A ModelSpec in field 1, as a request has it.
@@ -91,6 +81,6 @@ class DirectPredict:
             target = read_model_spec(request)
         except ServiceError:
             pass
-        if len(self._targets) < _MAX_SPECS:
-            self._targets[spec] = target
+        if len(self._targets) < _MAX_SKELETONS:
+            self._targets[skeleton] = target
         return target

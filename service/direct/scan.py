@@ -9,12 +9,16 @@ from typing import Any
 
 from numba import njit, types
 
+from service.direct.memory import INTS_2D, OCTETS, entry_point, ints_2d_at, octets_at
+
 # A request of more inputs, or in which anything is repeated, unknown or oddly encoded, is not for this path.
 MAX_INPUTS = 64
+# Room for what a request names, see scan.
+SKELETON_BYTES = 4096
 
 # Columns of the inputs that a scan found.
 # MISSING is of the feature of the row's number, and written by who reads its ids: how many of them have no row.
-NAME_AT, NAME_LENGTH, DTYPE, SIZE, KIND, VALUES_AT, VALUES_LENGTH, MISSING = range(8)
+NAME_AT, NAME_END, DTYPE, SIZE, KIND, VALUES_AT, VALUES_LENGTH, MISSING = range(8)
 COLUMNS = 8
 # Kinds: nothing sent, packed varints, tensor_content, packed float_val.
 NONE, VARINTS, CONTENT, FLOATS = range(4)
@@ -25,13 +29,11 @@ INT32, INT64, FLOAT = 3, 9, 1
 _UNUSUAL = -1
 _LENGTH_DELIMITED = 2
 
-_BYTES = types.Bytes(types.uint8, 1, "C", readonly=True)
 _INT = types.int64
 _PAIR: Any = types.Tuple((_INT, _INT))  # type: ignore[no-untyped-call]
-_FOUND = types.Array(types.int64, 2, "C")
 
 
-@njit(_PAIR(_BYTES, _INT, _INT), cache=True, nogil=True)
+@njit(_PAIR(OCTETS, _INT, _INT), cache=True, nogil=True)
 def _varint(data, at, end):  # type: ignore[no-untyped-def]
     # Returns (value, where it ends), or where it ends is -1. A tag or a length of more than 63 bits is refused.
     value = 0
@@ -48,7 +50,7 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
     return 0, -1
 
 
-@njit(_PAIR(_BYTES, _INT, _INT), cache=True, nogil=True)
+@njit(_PAIR(OCTETS, _INT, _INT), cache=True, nogil=True)
 def _field(data, at, end):  # type: ignore[no-untyped-def]
     # Reads a length; returns (where the field's bytes begin, where they end), or the end is -1.
     length, at = _varint(data, at, end)
@@ -57,7 +59,7 @@ def _field(data, at, end):  # type: ignore[no-untyped-def]
     return at, at + length
 
 
-@njit(_INT(_BYTES, _INT, _INT), cache=True, nogil=True)
+@njit(_INT(OCTETS, _INT, _INT), cache=True, nogil=True)
 def _shape(data, at, end):  # type: ignore[no-untyped-def]
     # Returns the size of a shape of rank 1, or -1.
     if at >= end or data[at] != 0x12:
@@ -73,7 +75,7 @@ def _shape(data, at, end):  # type: ignore[no-untyped-def]
     return size if at == end else _UNUSUAL
 
 
-@njit(types.boolean(_BYTES, _INT, _INT, _FOUND, _INT), cache=True, nogil=True)
+@njit(types.boolean(OCTETS, _INT, _INT, INTS_2D, _INT), cache=True, nogil=True)
 def _tensor(data, at, end, found, k):  # type: ignore[no-untyped-def]
     # Fills row k of found from the bytes of a TensorProto; False where it is not a plain one of rank 1.
     dtype = size = -1
@@ -149,34 +151,37 @@ def _tensor(data, at, end, found, k):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(_INT(_BYTES, _FOUND), cache=True, nogil=True)
-def scan(data, found):  # type: ignore[no-untyped-def]
-    """Fills found, and returns how many inputs a PredictRequest has, or -1 for one that is not plain.
+@njit(_INT(OCTETS, _INT, _INT, OCTETS, _INT), cache=True, nogil=True)
+def _append(data, begin, end, skeleton, at):  # type: ignore[no-untyped-def]
+    # Adds a length and bytes to the skeleton; returns where they end, or -1 where they do not fit.
+    length = end - begin
+    if at + 2 + length > skeleton.shape[0]:
+        return _UNUSUAL
+    skeleton[at] = length & 0xFF
+    skeleton[at + 1] = length >> 8
+    for i in range(length):
+        skeleton[at + 2 + i] = data[begin + i]
+    return at + 2 + length
 
-    Plain is: one model_spec, no output_filter, each input a tensor of int32, int64 or float of rank 1 with all its
-    values in one packed field or in tensor_content.
 
-    Args:
-      data: the message.
-      found: [1 + MAX_INPUTS, COLUMNS] int64, written. Row 0: where the model_spec begins and how long it is; row 1 + i
-        is the i-th input.
-    """
-    end = len(data)
+@njit(_INT(_INT, _INT, _INT, _INT), cache=True, nogil=True)
+def _scan(data_at, num_bytes, found_at, skeleton_at):  # type: ignore[no-untyped-def]
+    data = octets_at(data_at, num_bytes)
+    found = ints_2d_at(found_at, 1 + MAX_INPUTS, COLUMNS)
+    skeleton = octets_at(skeleton_at, SKELETON_BYTES)
     at = 0
     count = 0
-    has_spec = False
-    while at < end:
+    spec_at = spec_end = -1
+    while at < num_bytes:
         tag = data[at]
-        begin, stop = _field(data, at + 1, end)
+        begin, stop = _field(data, at + 1, num_bytes)
         if stop < 0:
             return _UNUSUAL
         at = stop
         if tag == 0x0A:
-            if has_spec:
+            if spec_at >= 0:
                 return _UNUSUAL
-            has_spec = True
-            found[0, 0] = begin
-            found[0, 1] = stop - begin
+            spec_at, spec_end = begin, stop
         elif tag == 0x12:
             # An entry of a map: {key = 1, value = 2}, in the order in which everybody writes it.
             if count == MAX_INPUTS or begin >= stop or data[begin] != 0x0A:
@@ -191,7 +196,39 @@ def scan(data, found):  # type: ignore[no-untyped-def]
             if not _tensor(data, tensor_at, tensor_end, found, count):
                 return _UNUSUAL
             found[count, NAME_AT] = name_at
-            found[count, NAME_LENGTH] = name_end - name_at
+            found[count, NAME_END] = name_end
         else:
             return _UNUSUAL
-    return count if has_spec else _UNUSUAL
+    if spec_at < 0:
+        return _UNUSUAL
+    length = _append(data, spec_at, spec_end, skeleton, 0)
+    for k in range(1, count + 1):
+        if length < 0:
+            return _UNUSUAL
+        length = _append(data, found[k, NAME_AT], found[k, NAME_END], skeleton, length)
+    return length
+
+
+# Fills found, and returns how many bytes of skeleton it wrote, or -1 for a PredictRequest that is not plain.
+#
+# Plain is: one model_spec, no output_filter, each input a tensor of int32, int64 or float of rank 1 with all its values
+# in one packed field or in tensor_content.
+#
+# Args, all int64: the address of the message and how many bytes it has, the address of found: [1 + MAX_INPUTS, COLUMNS]
+# int64, whose row 1 + i is the i-th input, and that of the skeleton: SKELETON_BYTES, into which go the model_spec and
+# the names of the inputs, in their order, each behind its length (two bytes, little end first).
+scan = entry_point(_scan)
+
+
+def fields_of(skeleton: bytes) -> list[bytes]:
+    """Returns the model_spec and the names of the inputs that a skeleton holds.
+
+    >>> fields_of(b"\\x01\\x00a\\x02\\x00bc")
+    [b'a', b'bc']
+    """
+    fields, at = [], 0
+    while at < len(skeleton):
+        end = at + 2 + int.from_bytes(skeleton[at : at + 2], "little")
+        fields.append(skeleton[at + 2 : end])
+        at = end
+    return fields

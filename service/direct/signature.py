@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +14,8 @@ from service.codecs.wire import tag, varint
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.memory import address_of, unwritten_bytes
-from service.direct.scan import MAX_INPUTS, SIZE
+from service.direct.scan import COLUMNS, MAX_INPUTS, SIZE, fields_of
+from service.direct.thread_state import ThreadState
 from service.lookup.plan import COMBINERS, POLICIES, FeaturePlan, SignaturePlan
 
 _FLOAT, _INT32, _INT64 = 1, 3, 9
@@ -24,7 +23,6 @@ _NUMBERS = {"int32": _INT32, "int64": _INT64}
 _FLOAT_VAL, _TENSOR_CONTENT = 5, 4
 # More sizes of answers than this are not remembered, lest a client fills the memory by asking for all of them.
 _MAX_SHAPES = 256
-_SCRATCH_INTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,18 @@ class Shape:
 
     template: what it consists of beside them.
     pieces: [F + 1, gather.PIECE_COLUMNS] int64, where that goes, and where floats begin.
+    template_at, pieces_at: their addresses.
     """
 
     size: int
     template: bytes
     pieces: Array
+    template_at: int = field(init=False)
+    pieces_at: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "template_at", address_of(self.template))
+        object.__setattr__(self, "pieces_at", self.pieces.ctypes.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +50,28 @@ class Layout:
     """What the inputs of a request mean, by their order.
 
     plan: [F, gather.COLUMNS] int64.
-    row_inputs: of each feature, the input that counts rows and how many entries it has more than there are rows.
     outputs: of each feature, its name and the shape of one row.
+    plan_at, num_features: the plan's address, and F.
+    rows_at, rows_extra: where in what scan found the size of an input stands that counts rows, and how many entries it
+      has more than there are rows.
     """
 
     plan: Array
-    row_inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
     shapes: dict[tuple[int, bool], Shape] = field(default_factory=dict)
+    plan_at: int = field(init=False)
+    num_features: int = field(init=False)
+    rows_at: int = field(init=False)
+    rows_extra: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.plan[0].tolist()
+        is_ragged = first[gather.SPLITS_INPUT] >= 0
+        counting = first[gather.SPLITS_INPUT if is_ragged else gather.IDS_INPUT]
+        object.__setattr__(self, "plan_at", self.plan.ctypes.data)
+        object.__setattr__(self, "num_features", len(self.plan))
+        object.__setattr__(self, "rows_at", counting * COLUMNS + SIZE)
+        object.__setattr__(self, "rows_extra", int(is_ragged))
 
     def shape(self, rows: int, tail: bytes, *, as_content: bool) -> Shape:
         """Returns the answer of so many rows."""
@@ -80,27 +99,9 @@ class Layout:
         return Shape(size + len(tail), bytes(template + tail), pieces)
 
 
-class _Scratch(threading.local):
-    def __init__(self) -> None:
-        self.ints = np.empty(_SCRATCH_INTS, np.int64)
-
-
-_scratch = _Scratch()
-
-
-class PlainRequest(NamedTuple):
-    """A PredictRequest as direct.scan reads it.
-
-    data: its bytes.
-    found: [1 + MAX_INPUTS, COLUMNS] int64, what scan found in them.
-    names: of its inputs, in their order.
-    as_content: floats are to travel in tensor_content, else in float_val.
-    """
-
-    data: bytes
-    found: Array
-    names: tuple[bytes, ...]
-    as_content: bool
+# What a PredictRequest is once scan has read it: its bytes, their skeleton, the thread's state, which holds what was
+# found, and whether floats are to travel in tensor_content or in float_val. A plain tuple, for each request makes one.
+PlainRequest = tuple[bytes, bytes, ThreadState, bool]
 
 
 class DirectSignature:
@@ -114,53 +115,55 @@ class DirectSignature:
         limits = [feature.max_rows for feature in plan.features.values() if feature.max_rows is not None]
         self._max_rows = min(limits, default=None)
         self._tail = _field(2, encode_model_spec(model, version, spec.name))
-        self._layouts: dict[tuple[bytes, ...], Layout | None] = {}
+        self._layouts: dict[bytes, Layout | None] = {}
+        # By thread: where it counts.
+        self._counts_at: dict[int, int] = {}
 
     def answer(self, request: PlainRequest, max_bytes: int) -> tuple[bytes, int] | None:
         """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
-        data, found, names, as_content = request
-        layout = self._layout(names)
+        data, skeleton, state, as_content = request
+        layout = self._layout(skeleton)
         if layout is None:
             return None
-        rows = -1
-        for position, extra in layout.row_inputs:
-            size = int(found[position, SIZE]) - extra
-            if rows not in (-1, size):
-                return None
-            rows = size
+        rows = state.found[layout.rows_at] - layout.rows_extra
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or (self._max_rows or rows) < rows:
             return None
         shape = layout.shape(rows, self._tail, as_content=as_content)
-        answer, address = unwritten_bytes(shape.size)
-        scratch = _scratch.ints if len(data) <= _SCRATCH_INTS else np.empty(len(data), np.int64)
+        answer = unwritten_bytes(shape.size)
+        scratch, scratch_at = state.scratch(len(data))
         done = gather.answer(
             address_of(data),
-            found,
-            layout.plan,
-            scratch,
-            address,
-            address_of(shape.template),
-            shape.pieces,
+            state.found_at,
+            layout.plan_at,
+            layout.num_features,
+            scratch_at,
+            address_of(answer),
+            shape.template_at,
+            shape.pieces_at,
             rows,
-            self._plan.counts_of_thread(),
+            self._counts_at.get(state.thread) or self._new_counts(state.thread),
         )
         return (answer, rows) if done == gather.DONE else None
 
-    def _layout(self, names: tuple[bytes, ...]) -> Layout | None:
+    def _new_counts(self, thread: int) -> int:
+        address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data
+        return address
+
+    def _layout(self, skeleton: bytes) -> Layout | None:
         try:
-            return self._layouts[names]
+            return self._layouts[skeleton]
         except KeyError:
-            layout = self._lay_out(names)
+            layout = self._lay_out(fields_of(skeleton)[1:])
             if len(self._layouts) < _MAX_SHAPES:
-                self._layouts[names] = layout
+                self._layouts[skeleton] = layout
             return layout
 
-    def _lay_out(self, names: tuple[bytes, ...]) -> Layout | None:
+    def _lay_out(self, names: list[bytes]) -> Layout | None:
         positions = {name.decode("utf-8", "replace"): 1 + i for i, name in enumerate(names)}
         if len(positions) != len(names) or not self._spec.required <= positions.keys():
             return None
         used: set[str] = set()
-        plan, row_inputs, outputs = [], [], []
+        plan, outputs = [], []
         for output, feature in self._features.items():
             lookup = feature.feature
             inputs = [name for name in (lookup.ids, lookup.row_splits, lookup.weights) if name in positions]
@@ -173,13 +176,12 @@ class DirectSignature:
                 return None
             used.update(name for name in inputs if name is not None)
             plan.append(plan_row(feature, self._spec, positions))
-            row_inputs.append((positions[lookup.row_splits], 1) if lookup.row_splits else (positions[lookup.ids], 0))
             dim = feature.table.weights.shape[1]
             length = lookup.max_sequence_length
             outputs.append((output, (dim,) if length is None else (length, dim)))
         if not 0 < len(plan) <= MAX_INPUTS or used != positions.keys():
             return None
-        return Layout(np.array(plan, np.int64), tuple(row_inputs), tuple(outputs))
+        return Layout(np.array(plan, np.int64), tuple(outputs))
 
 
 def plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str, int]) -> list[int]:

@@ -1,0 +1,103 @@
+"""Exports the model that is served: with a manifest by model_export, and as plain SavedModels for TensorFlow.
+
+python -m loadtest.bench.artifact FOLDER full|tiny
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, TINY, Data
+
+ROOT = Path(__file__).parents[2]
+# Which folders there are, and the signatures of each. One signature each where TensorFlow runs all: with both in one
+# model, the gather of one makes its optimizer copy whole tables in the other.
+MODELS = {"model": (PREDICT, LOOKUP), "graph_lookup": (LOOKUP,), "graph_predict": (PREDICT,)}
+
+_SPEC = """
+[tables.user]
+variable = "tables/user"
+[tables.item]
+variable = "tables/item"
+[tables.tag]
+variable = "tables/tag"
+combiner = "mean"
+[features.user]
+table = "user"
+[features.item]
+table = "item"
+[features.tags]
+table = "tag"
+is_ragged = true
+"""
+
+
+def prepared(folder: Path, sizes: str) -> Path:
+    """Returns the folder of the models, exported if they are not there yet: in a process of its own."""
+    if not (folder / "done").exists():
+        command = [sys.executable, "-m", "loadtest.bench.artifact", str(folder), sizes]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the export failed:\n{done.stdout}{done.stderr}")
+    return folder
+
+
+def main() -> None:
+    """Exports what is not there yet."""
+    folder = Path(sys.argv[1])
+    data = Data({"full": FULL, "tiny": TINY}[sys.argv[2]])
+    for name, signatures in MODELS.items():
+        if (folder / name / "1").exists():
+            continue
+        if name == "model":
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                _save(data, Path(scratch) / "saved", signatures)
+                (Path(scratch) / "spec.toml").write_text(_SPEC)
+                command = [sys.executable, "-m", "model_export", "adopt", f"{scratch}/saved"]
+                subprocess.run([*command, f"--spec={scratch}/spec.toml", f"--out={folder / name}"], check=True)
+        else:
+            _save(data, folder / name / "1", signatures)
+    (folder / "done").touch()
+
+
+def _save(data: Data, target: Path, names: tuple[str, ...]) -> None:
+    import tensorflow as tf
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = {name: tf.Variable(table, name=name) for name, table in data.tables.items()}
+            self.tower = {name: tf.Variable(weights, name=name) for name, weights in data.tower.items()}
+
+        def _looked_up(self, user: Any, item: Any, values: Any, row_splits: Any) -> dict[str, Any]:
+            ragged = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+            tags = tf.math.segment_mean(tf.gather(self.tables["tag"], ragged.values), ragged.value_rowids())
+            return {
+                "user": tf.gather(self.tables["user"], user),
+                "item": tf.gather(self.tables["item"], item),
+                # Rows at the end without tags.
+                "tags": tf.pad(tags, [[0, tf.shape(user)[0] - tf.shape(tags)[0]], [0, 0]]),
+            }
+
+        def lookup(self, user: Any, item: Any, tags__values: Any, tags__row_splits: Any) -> dict[str, Any]:
+            return self._looked_up(user, item, tags__values, tags__row_splits)
+
+        def serving_default(self, user: Any, item: Any, tags__values: Any, tags__row_splits: Any) -> dict[str, Any]:
+            found = self._looked_up(user, item, tags__values, tags__row_splits)
+            joined = tf.concat([found["user"], found["item"], found["tags"]], 1)
+            hidden = tf.nn.relu(tf.matmul(joined, self.tower["kernel_1"]) + self.tower["bias_1"])
+            return {"score": tf.matmul(hidden, self.tower["kernel_2"]) + self.tower["bias_2"]}
+
+    model = Model()
+    inputs = ("user", "item", "tags__values", "tags__row_splits")
+    specs = [tf.TensorSpec([None], tf.int64, name) for name in inputs]
+    signatures = {name: tf.function(getattr(model, name), input_signature=specs) for name in names}
+    tf.saved_model.save(model, str(target), signatures=signatures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""A bare ASGI application under uvicorn: reads requests and returns bytes; under /orjson it parses and encodes too."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import orjson
+import uvicorn
+import uvloop
+
+from loadtest.bench.baselines.answers import constant_answers, listening
+
+
+class App:
+    """/constant/W answers bytes; /orjson/W reads JSON, and writes the same answer from float32 arrays each time."""
+
+    def __init__(self) -> None:
+        self._answers = constant_answers("json")
+        self.arrays = {
+            path.replace("constant", "orjson"): _as_arrays(json.loads(answer)) for path, answer in self._answers.items()
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        path = scope["path"]
+        answer = self._answers.get(path)
+        if answer is None:
+            orjson.loads(body)
+            answer = orjson.dumps(self.arrays[path], option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+
+def _as_arrays(answer: dict[str, dict[str, Any]]) -> Any:
+    return {key: {name: np.array(rows, np.float32) for name, rows in value.items()} for key, value in answer.items()}
+
+
+def encode_alone() -> None:
+    """Times orjson's encoding of a workload's arrays: reads how many seconds to try, writes the seconds of one."""
+    arrays = App().arrays[f"/orjson/{sys.argv[2]}"]
+    listening(0)
+    for line in sys.stdin:
+        end_s = time.perf_counter() + float(line)
+        started_s, count = time.perf_counter(), 0
+        while time.perf_counter() < end_s:
+            orjson.dumps(arrays, option=orjson.OPT_SERIALIZE_NUMPY)
+            count += 1
+        sys.stdout.write(f"{(time.perf_counter() - started_s) / count}\n")
+        sys.stdout.flush()
+
+
+async def serve(app: Any) -> None:
+    """Serves an application as the service serves its own: uvloop, httptools, no access log."""
+    config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listening(listener.getsockname()[1])
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    encode_alone() if len(sys.argv) > 2 else uvloop.run(serve(App()))

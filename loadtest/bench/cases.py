@@ -1,0 +1,125 @@
+"""What is measured: servers, the rows of the table, and the ratios that must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.bench.messages import BINARY, GRPC, JSON, Wire
+from loadtest.bench.processes import Baseline, Service
+from loadtest.bench.workloads import MODEL, WORKLOADS
+
+Server = Service | Baseline
+Start = Callable[[Path, frozenset[int]], Server]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell of the table.
+
+    row: what it stands under; workload: its column.
+    server: a name of SERVERS.
+    path: asked in place of the wire's own.
+    is_constant: answers one thing, whatever is asked.
+    is_free: server and generator may use every core.
+    """
+
+    row: str
+    workload: str
+    server: str
+    wire: Wire
+    path: str = ""
+    is_constant: bool = False
+    is_free: bool = False
+
+    @property
+    def name(self) -> str:
+        """How it is chosen and reported."""
+        return f"{self.row}/{self.workload}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Requests per second of one case over another's, and the least that is accepted."""
+
+    of: str
+    over: str
+    at_least: float
+
+
+def _service(model: str, *flags: str) -> Start:
+    def start(folder: Path, cores: frozenset[int]) -> Server:
+        where = (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / model}")
+        return Service(cores, (*where, *flags))
+
+    return start
+
+
+def _baseline(module: str, *more: str) -> Start:
+    return lambda folder, cores: Baseline(cores, module, (folder / "answers", *more))
+
+
+_LOOKUPS = "--graph_signatures=off"
+SERVERS: Mapping[str, Start] = {
+    "service": _service("model", _LOOKUPS),
+    "service with TensorFlow": _service("model"),
+    "service, grpcio": _service("model", _LOOKUPS, "--grpc_transport=grpcio"),
+    "service with TensorFlow, grpcio": _service("model", "--grpc_transport=grpcio"),
+    "TensorFlow lookup": _service("graph_lookup"),
+    "TensorFlow predict": _service("graph_predict"),
+    "one worker": _service("model", _LOOKUPS, "--workers=1"),
+    "two workers": _service("model", _LOOKUPS, "--workers=2"),
+    "grpcio constant": _baseline("grpcio_constant"),
+    "h2 constant": _baseline("h2_constant"),
+    "ASGI": _baseline("asgi_constant"),
+    "FastAPI": _baseline("fastapi_constant"),
+    "orjson": _baseline("asgi_constant", "W2"),
+}
+# Flags that a server may not have (yet): what needs them is left out.
+FLAGS_NEEDED = {
+    "service, grpcio": "--grpc_transport",
+    "service with TensorFlow, grpcio": "--grpc_transport",
+    "one worker": "--workers",
+    "two workers": "--workers",
+}
+ENCODE_ALONE = "orjson alone"
+
+
+def cases() -> Iterator[Case]:
+    """Yields all cases in the order of the table."""
+    for row, suffix in (("gRPC", ""), ("gRPC, grpcio", ", grpcio")):
+        for workload in WORKLOADS:
+            server = "service with TensorFlow" if workload == "W5" else "service"
+            yield Case(row, workload, server + suffix, GRPC)
+    yield Case("gRPC, TensorFlow signature", "W2", "TensorFlow lookup", GRPC)
+    yield Case("gRPC, TensorFlow signature", "W5", "TensorFlow predict", GRPC)
+    for row, server in (("gRPC, grpcio constant", "grpcio constant"), ("gRPC, our HTTP/2 constant", "h2 constant")):
+        for workload in ("W1", "W2", "W3"):
+            yield Case(row, workload, server, GRPC, f"/constant/{workload}", is_constant=True)
+    for workers in ("one worker", "two workers"):
+        yield Case(f"gRPC, {workers}", "W2", workers, GRPC, is_free=True)
+    for workload in ("W1", "W2"):
+        yield Case("JSON", workload, "service", JSON)
+    for row, server, path in (
+        ("JSON, ASGI constant", "ASGI", "constant"),
+        ("JSON, ASGI around orjson", "ASGI", "orjson"),
+        ("JSON, FastAPI constant", "FastAPI", "constant"),
+    ):
+        for workload in ("W1", "W2"):
+            yield Case(row, workload, server, JSON, f"/{path}/{workload}", is_constant=True)
+    yield Case(ENCODE_ALONE, "W2", "orjson", JSON, is_constant=True)
+    for workload in ("W1", "W2", "W3", "W4"):
+        yield Case("binary", workload, "service", BINARY)
+
+
+RATIOS = (
+    Ratio("gRPC/W1", "gRPC, grpcio constant/W1", 2.2),
+    Ratio("gRPC/W2", "gRPC, grpcio constant/W2", 1.3),
+    Ratio("gRPC/W3", "gRPC, grpcio constant/W3", 0.7),
+    Ratio("gRPC/W2", "gRPC, TensorFlow signature/W2", 8),
+    Ratio("gRPC/W5", "gRPC, TensorFlow signature/W5", 3),
+    Ratio("JSON/W1", "JSON, ASGI constant/W1", 0.7),
+    Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
+    Ratio("gRPC, two workers/W2", "gRPC, one worker/W2", 1.6),
+)

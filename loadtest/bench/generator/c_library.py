@@ -1,0 +1,40 @@
+"""The C library's socket calls and clock, callable from compiled code; addresses are plain integers."""
+
+from __future__ import annotations
+
+from numba import njit, types
+
+_recv = types.ExternalFunction("recv", types.int64(types.int32, types.intp, types.intp, types.int32))
+_send = types.ExternalFunction("send", types.int64(types.int32, types.intp, types.intp, types.int32))
+_poll = types.ExternalFunction("poll", types.int32(types.intp, types.uint64, types.int32))
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+
+_DONT_WAIT, _NO_SIGNAL = 0x40, 0x4000
+_MONOTONIC = 1
+POLL_IN, POLL_OUT, POLL_BROKEN = 0x1, 0x4, 0x8 | 0x10 | 0x20
+
+
+@njit(cache=True, nogil=True)
+def now_ns(clock):  # type: ignore[no-untyped-def]
+    """Returns the monotonic clock; clock: [2] int64, scratch."""
+    _clock_gettime(_MONOTONIC, clock.ctypes.data)
+    return clock[0] * 1_000_000_000 + clock[1]
+
+
+@njit(cache=True, nogil=True)
+def receive(fd, buffer):  # type: ignore[no-untyped-def]
+    """Reads what is there into a byte buffer: how many, 0 at the connection's end, -1 where nothing is there."""
+    return _recv(fd, buffer.ctypes.data, buffer.shape[0], _DONT_WAIT)
+
+
+@njit(cache=True, nogil=True)
+def send_some(fd, buffer, begin, end):  # type: ignore[no-untyped-def]
+    """Writes what the kernel takes of buffer[begin:end]; returns where the rest begins."""
+    sent = _send(fd, buffer.ctypes.data + begin, end - begin, _DONT_WAIT | _NO_SIGNAL)
+    return begin + sent if sent > 0 else begin
+
+
+@njit(cache=True, nogil=True)
+def wait_for_any(waiting, timeout_ms):  # type: ignore[no-untyped-def]
+    """poll(2); waiting: [C, 2] int32, a descriptor and its wanted events (low half) and found ones (high half)."""
+    return _poll(waiting.ctypes.data, waiting.shape[0], timeout_ms)

@@ -1,0 +1,127 @@
+"""Requests and answers of each workload on each wire."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from loadtest.bench.workloads import LOOKUP, MODEL, Arrays, signature_of
+from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
+
+_JSON_TYPE = ("content-type", "application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One way to ask.
+
+    path: of the method or the route, for a workload.
+    encode: (workload, inputs) -> body and its headers.
+    decode: (body, its headers, lower case) -> arrays by name; raises where it is not an answer.
+    """
+
+    is_grpc: bool
+    path: Callable[[str], str]
+    encode: Callable[[str, Arrays], tuple[bytes, tuple[tuple[str, str], ...]]]
+    decode: Callable[[bytes, dict[str, str]], Arrays]
+
+
+def _encode_grpc(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    values = {name: array.tolist() for name, array in inputs.items()}
+    message = predict_request(message_classes()[0], MODEL, signature_of(workload), values)
+    return message.SerializeToString(), ()
+
+
+def _decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
+    answer = message_classes()[1].FromString(body)
+    return {
+        name: np.array(tensor.float_val, np.float32).reshape([dim.size for dim in tensor.tensor_shape.dim])
+        for name, tensor in answer.outputs.items()
+    }
+
+
+def _by_row(inputs: Arrays) -> dict[str, Any]:
+    found: dict[str, Any] = {name: inputs[name].tolist() for name in ("user", "item") if name in inputs}
+    if "tags__values" in inputs:
+        values, splits = inputs["tags__values"].tolist(), inputs["tags__row_splits"].tolist()
+        found["tags"] = [values[a:b] for a, b in zip(splits[:-1], splits[1:], strict=True)]
+    return found
+
+
+def _encode_json(_workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    return orjson.dumps({"features": _by_row(inputs)}), (_JSON_TYPE,)
+
+
+def _decode_json(body: bytes, _headers: dict[str, str]) -> Arrays:
+    return {name: np.array(rows, np.float32) for name, rows in json.loads(body)["embeddings"].items()}
+
+
+def _encode_binary(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    described = [
+        {"name": name, "datatype": "INT64", "shape": [len(ids)], "parameters": {"binary_data_size": ids.nbytes}}
+        for name, ids in inputs.items()
+    ]
+    parameters = {"signature_name": signature_of(workload), "binary_data_output": True}
+    head = orjson.dumps({"inputs": described, "parameters": parameters})
+    body = b"".join([head, *(ids.astype("<i8").tobytes() for ids in inputs.values())])
+    return body, (_JSON_TYPE, ("inference-header-content-length", str(len(head))))
+
+
+def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
+    at = int(headers["inference-header-content-length"])
+    found = {}
+    for output in json.loads(body[:at])["outputs"]:
+        nbytes = output["parameters"]["binary_data_size"]
+        found[output["name"]] = np.frombuffer(body, "<f4", nbytes // 4, at).reshape(output["shape"])
+        at += nbytes
+    return found
+
+
+GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, _decode_grpc)
+JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:{LOOKUP}", _encode_json, _decode_json)
+BINARY = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_binary, _decode_binary)
+
+
+def grpc_answer(arrays: Arrays) -> bytes:
+    """Returns arrays as the PredictResponse that a constant server sends."""
+    answer = message_classes()[1]()
+    answer.model_spec.name = MODEL
+    answer.model_spec.signature_name = LOOKUP
+    answer.model_spec.version.value = 1
+    for name, array in arrays.items():
+        tensor = answer.outputs[name]
+        tensor.dtype = 1
+        for size in array.shape:
+            tensor.tensor_shape.dim.add().size = size
+        # Packed floats are their little-endian bytes: read as a message, for adding one by one takes seconds.
+        packed = array.astype("<f4").tobytes()
+        tensor.MergeFromString(b"\x2a" + _varint(len(packed)) + packed)
+    return answer.SerializeToString()
+
+
+def json_answer(arrays: Arrays) -> bytes:
+    """Returns arrays as the answer to a lookup that a constant server sends."""
+    return orjson.dumps({"embeddings": arrays}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _varint(value: int) -> bytes:
+    found = b""
+    while value > 0x7F:
+        found += struct.pack("B", value & 0x7F | 0x80)
+        value >>= 7
+    return found + struct.pack("B", value)
+
+
+def check(found: Arrays, expected: Arrays, *, exact: bool) -> None:
+    """Raises AssertionError where an answer is not what numpy has; sums of a tower may differ in their last bits."""
+    assert set(found) == set(expected), f"outputs {sorted(found)}, expected {sorted(expected)}"
+    for name, array in expected.items():
+        tolerance = 1e-6 if exact else 1e-4
+        assert found[name].shape == array.shape, f"{name}: {found[name].shape}, expected {array.shape}"
+        assert np.allclose(found[name], array, rtol=tolerance, atol=tolerance), f"{name} differs"

@@ -1,0 +1,117 @@
+"""Server processes bound to a core, and what they use (Linux)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from loadtest.live_server import ROOT, Held, LiveServer, held_by
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def bound_to(cores: frozenset[int]) -> Iterator[None]:
+    """Binds this thread, and what it starts meanwhile, to some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class Service:
+    """The service itself, ready to answer."""
+
+    def __init__(self, cores: frozenset[int], flags: Sequence[str]) -> None:
+        with bound_to(cores):
+            self._server = LiveServer("--file_system_poll_wait_seconds=0", *flags)
+
+    def wait(self) -> None:
+        """Returns when it answers; raises RuntimeError where it does not."""
+        self._server.ready()
+
+    def port(self, *, is_grpc: bool) -> int:
+        """Returns where it listens."""
+        return int((self._server.grpc if is_grpc else self._server.http).rsplit(":", 1)[1])
+
+    @property
+    def pid(self) -> int:
+        """Its first process."""
+        return self._server.pid
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._server.__exit__(None, None, None)
+
+
+class Baseline:
+    """One of the constant servers."""
+
+    def __init__(self, cores: frozenset[int], module: str, arguments: Sequence[Any]) -> None:
+        command = [sys.executable, "-m", f"loadtest.bench.baselines.{module}", *map(str, arguments)]
+        with bound_to(cores):
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+        self._port = 0
+
+    def wait(self) -> None:
+        """Returns when it answers; raises RuntimeError where it does not."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.strip().isdigit():
+            raise RuntimeError(f"{self.process.args} ended at its start")
+        self._port = int(line)
+
+    def port(self, *, is_grpc: bool) -> int:
+        """Returns where it listens."""
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def tree(pid: int) -> list[int]:
+    """Returns a process and all that it started."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                # Behind the name, which may hold anything: state, parent.
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(folder.name))
+    found = [pid]
+    for process in found:
+        found += parents.get(process, [])
+    return found
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Returns the processor time that processes used so far."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICKS_PER_S
+
+
+def memory(pids: Sequence[int]) -> Held:
+    """Returns what processes hold together."""
+    each = [held_by(pid) for pid in pids]
+    return Held(sum(h.pss_mib for h in each), sum(h.private_mib for h in each), sum(h.descriptors for h in each))

@@ -1,0 +1,117 @@
+"""What was measured as tables for people and JSON for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.cases import RATIOS, Ratio
+from loadtest.bench.rounds import Measured
+from loadtest.bench.workloads import WORKLOADS
+from loadtest.live_server import ROOT
+
+BEGIN, END = "<!-- begin: written by `make bench` -->", "<!-- end -->"
+
+
+def median(measured: Measured, what: str) -> float:
+    """Returns the median over the rounds of one number of a Shot."""
+    return statistics.median(getattr(shot, what) for shot in measured.shots)
+
+
+def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
+    """Returns the tables as Markdown; extra: rows of ratios measured elsewhere."""
+    by_name = {m.case.name: m for m in measured}
+    rows = list(dict.fromkeys(m.case.row for m in measured))
+    lines = ["| requests/s | " + " | ".join(WORKLOADS) + " |", "|---" * (len(WORKLOADS) + 1) + "|"]
+    for row in rows:
+        found = [by_name.get(f"{row}/{workload}") for workload in WORKLOADS]
+        cells = [f"{median(m, 'requests_per_s'):,.0f}" if m else "" for m in found]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "| case | p50 ms | p99 ms | server CPU us/request | spread | generator's core | PSS MiB | private MiB |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for m in measured:
+        rates = [shot.requests_per_s for shot in m.shots]
+        spread = (max(rates) - min(rates)) / statistics.median(rates)
+        lines.append(
+            f"| {m.case.name} | {median(m, 'p50_ms'):.3g} | {median(m, 'p99_ms'):.3g} "
+            f"| {median(m, 'server_cpu_us'):.1f} | {spread:.0%} | {median(m, 'busy'):.0%} "
+            f"| {m.held.pss_mib:.0f} | {m.held.private_mib:.0f} |"
+        )
+    lines += ["", "| ratio | at least | measured | |", "|---|---|---|---|"]
+    for ratio in RATIOS:
+        value = ratio_of(ratio, by_name)
+        if value is not None:
+            word = "met" if value >= ratio.at_least else "NOT MET"
+            lines.append(f"| {ratio.of} over {ratio.over} | {ratio.at_least} | {value:.2f} | {word} |")
+    return "\n".join([*lines, *extra])
+
+
+def ratio_of(ratio: Ratio, by_name: dict[str, Measured]) -> float | None:
+    """Returns the median over rounds of a ratio within a round; None where a side was not measured."""
+    sides = [by_name.get(ratio.of), by_name.get(ratio.over)]
+    if sides[0] is None or sides[1] is None:
+        return None
+    pairs = zip(sides[0].shots, sides[1].shots, strict=True)
+    return statistics.median(a.requests_per_s / b.requests_per_s for a, b in pairs)
+
+
+def document(measured: Sequence[Measured], **more: Any) -> dict[str, Any]:
+    """Returns all of it, with commit and machine."""
+    by_name = {m.case.name: m for m in measured}
+    return {
+        "commit": commit(),
+        "machine": machine(),
+        "cases": {
+            m.case.name: {
+                "rounds": [dataclasses.asdict(shot) for shot in m.shots],
+                "pss_mib": m.held.pss_mib,
+                "private_mib": m.held.private_mib,
+            }
+            for m in measured
+        },
+        "ratios": [{**dataclasses.asdict(ratio), "measured": ratio_of(ratio, by_name)} for ratio in RATIOS],
+        **more,
+    }
+
+
+def commit() -> str:
+    """Names the commit that is measured."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """Describes the machine, without its name."""
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def headline(rounds: int, seconds: float, connections: int) -> str:
+    """Says what the figures are of."""
+    found = machine()
+    return (
+        f"Commit {commit()}, {found['cores']} cores ({found['processor']}), Python {found['python']}; medians of "
+        f"{rounds} rounds of {seconds:g} s, {connections} connections."
+    )
+
+
+def write_into(document_file: Path, text: str) -> None:
+    """Puts text between the markers of a document; raises ValueError where they are missing."""
+    before, begin, rest = document_file.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{document_file} has no markers for the measurements")
+    document_file.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")

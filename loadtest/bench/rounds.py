@@ -1,0 +1,166 @@
+"""Runs the cases: starts their servers, checks an answer of each, and measures them in turn, round after round."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from loadtest.bench.cases import ENCODE_ALONE, FLAGS_NEEDED, SERVERS, Case, Server
+from loadtest.bench.generator.load import Ask, Shot, drive
+from loadtest.bench.messages import check, grpc_answer, json_answer
+from loadtest.bench.processes import Baseline, bound_to, cpu_s, memory, tree
+from loadtest.bench.workloads import Arrays, Data
+from loadtest.live_server import ROOT, Held
+
+_WARM_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How long and how hard; cores: the server's and the generator's, two of which want to be different ones."""
+
+    rounds: int
+    seconds: float
+    connections: int
+    streams: int
+    server_cores: frozenset[int]
+    generator_cores: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One case's rounds, and what its server held after them."""
+
+    case: Case
+    shots: tuple[Shot, ...]
+    held: Held
+
+
+def write_answers(folder: Path, data: Data) -> None:
+    """Writes what the constant servers answer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for workload in ("W1", "W2", "W3"):
+        arrays = data.expected(workload, data.requests(workload)[0])
+        (folder / f"{workload}.grpc.answer").write_bytes(grpc_answer(arrays))
+        if workload != "W3":
+            (folder / f"{workload}.json.answer").write_bytes(json_answer(arrays))
+
+
+def can_run(wanted: Sequence[Case]) -> list[Case]:
+    """Returns the cases whose servers have the flags that they need."""
+    done = subprocess.run([sys.executable, "-m", "service", "--help"], cwd=ROOT, capture_output=True, text=True)
+    return [case for case in wanted if FLAGS_NEEDED.get(case.server, "") in done.stdout]
+
+
+@contextmanager
+def running(wanted: Sequence[Case], folder: Path, options: Options) -> Iterator[dict[str, Server]]:
+    """Gives the servers of cases, all of them ready."""
+    servers: dict[str, Server] = {}
+    everything = frozenset(os.sched_getaffinity(0))
+    try:
+        for case in wanted:
+            if case.server not in servers:
+                cores = everything if case.is_free else options.server_cores
+                servers[case.server] = SERVERS[case.server](folder, cores)
+        for server in servers.values():
+            server.wait()
+        yield servers
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def measure(
+    wanted: Sequence[Case], folder: Path, data: Data, options: Options, say: Callable[[str], None]
+) -> list[Measured]:
+    """Measures cases in interleaved rounds; raises AssertionError or LoadError at a wrong answer."""
+    with running(wanted, folder, options) as servers:
+        pids = {name: tree(server.pid) for name, server in servers.items()}
+        asks = {case.name: _ask(case, data, servers[case.server]) for case in wanted if case.row != ENCODE_ALONE}
+        shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
+        held: dict[str, Held] = {}
+        for number in range(options.rounds):
+            for case in wanted:
+                server = servers[case.server]
+                if case.row == ENCODE_ALONE:
+                    shot = _encode_alone(server, options.seconds)
+                else:
+                    cores = options.generator_cores if not case.is_free else frozenset(os.sched_getaffinity(0))
+                    with bound_to(cores):
+                        shot = drive(
+                            asks[case.name],
+                            server.port(is_grpc=case.wire.is_grpc),
+                            connections=options.connections,
+                            streams=options.streams if case.wire.is_grpc else 1,
+                            seconds=options.seconds,
+                            warm_s=_WARM_SHARE * options.seconds,
+                            server_cpu_s=lambda case=case: cpu_s(pids[case.server]),
+                        )
+                shots[case.name].append(shot)
+                held[case.name] = memory(pids[case.server])
+                say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
+        # Still right after all of it.
+        for case in wanted:
+            if case.row != ENCODE_ALONE:
+                _ask(case, data, servers[case.server])
+        return [Measured(case, tuple(shots[case.name]), held[case.name]) for case in wanted]
+
+
+def _ask(case: Case, data: Data, server: Server) -> Ask:
+    """Asks every variant once, holds the answers against numpy's, and returns what the generator needs."""
+    requests = data.requests(case.workload)
+    path = case.path or case.wire.path(case.workload)
+    encoded = [case.wire.encode(case.workload, inputs) for inputs in requests]
+    port = server.port(is_grpc=case.wire.is_grpc)
+    call = _call_grpc if case.wire.is_grpc else _call_http
+    sizes = []
+    for inputs, (body, answer) in zip(requests, call(port, path, encoded), strict=True):
+        sizes.append(len(body))
+        # A constant answers the first variant, whatever is asked.
+        wanted = data.expected(case.workload, requests[0] if case.is_constant else inputs)
+        found: Arrays = case.wire.decode(body, answer)
+        try:
+            check(found, wanted, exact=case.workload != "W5")
+        except AssertionError as error:
+            raise AssertionError(f"{case.name}: {error}") from error
+    bodies = [body for body, _ in encoded]
+    return Ask(case.wire.is_grpc, path, bodies, sizes, [headers for _, headers in encoded])
+
+
+def _call_grpc(port: int, path: str, encoded: list[tuple[bytes, tuple]]) -> Iterator[tuple[bytes, dict[str, str]]]:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.max_receive_message_length", -1)]) as channel:
+        method = channel.unary_unary(path)
+        for body, _ in encoded:
+            yield method(body, timeout=60), {}
+
+
+def _call_http(port: int, path: str, encoded: list[tuple[bytes, tuple]]) -> Iterator[tuple[bytes, dict[str, str]]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        for body, headers in encoded:
+            connection.request("POST", path, body, dict(headers))
+            answer = connection.getresponse()
+            content = answer.read()
+            if answer.status != 200:
+                raise AssertionError(f"{path} answered {answer.status}: {content[:200]!r}")
+            yield content, {name.lower(): value for name, value in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def _encode_alone(server: Server, seconds: float) -> Shot:
+    assert isinstance(server, Baseline) and server.process.stdin and server.process.stdout
+    started_s = time.perf_counter()
+    server.process.stdin.write(f"{seconds}\n")
+    each_s = float(server.process.stdout.readline())
+    took_s = time.perf_counter() - started_s
+    return Shot(1 / each_s, each_s * 1e3, each_s * 1e3, round(took_s / each_s), each_s * 1e6, 0.0)

@@ -1,0 +1,127 @@
+"""The five workloads: tables, ids and what must be answered, all from seeds and numpy.
+
+W1: one row, three single ids. W2: 128 rows of user, item, and 1 to 20 tags, whose vectors are averaged. W3: 4096 rows
+of the same. W4: 10,000 rows of one table. W5: W2 into a tower of 160-256-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+WORKLOADS = ("W1", "W2", "W3", "W4", "W5")
+MODEL = "bench"
+LOOKUP, PREDICT = "lookup", "serving_default"
+_HIDDEN = 256
+_MAX_TAGS = 20
+# Hot rows as recommenders see them: the share of the r-th most frequent id falls as 1 / r^1.05.
+_ZIPF = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large everything is.
+
+    tables: rows and columns by name.
+    rows: of each workload; variants: how many different requests it asks in turn.
+    """
+
+    tables: Mapping[str, tuple[int, int]]
+    rows: Mapping[str, int]
+    variants: Mapping[str, int]
+
+
+FULL = Sizes(
+    tables={"user": (1_000_000, 64), "item": (200_000, 64), "tag": (50_000, 32)},
+    rows={"W1": 1, "W2": 128, "W3": 4096, "W4": 10_000, "W5": 128},
+    variants={"W1": 64, "W2": 16, "W3": 4, "W4": 4, "W5": 16},
+)
+TINY = Sizes(
+    tables={"user": (100, 64), "item": (50, 64), "tag": (20, 32)},
+    rows={"W1": 1, "W2": 8, "W3": 300, "W4": 400, "W5": 8},
+    variants=dict.fromkeys(WORKLOADS, 2),
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Tables, tower and requests of some sizes; the same each time."""
+
+    sizes: Sizes
+
+    @cached_property
+    def tables(self) -> Arrays:
+        """[V, D] float32 by name."""
+        return {
+            name: np.random.default_rng([1, i]).standard_normal(shape, np.float32)
+            for i, (name, shape) in enumerate(self.sizes.tables.items())
+        }
+
+    @cached_property
+    def tower(self) -> Arrays:
+        """kernel_1 [160, 256], bias_1, kernel_2 [256, 1], bias_2, all float32."""
+        generator = np.random.default_rng(2)
+        wide = sum(dim for _, dim in self.sizes.tables.values())
+        return {
+            "kernel_1": generator.standard_normal((wide, _HIDDEN), np.float32) / np.float32(np.sqrt(wide)),
+            "bias_1": generator.standard_normal(_HIDDEN, np.float32),
+            "kernel_2": generator.standard_normal((_HIDDEN, 1), np.float32) / np.float32(np.sqrt(_HIDDEN)),
+            "bias_2": generator.standard_normal(1, np.float32),
+        }
+
+    @cached_property
+    def _frequencies(self) -> dict[str, tuple[Any, Any]]:
+        found = {}
+        for i, (name, (rows, _)) in enumerate(self.sizes.tables.items()):
+            shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -_ZIPF)
+            # Which ids are frequent is not known from their numbers.
+            found[name] = (shares / shares[-1], np.random.default_rng([3, i]).permutation(rows))
+        return found
+
+    def _ids(self, table: str, count: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
+        shares, order = self._frequencies[table]
+        return order[np.searchsorted(shares, generator.random(count))].astype(np.int64)
+
+    def requests(self, workload: str) -> list[Arrays]:
+        """Returns the inputs of each variant of a workload, as the signatures name them."""
+        found = []
+        rows = self.sizes.rows[workload]
+        # W5 asks for the rows of W2.
+        seed = WORKLOADS.index("W2" if workload == "W5" else workload)
+        for variant in range(self.sizes.variants[workload]):
+            generator = np.random.default_rng([4, seed, variant])
+            inputs = {"item": self._ids("item", rows, generator)}
+            if workload != "W4":
+                inputs["user"] = self._ids("user", rows, generator)
+                # W1 has single ids only, for that is what it is about.
+                lengths = generator.integers(1, _MAX_TAGS + 1, rows) if rows > 1 else np.ones(1, np.int64)
+                inputs["tags__row_splits"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+                inputs["tags__values"] = self._ids("tag", int(lengths.sum()), generator)
+            found.append(inputs)
+        return found
+
+    def expected(self, workload: str, inputs: Arrays) -> Arrays:
+        """Returns what must be answered, worked out by numpy: vectors by feature, or the tower's score."""
+        tables = self.tables
+        found = {"item": tables["item"][inputs["item"]]}
+        if "user" in inputs:
+            splits = inputs["tags__row_splits"]
+            sums = np.add.reduceat(tables["tag"][inputs["tags__values"]].astype(np.float64), splits[:-1], axis=0)
+            found["user"] = tables["user"][inputs["user"]]
+            found["tags"] = (sums / np.diff(splits)[:, None]).astype(np.float32)
+        if workload != "W5":
+            return found
+        tower = self.tower
+        joined = np.concatenate([found["user"], found["item"], found["tags"]], axis=1).astype(np.float64)
+        hidden = np.maximum(joined @ tower["kernel_1"] + tower["bias_1"], 0)
+        return {"score": (hidden @ tower["kernel_2"] + tower["bias_2"]).astype(np.float32)}
+
+
+def signature_of(workload: str) -> str:
+    """Returns which signature a workload asks."""
+    return PREDICT if workload == "W5" else LOOKUP
