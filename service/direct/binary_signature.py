@@ -12,33 +12,30 @@ import numpy as np
 import orjson
 
 from service.codecs.oip_models import SIGNATURE_PARAMETER
-from service.core.types import Array, SignatureSpec
+from service.core.types import SignatureSpec
 from service.direct import gather
 from service.direct.memory import address_of, unwritten_bytes
 from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
-from service.direct.scratch import Scratch
+from service.direct.scratch import Buffer, buffer_of
+from service.direct.thread_state import ThreadState
 from service.lookup.plan import SignaturePlan
 
 # More sets of inputs and outputs, or numbers of rows, are not remembered.
 _MAX_LAYOUTS = 256
 _MAX_NAMES = 1 << 12
 
-_ids = Scratch("i8")
-
 
 class BinaryRequest(NamedTuple):
     """An inference request whose tensors are all binary, both ways.
 
-    data: the body; num_ids: how many integers it holds at most.
-    found: [1 + MAX_INPUTS, COLUMNS] int64, the inputs from row 1 on, as direct.scan describes them.
-    sizes: SIZE of each row of found.
+    data: the body; state: what was found in it, the inputs from row 1 on.
+    sizes: SIZE of each row of what was found.
     names: of the inputs, in their order; outputs: those asked for, none means all.
     id: None where the client sent none.
     """
 
     data: bytes
-    num_ids: int
-    found: Array
+    state: ThreadState
     sizes: tuple[int, ...]
     names: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -60,7 +57,8 @@ class Layout:
     """
 
     features: PlannedFeatures
-    by_rows: dict[int, tuple[bytes, Array, int]] = field(default_factory=dict)
+    plan_at: int
+    by_rows: dict[int, tuple[bytes, Buffer, int]] = field(default_factory=dict)
 
 
 class BinarySignature:
@@ -76,7 +74,7 @@ class BinarySignature:
 
     def answer(self, request: BinaryRequest, max_bytes: int) -> tuple[BinaryAnswer, int] | None:
         """Returns a body and its rows; see core.servable.Shortcut."""
-        data, num_ids, found, sizes, names, outputs, request_id = request
+        data, state, sizes, names, outputs, request_id = request
         layout = self._layout(names, outputs)
         if layout is None:
             return None
@@ -86,17 +84,20 @@ class BinarySignature:
         tail, pieces, num_bytes = self._of(layout, rows)
         head = self._head if request_id is None else self._head + b',"id":' + orjson.dumps(request_id)
         header_length = len(head) + len(tail)
-        body, address = unwritten_bytes(header_length + num_bytes)
+        body = unwritten_bytes(header_length + num_bytes)
+        address = address_of(body)
+        scratch, scratch_at = state.scratch(len(data))
         done = gather.answer(
             address_of(data),
-            found,
-            layout.features.plan,
-            _ids.of(num_ids).array,
+            state.found_at,
+            layout.plan_at,
+            layout.features.plan.shape[0],
+            scratch_at,
             address + header_length,
             address,
-            pieces,
+            pieces.address,
             rows,
-            self._plan.counts_of_thread(),
+            self._plan.counts_of_thread().ctypes.data,
         )
         if done != gather.DONE:
             return None
@@ -118,9 +119,9 @@ class BinarySignature:
             return None
         positions: Mapping[str, int] = {name: 1 + i for i, name in enumerate(names)}
         features = plan_features(self._spec, {name: self._plan.features[name] for name in wanted}, positions)
-        return None if features is None else Layout(features)
+        return None if features is None else Layout(features, features.plan.ctypes.data)
 
-    def _of(self, layout: Layout, rows: int) -> tuple[bytes, Array, int]:
+    def _of(self, layout: Layout, rows: int) -> tuple[bytes, Buffer, int]:
         known = layout.by_rows.get(rows)
         if known is not None:
             return known
@@ -141,5 +142,5 @@ class BinarySignature:
                 }
             )
         tail = orjson.dumps({"parameters": {SIGNATURE_PARAMETER: self._spec.name}, "outputs": described})
-        layout.by_rows[rows] = (b"," + tail[1:], pieces, size)
+        layout.by_rows[rows] = (b"," + tail[1:], buffer_of(pieces), size)
         return layout.by_rows[rows]

@@ -5,8 +5,8 @@ The general path reads, answers, refuses and counts whatever comes back as None;
 
 from __future__ import annotations
 
+import ctypes
 import re
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +16,11 @@ from service.codecs.oip_models import FALLBACK_SIGNATURE
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.servable import Shortcut
-from service.core.types import Array, ModelRef
+from service.core.types import ModelRef
 from service.direct import json_scan
 from service.direct.binary_signature import BinaryAnswer, BinaryRequest, BinarySignature
 from service.direct.json_signature import BodyShape, JsonRequest, JsonSignature
+from service.direct.memory import address_of
 from service.direct.scan import (
     COLUMNS,
     CONTENT,
@@ -33,7 +34,8 @@ from service.direct.scan import (
     VALUES_AT,
     VALUES_LENGTH,
 )
-from service.direct.scratch import Scratch
+from service.direct.scratch import Buffer, Scratch, buffer_of
+from service.direct.thread_state import ThreadStates
 from service.lookup.backend import OpenedLookups
 
 # Which shortcuts of a servable take what is read here.
@@ -41,7 +43,6 @@ JSON, BINARY = "JSON", "binary tensors"
 LOOKUP, PREDICT, INFER = "lookup", "predict", "infer"
 DEFAULT_LOOKUP_SIGNATURE = "lookup"
 # What direct.gather calls them, and their bytes.
-_LEAST_WIDTH = 4
 _DATATYPES = {"INT64": (INT64, 8), "INT32": (INT32, 4), "FP32": (FLOAT, 4)}
 # Heads of binary requests that are remembered; a client's are alike, but for the sizes of ragged inputs.
 _MAX_HEADS, _MAX_HEAD_BYTES = 256, 4096
@@ -59,12 +60,6 @@ def shortcuts(lookups: OpenedLookups, model: str, version: int) -> dict[tuple[st
     return found
 
 
-class _Found(threading.local):
-    def __init__(self) -> None:
-        self.inputs = np.zeros((1 + MAX_INPUTS, COLUMNS), np.int64)
-        self.key = np.zeros(json_scan.MAX_KEY, np.uint8)
-
-
 class Head(NamedTuple):
     """What the JSON of an inference request with binary tensors says; see BinaryRequest.
 
@@ -75,9 +70,8 @@ class Head(NamedTuple):
     id: str | None
     names: tuple[str, ...]
     outputs: tuple[str, ...]
-    inputs: Array
+    inputs: Buffer
     sizes: tuple[int, ...]
-    num_ids: int
 
 
 class DirectHttp:
@@ -91,7 +85,7 @@ class DirectHttp:
         self._engine = engine
         self._api = api
         self._strict = strict_json
-        self._found = _Found()
+        self._states = ThreadStates()
         self._ints = Scratch("i8")
         self._shapes: dict[bytes, BodyShape] = {}
         # By the JSON of a request and the size of its whole body.
@@ -106,14 +100,16 @@ class DirectHttp:
         return self._json(ref, body, started_s, PREDICT, "")
 
     def _json(self, ref: ModelRef, body: bytes, started_s: float, method: str, default: str) -> bytes | None:
-        local = self._found
-        found, key = local.inputs, local.key
+        if type(body) is not bytes:
+            # Compiled code reads it at its address.
+            body = bytes(body)
+        state = self._states.mine()
         size = json_scan.capacity(len(body))
         ints = self._ints.of(4 * size)
-        result = json_scan.scan(body, ints.array, size, found, key)
+        result = json_scan.scan(address_of(body), len(body), ints.address, size, state.found_at, state.skeleton_at)
         if result < 0:
             return None
-        kind = key[: result & _KEY_MASK].tobytes()
+        kind = bytes(state.skeleton[: result & _KEY_MASK])
         shape = self._shapes.get(kind) or self._shape(kind)
         if (shape.form == json_scan.FEATURES) != (method == LOOKUP):
             return None
@@ -121,7 +117,7 @@ class DirectHttp:
         answer: bytes | None = self._engine.answer_directly(
             ref,
             shape.signature_name or default,
-            JsonRequest(found, ints, rows, is_wide, kind, shape),
+            JsonRequest(state, ints, rows, is_wide, kind, shape),
             wire_format=JSON,
             api=self._api,
             method=method,
@@ -145,6 +141,8 @@ class DirectHttp:
         Args:
           header_length: the header that says how long its JSON is.
         """
+        if type(body) is not bytes:
+            body = bytes(body)
         length = int(header_length) if header_length.isascii() and header_length.isdigit() else 0
         if not 0 < length <= min(len(body), _MAX_HEAD_BYTES):
             return None
@@ -152,12 +150,12 @@ class DirectHttp:
         head = self._heads.get(key) or self._head(key, header_length, body)
         if head is None:
             return None
-        found = self._found.inputs
-        found[: head.inputs.shape[0]] = head.inputs
+        state = self._states.mine()
+        ctypes.memmove(state.found_at, head.inputs.address, head.inputs.array.nbytes)
         answer: BinaryAnswer | None = self._engine.answer_directly(
             ref,
             head.signature_name,
-            BinaryRequest(body, head.num_ids, found, head.sizes, head.names, head.outputs, head.id),
+            BinaryRequest(body, state, head.sizes, head.names, head.outputs, head.id),
             wire_format=BINARY,
             api=self._api,
             method=INFER,
@@ -190,9 +188,8 @@ class DirectHttp:
             parsed.id,
             tuple([tensor.name for tensor in parsed.inputs]),
             parsed.outputs,
-            inputs,
+            buffer_of(inputs),
             tuple(inputs[:, SIZE].tolist()),
-            (len(body) - len(key[0])) // _LEAST_WIDTH,
         )
         if len(self._heads) >= _MAX_HEADS:
             self._heads.clear()

@@ -10,26 +10,30 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from service.direct.json_tokens import BYTES, IS_WIDE, UNUSUAL, after, integer, integers, skip, string
+from service.direct.json_tokens import IS_WIDE, UNUSUAL, after, integer, integers, skip, string
+from service.direct.memory import INTS, INTS_2D, OCTETS, entry_point, ints_2d_at, ints_at, octets_at
 from service.direct.scan import (
+    COLUMNS,
     CONTENT,
     DTYPE,
     INT64,
     KIND,
     MAX_INPUTS,
     NAME_AT,
-    NAME_LENGTH,
     SIZE,
+    SKELETON_BYTES,
     VALUES_AT,
     VALUES_LENGTH,
 )
 
 # Each member of the object of ids takes two rows: its ids, and where its rows of ids begin and end.
 MAX_MEMBERS = MAX_INPUTS // 2
-# What row 0 tells beside IS_WIDE, where signature_name begins and how long it is (-1: there is none).
+# A column of ours, and what row 0 tells beside IS_WIDE, where signature_name begins and how long it is (-1: it is not
+# there).
+NAME_LENGTH = 1
 FORM, MEMBERS = 2, 4
 # Length of a key at most, and where the other parts of what scan returns begin.
-MAX_KEY, WIDE_SHIFT, ROWS_SHIFT = 2048, 16, 17
+MAX_KEY, WIDE_SHIFT, ROWS_SHIFT = SKELETON_BYTES, 16, 17
 SINGLE, RAGGED = 0, 1
 # Forms: which member holds the ids.
 FEATURES, INPUTS, INSTANCES = range(3)
@@ -37,9 +41,6 @@ FEATURES, INPUTS, INSTANCES = range(3)
 _NO_SPLITS = -1
 
 _INT = types.int64
-_OCTETS = types.Array(types.uint8, 1, "C")
-_INTS = types.Array(types.int64, 1, "C")
-_FOUND = types.Array(types.int64, 2, "C")
 
 _COLON, _COMMA = ord(":"), ord(",")
 _OPEN_LIST, _CLOSE_LIST, _OPEN, _CLOSE = ord("["), ord("]"), ord("{"), ord("}")
@@ -51,7 +52,7 @@ def capacity(num_bytes: int) -> int:
     return num_bytes + MAX_MEMBERS + 2
 
 
-@njit(types.void(_FOUND, _INT, _INT, _INT), cache=True, nogil=True)
+@njit(types.void(INTS_2D, _INT, _INT, _INT), cache=True, nogil=True)
 def _describe(found, k, begin, count):  # type: ignore[no-untyped-def]
     # Makes row k of found an input of `count` integers, the first of them the one at `begin`.
     found[k, DTYPE] = INT64
@@ -61,7 +62,7 @@ def _describe(found, k, begin, count):  # type: ignore[no-untyped-def]
     found[k, VALUES_LENGTH] = 8 * count
 
 
-@njit(_INT(BYTES, _INT, _INTS, _INT, _FOUND), cache=True, nogil=True)
+@njit(_INT(OCTETS, _INT, INTS, _INT, INTS_2D), cache=True, nogil=True)
 def _columns(data, at, ints, size, found):  # type: ignore[no-untyped-def]
     # Reads an object of lists that begins at `at`; returns where it ends, or -1. Ids lie in the first quarter of ints,
     # splits in the second.
@@ -115,7 +116,7 @@ def _columns(data, at, ints, size, found):  # type: ignore[no-untyped-def]
     return np.int64(UNUSUAL)
 
 
-@njit(types.boolean(BYTES, _INT, _INT, _INT), cache=True, nogil=True)
+@njit(types.boolean(OCTETS, _INT, _INT, _INT), cache=True, nogil=True)
 def _is_same(data, one, other, length):  # type: ignore[no-untyped-def]
     for i in range(length):
         if data[one + i] != data[other + i]:
@@ -123,7 +124,7 @@ def _is_same(data, one, other, length):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(_INT(BYTES, _INT, _INTS, _INT, _FOUND), cache=True, nogil=True)
+@njit(_INT(OCTETS, _INT, INTS, _INT, INTS_2D), cache=True, nogil=True)
 def _rows(data, at, ints, size, found):  # type: ignore[no-untyped-def]
     # Reads a list of objects that begins at `at`; returns where it ends, or -1. Row by row ids lie in the third quarter
     # of ints and in the fourth where those of each member begin; at the end they are brought together by member.
@@ -209,7 +210,7 @@ def _rows(data, at, ints, size, found):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(types.boolean(BYTES, _INT, _INT, BYTES), cache=True, nogil=True)
+@njit(types.boolean(OCTETS, _INT, _INT, types.Bytes(types.uint8, 1, "C", readonly=True)), cache=True, nogil=True)
 def _reads(data, at, quote, word):  # type: ignore[no-untyped-def]
     # Whether the string that begins at `at` is the word.
     if quote - at - 1 != len(word):
@@ -220,7 +221,7 @@ def _reads(data, at, quote, word):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(_INT(BYTES, _INTS, _INT, _FOUND), cache=True, nogil=True)
+@njit(_INT(OCTETS, INTS, _INT, INTS_2D), cache=True, nogil=True)
 def _read(data, ints, size, found):  # type: ignore[no-untyped-def]
     found[0, NAME_LENGTH] = -1
     found[0, FORM] = -1
@@ -267,7 +268,7 @@ def _read(data, ints, size, found):  # type: ignore[no-untyped-def]
     return np.int64(UNUSUAL)
 
 
-@njit(_INT(BYTES, _FOUND, _OCTETS), cache=True, nogil=True)
+@njit(_INT(OCTETS, INTS_2D, OCTETS), cache=True, nogil=True)
 def _key(data, found, key):  # type: ignore[no-untyped-def]
     # Writes what requests of one kind have in common; returns its length, or -1 where there is no room for it.
     n = 1
@@ -285,7 +286,7 @@ def _key(data, found, key):  # type: ignore[no-untyped-def]
     return n
 
 
-@njit(_INT(_FOUND), cache=True, nogil=True)
+@njit(_INT(INTS_2D), cache=True, nogil=True)
 def _common_rows(found):  # type: ignore[no-untyped-def]
     # Returns how many rows each member has, or 0 where they differ.
     rows = np.int64(-1)
@@ -298,24 +299,27 @@ def _common_rows(found):  # type: ignore[no-untyped-def]
     return max(rows, np.int64(0))
 
 
-@njit(_INT(BYTES, _INTS, _INT, _FOUND, _OCTETS), cache=True, nogil=True)
-def scan(data, ints, size, found, key):  # type: ignore[no-untyped-def]
-    """Fills found, ints and key, and returns in one number what a request needs first, or -1 where it is not plain.
-
-    That is, from below: 16 bits length of the key; a bit for ids beyond 32 bits; from ROWS_SHIFT on the rows that all
-    members have, 0 where they differ.
-
-    Args:
-      data: the body.
-      ints: [4 * size] int64, written.
-      size: capacity(len(data)) at least.
-      found: [1 + MAX_INPUTS, COLUMNS] int64, written. Row 0: see FORM, MEMBERS and IS_WIDE; of member i row 1 + 2 i is
-        its ids, and row 2 + 2 i its row splits, whose SIZE is -1 where it is a flat list.
-      key: [MAX_KEY] uint8, written: the form; signature_name, and each member's name, followed by SINGLE or RAGGED.
-    """
-    if _read(data, ints, size, found) < 0:
+@njit(_INT(*[_INT] * 6), cache=True, nogil=True)
+def _scan(data_at, num_bytes, all_ints_at, size, found_at, key_at):  # type: ignore[no-untyped-def]
+    data = octets_at(data_at, num_bytes)
+    found = ints_2d_at(found_at, 1 + MAX_INPUTS, COLUMNS)
+    if _read(data, ints_at(all_ints_at, 4 * size), size, found) < 0:
         return np.int64(UNUSUAL)
-    length = _key(data, found, key)
+    length = _key(data, found, octets_at(key_at, MAX_KEY))
     if length < 0:
         return np.int64(UNUSUAL)
     return length | found[0, IS_WIDE] << WIDE_SHIFT | _common_rows(found) << ROWS_SHIFT
+
+
+# Reads a body, and returns in one number what a request needs first, or -1 where it is not plain. That is, from below:
+# 16 bits length of the key; a bit for ids beyond 32 bits; from ROWS_SHIFT on the rows that all members have, 0 where
+# they differ.
+#
+# Args, all int64:
+#   data_at, num_bytes: address and size of the body.
+#   all_ints_at: of [4 * size] int64, written.
+#   size: capacity(num_bytes) at least.
+#   found_at: of [1 + MAX_INPUTS, COLUMNS] int64, written. Row 0: see FORM, MEMBERS and IS_WIDE; of member i row
+#     1 + 2 i is its ids, and row 2 + 2 i its row splits, whose SIZE is -1 where it is a flat list.
+#   key_at: of [MAX_KEY] uint8, written: the form; signature_name, and each member's name, followed by SINGLE or RAGGED.
+scan = entry_point(_scan)

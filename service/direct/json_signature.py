@@ -14,8 +14,9 @@ from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, Signatur
 from service.direct import float_text, gather, json_text
 from service.direct.json_scan import FEATURES, INSTANCES
 from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
-from service.direct.scan import INT64, SIZE
-from service.direct.scratch import Buffer, Scratch
+from service.direct.scan import COLUMNS, INT64, SIZE
+from service.direct.scratch import Buffer, Scratch, buffer_of
+from service.direct.thread_state import ThreadState
 from service.lookup.plan import SignaturePlan
 
 # More sets of inputs, or numbers of rows, are not remembered, lest a client fills the memory by asking for all of them.
@@ -25,7 +26,7 @@ _AROUND = 4
 # A member of the object of ids: its name, and whether its rows are lists.
 Member = tuple[bytes, bool]
 
-_ids, _floats, _text, _counts = Scratch("i8"), Scratch("f4"), Scratch("u1"), Scratch("i8")
+_floats, _text, _counts = Scratch("f4"), Scratch("u1"), Scratch("i8")
 
 
 class BodyShape(NamedTuple):
@@ -43,13 +44,13 @@ class BodyShape(NamedTuple):
 class JsonRequest(NamedTuple):
     """A body as direct.json_scan reads it.
 
-    found, ints: what scan found.
+    state, ints: where what scan found is.
     rows: of each member, 0 where they differ.
     is_wide: an integer does not fit int32.
     key: what requests of one kind have in common, shape: what that is.
     """
 
-    found: Array
+    state: ThreadState
     ints: Buffer
     rows: int
     is_wide: bool
@@ -71,6 +72,8 @@ class Layout:
     """
 
     features: PlannedFeatures
+    plan_at: int
+    num_features: int
     is_narrow: bool
     has_parts: bool
     is_by_row: bool
@@ -79,9 +82,9 @@ class Layout:
     parts: Array
     row_floats: tuple[int, ...]
     row_chars: int
-    by_rows: dict[int, tuple[Array, Array, int]] = field(default_factory=dict)
+    by_rows: dict[int, tuple[Buffer, Buffer, int]] = field(default_factory=dict)
 
-    def of(self, rows: int) -> tuple[Array, Array, int]:
+    def of(self, rows: int) -> tuple[Buffer, Buffer, int]:
         """Returns what by_rows says of a number of rows."""
         known = self.by_rows.get(rows)
         if known is not None:
@@ -94,7 +97,7 @@ class Layout:
         for f, count in enumerate(self.row_floats):
             parts[f, json_text.FLOATS_AT] = pieces[f, gather.FLOATS_TO] = 4 * floats
             floats += rows * count
-        self.by_rows[rows] = (parts, pieces, floats)
+        self.by_rows[rows] = (buffer_of(parts), buffer_of(pieces), floats)
         return self.by_rows[rows]
 
 
@@ -108,10 +111,13 @@ class JsonSignature:
         self._features = {name: plan.features[name] for name in spec.outputs}
         self._max_rows = row_limit(plan.features)
         self._layouts: dict[bytes, Layout | None] = {}
+        # By thread: where it counts.
+        self._counts_at: dict[int, int] = {}
+        self._num_counts = 2 * len(plan.features)
 
     def answer(self, request: JsonRequest, max_bytes: int) -> tuple[bytes, int] | None:
         """Returns a body and its rows; see core.servable.Shortcut."""
-        found, ints, rows, is_wide, key, shape = request
+        state, ints, rows, is_wide, key, shape = request
         try:
             layout = self._layouts[key]
         except KeyError:
@@ -121,29 +127,35 @@ class JsonSignature:
         if layout is None or (layout.is_narrow and is_wide):
             return None
         if layout.has_parts:
-            rows = layout.features.rows(found[:, SIZE].tolist())
+            rows = layout.features.rows(state.found[SIZE::COLUMNS])
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or (self._max_rows or rows) < rows:
             return None
         parts, pieces, num_floats = layout.of(rows)
-        counts = self._plan.counts_of_thread()
         num_chars = rows * layout.row_chars + layout.texts.shape[0] + float_text.SLACK
-        text, text_at = _text.of(num_chars)
+        text = _text.of(num_chars)
+        scratch, scratch_at = state.scratch(ints.array.shape[0])
         length = json_text.answer(
             ints.address,
-            found,
-            layout.features.plan,
-            _ids.of(ints.array.shape[0]).array,
+            state.found_at,
+            layout.plan_at,
+            layout.num_features,
+            scratch_at,
             _floats.of(num_floats).address,
-            pieces,
-            parts,
+            pieces.address,
+            parts.address,
             layout.texts_at,
             rows,
-            text_at,
+            text.address,
             layout.is_by_row,
-            _counts.of(2 * counts.shape[0]).array,
-            counts,
+            _counts.of(self._num_counts).address,
+            self._counts_at.get(state.thread) or self._new_counts(state.thread),
+            self._num_counts,
         )
-        return (text[:length].tobytes(), rows) if length >= 0 else None
+        return (text.bytes(length), rows) if length >= 0 else None
+
+    def _new_counts(self, thread: int) -> int:
+        address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data
+        return address
 
     def _lay_out(self, shape: BodyShape) -> Layout | None:
         form, members = shape.form, shape.members
@@ -159,6 +171,8 @@ class JsonSignature:
         characters = np.frombuffer(texts, np.uint8)
         return Layout(
             features=features,
+            plan_at=features.plan.ctypes.data,
+            num_features=features.plan.shape[0],
             is_narrow=any(self._spec.inputs[name].dtype != "int64" for name in positions),
             has_parts=any(extra and position % 2 for position, extra in features.row_inputs),
             is_by_row=is_by_row,

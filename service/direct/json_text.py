@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit, types
 
 from service.direct import float_text, gather
-from service.direct.memory import octets_at, store_byte, words_at
+from service.direct.memory import INTS_2D, entry_point, ints_2d_at, ints_at, octets_at, store_byte, words_at
 
 # Columns of the parts of an answer, one row per feature: the text before its floats, where those are among all floats
 # (bytes), how many vectors a row has (0: one, and not in a list), and how many floats a vector has.
@@ -18,8 +18,6 @@ MORE_PARTS = 3
 
 _UNUSUAL = -1
 _INT = types.int64
-_TABLE = types.Array(types.int64, 2, "C")
-_INTS = types.Array(types.int64, 1, "C")
 
 _OPEN, _CLOSE, _COMMA = ord("["), ord("]"), ord(",")
 
@@ -39,7 +37,7 @@ def _vector(floats_at, dim, p):  # type: ignore[no-untyped-def]
     return p + 1
 
 
-@njit(_INT(_INT, _TABLE, _INT, _INT, _INT), cache=True, nogil=True)
+@njit(_INT(_INT, INTS_2D, _INT, _INT, _INT), cache=True, nogil=True)
 def _row(floats_at, parts, f, row, p):  # type: ignore[no-untyped-def]
     dim = parts[f, DIM]
     vectors = parts[f, VECTORS]
@@ -55,25 +53,16 @@ def _row(floats_at, parts, f, row, p):  # type: ignore[no-untyped-def]
     return p + 1
 
 
-@njit(_INT(_INT, _TABLE, _INT, _INT), cache=True, nogil=True)
+@njit(_INT(_INT, INTS_2D, _INT, _INT), cache=True, nogil=True)
 def _text(text_at, parts, f, p):  # type: ignore[no-untyped-def]
     length = parts[f, TEXT_LENGTH]
     octets_at(p, length)[:] = octets_at(text_at + parts[f, TEXT_AT], length)
     return p + length
 
 
-@njit(_INT(_INT, _TABLE, _INT, _INT, _INT, types.boolean), cache=True, nogil=True)
-def write(floats_at, parts, text_at, rows, out_at, is_by_row):  # type: ignore[no-untyped-def]
-    """Writes an answer's text; returns its length, or -1 where a float is NaN or infinite.
-
-    Args:
-      floats_at: address of the floats, which parts say more of.
-      parts: [F + MORE_PARTS, PART_COLUMNS] int64.
-      text_at: address of the texts.
-      rows: at least 1.
-      out_at: address of the answer.
-      is_by_row: each row's features stand together, in place of each feature's rows.
-    """
+@njit(_INT(_INT, INTS_2D, _INT, _INT, _INT, types.boolean), cache=True, nogil=True)
+def _write(floats_at, parts, text_at, rows, out_at, is_by_row):  # type: ignore[no-untyped-def]
+    # Returns the text's length, or -1 where a float is NaN or infinite.
     num_features = parts.shape[0] - MORE_PARTS
     p = _text(text_at, parts, num_features + HEAD, out_at)
     if is_by_row:
@@ -100,30 +89,59 @@ def write(floats_at, parts, text_at, rows, out_at, is_by_row):  # type: ignore[n
     return _text(text_at, parts, num_features + TAIL, p) - out_at
 
 
-@njit(
-    _INT(*(_INT, _TABLE, _TABLE, _INTS, _INT, _TABLE), *(_TABLE, _INT, _INT, _INT, types.boolean, _INTS, _TABLE)),
-    cache=True,
-    nogil=True,
-)
-def answer(  # type: ignore[no-untyped-def]
-    data_at, found, plan, scratch, floats_at, pieces, parts, text_at, rows, out_at, is_by_row, scratch_counts, counts
-):
-    """Looks up and writes; returns the answer's length, or -1 where the request must be looked at in another way.
+@njit(_INT(*[_INT] * 6), cache=True, nogil=True)
+def _write_at(floats_at, parts_at, num_features, rows, out_at, is_by_row):  # type: ignore[no-untyped-def]
+    parts = ints_2d_at(parts_at, num_features + MORE_PARTS, PART_COLUMNS)
+    return _write(floats_at, parts, parts_at, rows, out_at, is_by_row != 0)
 
-    Args:
-      data_at, found, plan, scratch, pieces, counts: as in gather.answer, which writes floats only.
-      floats_at, parts, text_at, rows, out_at, is_by_row: as in write.
-      scratch_counts: [2 * features of the signature] int64 at least, written.
-    """
-    new_counts = scratch_counts[: 2 * counts.shape[0]].reshape(counts.shape)
+
+@njit(_INT(*[_INT] * 15), cache=True, nogil=True)
+def _answer(  # type: ignore[no-untyped-def]
+    data_at,
+    found_at,
+    plan_at,
+    num_features,
+    scratch_at,
+    floats_at,
+    pieces_at,
+    parts_at,
+    text_at,
+    rows,
+    out_at,
+    is_by_row,
+    new_counts_at,
+    counts_at,
+    num_counts,
+):
+    new_counts = ints_at(new_counts_at, num_counts)
     new_counts[:] = 0
-    done = gather.answer(data_at, found, plan, scratch, floats_at, text_at, pieces, rows, new_counts)
+    done = gather.compiled_answer(
+        *(data_at, found_at, plan_at, num_features, scratch_at),
+        *(floats_at, text_at, pieces_at, rows, new_counts_at),
+    )
     if done != gather.DONE:
         return np.int64(_UNUSUAL)
-    length = write(floats_at, parts, text_at, rows, out_at, is_by_row)
+    parts = ints_2d_at(parts_at, num_features + MORE_PARTS, PART_COLUMNS)
+    length = _write(floats_at, parts, text_at, rows, out_at, is_by_row != 0)
     if length >= 0:
         # What the general path answers after all, it counts too.
-        for f in range(counts.shape[0]):
-            counts[f, 0] += new_counts[f, 0]
-            counts[f, 1] += new_counts[f, 1]
+        counts = ints_at(counts_at, num_counts)
+        for i in range(num_counts):
+            counts[i] += new_counts[i]
     return length
+
+
+# Writes floats without any text: for tests, and for what comes without a table.
+write = entry_point(_write_at)
+# Looks up and writes; returns the answer's length, or -1 where the request must be looked at in another way.
+#
+# Args, all int64:
+#   data_at, found_at, plan_at, num_features, scratch_at, rows: as in gather.answer.
+#   floats_at, pieces_at: as out_at and pieces_at there; pieces are of floats only.
+#   parts_at: of [F + MORE_PARTS, PART_COLUMNS] int64.
+#   text_at: of all texts.
+#   out_at: of the answer.
+#   is_by_row: whether each row's features stand together, in place of each feature's rows.
+#   new_counts_at: of as many as counts, written.
+#   counts_at, num_counts: as in gather.answer, and how many integers they are.
+answer = entry_point(_answer)

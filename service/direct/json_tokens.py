@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-BYTES = types.Bytes(types.uint8, 1, "C", readonly=True)
+from service.direct.memory import INTS, INTS_2D, OCTETS
+
 # The column of row 0 of what is found, that says whether an integer does not fit 32 bits.
 IS_WIDE = 3
 UNUSUAL = -1
 
 _MAX_DIGITS = 18
 _INT = types.int64
-_INTS = types.Array(types.int64, 1, "C")
-_FOUND = types.Array(types.int64, 2, "C")
 _PAIR: Any = types.Tuple((_INT, _INT))  # type: ignore[no-untyped-call]
 
 _QUOTE, _COMMA, _ZERO, _MINUS, _CLOSE_LIST = ord('"'), ord(","), ord("0"), ord("-"), ord("]")
@@ -23,7 +22,7 @@ _SPACE, _TAB, _LINE_FEED, _RETURN = ord(" "), ord("\t"), ord("\n"), ord("\r")
 _BACKSLASH, _FIRST_PRINTABLE, _LAST_PRINTABLE = ord("\\"), 0x20, 0x7E
 
 
-@njit(_INT(BYTES, _INT), cache=True, nogil=True, inline="always")
+@njit(_INT(OCTETS, _INT), cache=True, nogil=True, inline="always")
 def skip(data, at):  # type: ignore[no-untyped-def]
     """Returns where white space ends."""
     while at < len(data) and data[at] <= _SPACE:
@@ -34,7 +33,7 @@ def skip(data, at):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(_INT(BYTES, _INT, _INT), cache=True, nogil=True, inline="always")
+@njit(_INT(OCTETS, _INT, _INT), cache=True, nogil=True, inline="always")
 def after(data, at, byte):  # type: ignore[no-untyped-def]
     """Returns what follows a byte and white space around it, or -1 where another one stands there."""
     at = skip(data, at)
@@ -43,7 +42,7 @@ def after(data, at, byte):  # type: ignore[no-untyped-def]
     return skip(data, at + 1)
 
 
-@njit(_INT(BYTES, _INT), cache=True, nogil=True)
+@njit(_INT(OCTETS, _INT), cache=True, nogil=True)
 def string(data, at):  # type: ignore[no-untyped-def]
     """Returns where the plain string that begins at `at` has its closing quote, or -1."""
     if at >= len(data) or data[at] != _QUOTE:
@@ -57,7 +56,7 @@ def string(data, at):  # type: ignore[no-untyped-def]
     return np.int64(UNUSUAL)
 
 
-@njit(_PAIR(BYTES, _INT), cache=True, nogil=True)
+@njit(_PAIR(OCTETS, _INT), cache=True, nogil=True)
 def integer(data, at):  # type: ignore[no-untyped-def]
     """Returns (value, where it ends) of the integer that begins at `at`, or (0, -1)."""
     end = len(data)
@@ -79,7 +78,7 @@ def integer(data, at):  # type: ignore[no-untyped-def]
     return -value if is_negative else value, at
 
 
-@njit(_PAIR(BYTES, _INT, _INTS, _INT, _FOUND), cache=True, nogil=True)
+@njit(_PAIR(OCTETS, _INT, INTS, _INT, INTS_2D), cache=True, nogil=True)
 def integers(data, at, out, n, found):  # type: ignore[no-untyped-def]
     """Reads what follows a [ up to its ], appending to the n integers of out.
 

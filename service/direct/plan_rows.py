@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ class PlannedFeatures(NamedTuple):
     row_inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
 
-    def rows(self, sizes: Sequence[int]) -> int:
+    def rows(self, sizes: tuple[int, ...] | memoryview) -> int:
         """Returns how many rows each feature has, -1 where they differ; sizes: SIZE of each row of what was found."""
         rows = -1
         for position, extra in self.row_inputs:

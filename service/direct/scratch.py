@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import NamedTuple
 
@@ -20,6 +21,15 @@ class Buffer(NamedTuple):
     array: Array
     address: int
 
+    def bytes(self, size: int) -> bytes:
+        """Returns a copy of the first so many bytes."""
+        return ctypes.string_at(self.address, size)
+
+
+def buffer_of(array: Array) -> Buffer:
+    """Returns an array with its address, which takes longer to find than it takes to use."""
+    return Buffer(array, array.ctypes.data)
+
 
 _NOTHING = Buffer(np.empty(0, np.uint8), 0)
 
@@ -37,7 +47,7 @@ class Scratch(threading.local):
         if kept.array.shape[0] >= size:
             return kept
         array: Array = np.empty(max(2 * size, _LEAST), self._dtype)
-        found = Buffer(array, array.ctypes.data)
+        found = buffer_of(array)
         if array.nbytes <= _MAX_KEPT_BYTES:
             self._kept = found
         return found

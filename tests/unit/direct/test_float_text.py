@@ -17,7 +17,7 @@ def written(floats: np.ndarray) -> bytes | None:
     parts = np.zeros((1 + json_text.MORE_PARTS, json_text.PART_COLUMNS), np.int64)
     parts[0, json_text.DIM] = floats.size
     room = np.zeros(floats.size * MAX_CHARS + 2 + SLACK, np.uint8)
-    length = json_text.write(floats.ctypes.data, parts, 0, 1, room.ctypes.data, True)
+    length = json_text.write(floats.ctypes.data, parts.ctypes.data, 1, 1, room.ctypes.data, 1)
     return None if length < 0 else room[:length].tobytes()
 
 
