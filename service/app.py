@@ -8,10 +8,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
@@ -22,8 +22,10 @@ from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
-from service.direct.predict import DirectPredict
+from service.direct.http_bodies import DirectHttp
 from service.graph_batching import GraphBatching, create_batching
+from service.grpc_transport import create_grpc_server
+from service.http_server import HttpServer
 from service.loading import ServableLoader
 from service.lookup.row_pool import row_runner
 from service.memory_settings import residency_of
@@ -31,9 +33,8 @@ from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.settings import Settings
-from service.transports.grpc.grpcio_server import GrpcServer
-from service.transports.grpc.h2.server import H2Server
-from service.transports.grpc.paths import API
+from service.transports.http.calls import API as HTTP_API
+from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
 from service.workers.crew import Crew, Own
 
@@ -42,40 +43,6 @@ logger = logging.getLogger(__name__)
 
 class StartError(Exception):
     """The server can not start; the message says what to change."""
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: when to stop is App's decision.
-
-    Args:
-      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
-    """
-
-    def __init__(self, config: uvicorn.Config, open_listener: Callable[..., Any] | None = None) -> None:
-        super().__init__(config)
-        self._open_listener = open_listener
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on sockets."""
-        if self._open_listener is None:
-            await super().startup(sockets)
-            return
-        await super().startup([])
-        for one in sockets or []:
-            loop = asyncio.get_running_loop()
-            self.servers.append(self._open_listener(loop, self._protocol, one, self._num_connections))
-
-    def _num_connections(self) -> int:
-        return len(self.server_state.connections)
-
-    def _protocol(self) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        return made
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class App:
@@ -136,7 +103,7 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
         )
-        self._grpc = _grpc_server(settings, self._engine, crew)
+        self._grpc = create_grpc_server(settings, self._engine, crew)
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -225,7 +192,7 @@ class App:
             raise StartError(f"--model_config_file={settings.model_config_file}: {error.message}{hint}") from error
         return configs
 
-    def _http_server(self) -> _HttpServer:
+    def _http_server(self) -> HttpServer:
         settings = self._settings
         http_app = create_http_app(
             self._engine,
@@ -237,12 +204,13 @@ class App:
             gzip_min_bytes=settings.rest_api_gzip_min_bytes,
             has_cors=settings.rest_api_enable_cors_support,
             strict_json=settings.rest_api_strict_json,
+            directly=DirectHttp(self._engine, HTTP_API, strict_json=settings.rest_api_strict_json),
         )
-        return _HttpServer(
+        return HttpServer(
             uvicorn.Config(
                 http_app,
                 loop="none",
-                http="httptools",
+                http=partial(HotProtocol, answers=http_app.state.hot_answers),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -260,7 +228,7 @@ class App:
         except ServiceError as error:
             raise StartError(f"--monitoring_config_file={file}: {error.message}") from error
 
-    def _handle_signals(self, stop: asyncio.Event, http: _HttpServer) -> None:
+    def _handle_signals(self, stop: asyncio.Event, http: HttpServer) -> None:
         def on_signal(number: int) -> None:
             name = signal.Signals(number).name
             if stop.is_set():
@@ -276,7 +244,7 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
 
-    async def _shut_down(self, http: _HttpServer, serving: asyncio.Task[None]) -> None:
+    async def _shut_down(self, http: HttpServer, serving: asyncio.Task[None]) -> None:
         settings = self._settings
         self._registry.drain()
         self._models.drain()
@@ -324,33 +292,6 @@ def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | No
         raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
 
 
-def _grpc_server(settings: Settings, engine: Engine, crew: Crew | None) -> GrpcServer | H2Server:
-    predict_directly = DirectPredict(engine, API)
-    if not settings.grpc_takes_sockets:
-        return GrpcServer(
-            engine,
-            address=f"{_bracketed(settings.host)}:{settings.port}",
-            max_message_bytes=settings.max_request_bytes,
-            max_workers=settings.grpc_max_threads,
-            socket_path=settings.grpc_socket_path,
-            channel_arguments=[*settings.channel_arguments, *([("grpc.so_reuseport", 1)] if crew else [])],
-            as_content=settings.enable_serialization_as_tensor_content,
-            predict_directly=predict_directly,
-        )
-    return H2Server(
-        engine,
-        host=settings.host,
-        port=settings.port,
-        max_message_bytes=settings.max_request_bytes,
-        max_workers=settings.grpc_max_threads,
-        socket_path=settings.grpc_socket_path,
-        as_content=settings.enable_serialization_as_tensor_content,
-        predict_directly=predict_directly,
-        listeners=crew.grpc_listeners if crew else (),
-        open_listener=crew.opener("grpc") if crew else None,
-    )
-
-
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -359,7 +300,3 @@ def _listen(host: str, port: int) -> socket.socket:
         raise StartError(
             f"cannot listen on {host}:{port} for HTTP: {error.strerror}. Choose another with --rest_api_port or --host."
         ) from error
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from service.observability import configure_logging
 from service.process_memory import keep_freed_memory
-from service.settings import (
-    Settings,
+from service.settings import Settings
+from service.settings_reading import (
     SettingsError,
     flags_without_effect,
     kernel_cache_dir,

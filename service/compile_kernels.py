@@ -8,11 +8,15 @@ from __future__ import annotations
 import importlib
 
 from service.lookup import kernel_cache
-from service.settings import kernel_cache_dir
+from service.settings_reading import kernel_cache_dir
 
 # Importing compiles, for all signatures are given in the sources.
 MODULES = (
+    "service.direct.float_text",
     "service.direct.gather",
+    "service.direct.json_scan",
+    "service.direct.json_text",
+    "service.direct.json_tokens",
     "service.direct.scan",
     "service.direct.varints",
     "service.lookup.fingerprint",

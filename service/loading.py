@@ -16,7 +16,7 @@ from service.core.errors import ArtifactError, ServiceError
 from service.core.manifest import Manifest
 from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
-from service.direct.predict import shortcuts
+from service.direct import http_bodies, predict
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph_batching import GraphBatching
@@ -129,7 +129,7 @@ class ServableLoader:
             backends,
             lookups.tables,
             lookups.backend.table_counts,
-            shortcuts(lookups, name, version),
+            {**predict.shortcuts(lookups, name, version), **http_bodies.shortcuts(lookups, name, version)},
         )
 
     def _predicts(

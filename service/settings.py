@@ -1,25 +1,13 @@
-"""Every setting of the server: one frozen object, read once from flags, then EMB_ variables, then defaults.
-
-The only file that reads the environment. Names that TensorFlow Serving has mean what they mean there.
-"""
+"""Every setting of the server: one frozen object. Names that TensorFlow Serving has mean what they mean there."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-from service.model_server_flags import FOREIGN_FLAGS
+from typing import Any, Literal
 
 ENV_PREFIX = "EMB_"
-_BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
-
-
 _MAX_WORKERS = 256
 
 
@@ -292,126 +280,3 @@ def _is_int32(text: str) -> bool:
         return -(2**31) <= int(text) < 2**31
     except ValueError:
         return False
-
-
-class SettingsError(Exception):
-    """The settings can not be used; the message lists every fault."""
-
-
-def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
-    """Builds the settings from a command line and an environment (default: the process's).
-
-    Raises:
-      SettingsError: an unknown EMB_ variable, a value that does not parse, or any fault.
-      SystemExit: --help, or a flag that argparse refuses.
-    """
-    environ = os.environ if environ is None else environ
-    flags = vars(_parser().parse_args(arguments))
-    types = get_type_hints(Settings)
-    names = {f.name for f in dataclasses.fields(Settings)}
-    faults = [
-        f"{name} is not a setting of this server (see --help)"
-        for name in sorted(environ)
-        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in names
-    ]
-    values: dict[str, Any] = {}
-    for name in sorted(names):
-        text = flags[name] if flags[name] is not None else environ.get(ENV_PREFIX + name.upper())
-        if text is not None:
-            try:
-                values[name] = _parse(types[name], text)
-            except ValueError as error:
-                faults.append(f"--{name} is {text!r}: {error}")
-    settings = Settings(**values)
-    if "graph_threads" not in values:
-        settings = dataclasses.replace(settings, graph_threads=settings.processors)
-    faults += settings.faults()
-    foreign, unread = _foreign_values(flags)
-    faults += unread
-    faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]
-    if faults:
-        raise SettingsError("\n".join(faults))
-    return settings
-
-
-def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
-    """Names the flags of a command line that read_settings took and that change nothing, each with the reason."""
-    foreign, _ = _foreign_values(vars(_parser().parse_args(arguments)))
-    return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
-
-
-def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
-    """Returns what is so here instead, by flag of tensorflow_model_server that asks for something; and the faults."""
-    asking: dict[str, str] = {}
-    faults: list[str] = []
-    for name, flag in FOREIGN_FLAGS.items():
-        text = flags[name]
-        try:
-            if text is not None and not flag.asks_for_nothing(_parse(flag.kind, text)):
-                asking[name] = flag.why
-        except ValueError as error:
-            faults.append(f"--{name} is {text!r}: {error}")
-    return asking, faults
-
-
-def kernel_cache_dir(configured: str | None = None) -> Path:
-    """Returns the folder of compiled kernels: the configured one, or one in the user's cache folder."""
-    configured = os.environ.get(ENV_PREFIX + "KERNEL_CACHE_DIR", "") if configured is None else configured
-    if configured:
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedding-server" / "kernels"
-
-
-def quiet_tensorflow() -> None:
-    """Keeps TensorFlow's start-up chatter out of the log, unless the user has set a level. Before it is imported."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="embedding-server",
-        description="Serves embedding lookups and predictions of SavedModels over HTTP and TensorFlow Serving's gRPC.",
-        epilog="Example: embedding-server --model_name=movielens --model_base_path=models/movielens. "
-        "Each flag can also be set as EMB_<NAME>, e.g. EMB_REST_API_PORT=8501; flags win.",
-        allow_abbrev=False,
-    )
-    types = get_type_hints(Settings)
-    for setting in dataclasses.fields(Settings):
-        kind = types[setting.name]
-        metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
-        default = "" if setting.default == "" else f" Default: {setting.default}."
-        about = setting.metadata["about"].replace("%", "%%")
-        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
-    group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")
-    for name, flag in FOREIGN_FLAGS.items():
-        about = ("Refused: " if flag.is_refused else "No effect: ") + flag.why + "."
-        group.add_argument(f"--{name}", metavar=flag.kind.__name__.upper(), help=about, **_alone(flag.kind))
-    return parser
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("embedding-server")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed, run from its sources)"
-
-
-def _alone(kind: Any) -> dict[str, Any]:
-    # `--flag` alone says true, as for TensorFlow Serving's own flags.
-    return {"nargs": "?", "const": "true"} if kind is bool else {}
-
-
-def _parse(kind: Any, text: str) -> Any:
-    if get_origin(kind) is Literal:
-        if text not in get_args(kind):
-            raise ValueError(f"expected one of {', '.join(get_args(kind))}")
-        return text
-    if kind is bool:
-        if text.lower() not in _BOOLEANS:
-            raise ValueError("expected true or false")
-        return _BOOLEANS[text.lower()]
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}") from None

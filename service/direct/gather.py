@@ -81,9 +81,10 @@ def _are_splits(splits, count):  # type: ignore[no-untyped-def]
 
 
 @njit(_INT(*[_INT] * 10), cache=True, nogil=True)
-def _answer(  # type: ignore[no-untyped-def]
+def compiled_answer(  # type: ignore[no-untyped-def]
     data_at, found_at, plan_at, num_features, scratch_at, out_at, template_at, pieces_at, rows, counts_at
 ):
+    """See answer, which calls it from Python."""
     found = ints_2d_at(found_at, 1 + MAX_INPUTS, FOUND_COLUMNS)
     plan = ints_2d_at(plan_at, num_features, COLUMNS)
     pieces = ints_2d_at(pieces_at, num_features + 1, PIECE_COLUMNS)
@@ -171,4 +172,4 @@ def _answer(  # type: ignore[no-untyped-def]
 #   pieces_at: of [F + 1, PIECE_COLUMNS] int64.
 #   rows: B, what every feature must have.
 #   counts_at: of [features of the signature, 2] int64; ids and those of them without a row are added where all is DONE.
-answer = entry_point(_answer)
+answer = entry_point(compiled_answer)

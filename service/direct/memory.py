@@ -12,6 +12,7 @@ from numba.np import arrayobj
 # numba's own types say nothing to a type checker.
 intrinsic: Any = extending.intrinsic
 populate_array: Any = arrayobj.populate_array
+ir: Any = ir
 
 FLOATS_2D = types.Array(types.float32, 2, "C", aligned=False)
 FLOATS_3D = types.Array(types.float32, 3, "C", aligned=False)
@@ -19,6 +20,7 @@ FLOATS = types.Array(types.float32, 1, "C", aligned=False)
 INTS = types.Array(types.int64, 1, "C", aligned=False)
 INTS_2D = types.Array(types.int64, 2, "C", aligned=False)
 SHORT_INTS = types.Array(types.int32, 1, "C", aligned=False)
+WORDS = types.Array(types.uint32, 1, "C", aligned=False)
 OCTETS = types.Array(types.uint8, 1, "C", aligned=False)
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -125,3 +127,52 @@ def first_bit(typingctx, word):  # type: ignore[no-untyped-def]
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def store_8_bytes(typingctx, address, word):  # type: ignore[no-untyped-def]
+    """Stores a uint64 at any address, its lowest byte first."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64), codegen
+
+
+@intrinsic
+def store_byte(typingctx, address, byte):  # type: ignore[no-untyped-def]
+    """Stores the lowest byte of an int64 at an address."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        octet = ir.IntType(8)
+        builder.store(builder.trunc(args[1], octet), builder.inttoptr(args[0], octet.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def float32_of(typingctx, bits):  # type: ignore[no-untyped-def]
+    """Returns the float32 whose bits are the lower half of a uint64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(builder.trunc(args[0], ir.IntType(32)), ir.FloatType())
+
+    return types.float32(types.uint64), codegen
+
+
+@intrinsic
+def leading_zeros(typingctx, word):  # type: ignore[no-untyped-def]
+    """Returns how many of the upper bits of a uint64 are 0."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def words_at(typingctx, address, n):  # type: ignore[no-untyped-def]
+    """[n] uint32 at an address."""
+    return _array_at(WORDS, 4)(typingctx, address, n)

@@ -23,8 +23,10 @@ COLUMNS = 8
 # Kinds: nothing sent, packed varints, tensor_content, packed float_val.
 NONE, VARINTS, CONTENT, FLOATS = range(4)
 
+# tensorflow/core/framework/types.proto
+INT32, INT64, FLOAT = 3, 9, 1
+
 _UNUSUAL = -1
-_INT32, _INT64, _FLOAT = 3, 9, 1
 _LENGTH_DELIMITED = 2
 
 _INT = types.int64
@@ -118,20 +120,20 @@ def _tensor(data, at, end, found, k):  # type: ignore[no-untyped-def]
     if size < 0:
         return False
     length = values_end - values_at
-    if dtype == _INT64 or dtype == _INT32:
+    if dtype == INT64 or dtype == INT32:
         if kind == VARINTS:
-            if field_of_values != (10 if dtype == _INT64 else 7):
+            if field_of_values != (10 if dtype == INT64 else 7):
                 return False
             # Counted when they are read; a varint has 1 to 10 bytes.
             count = size if size <= length <= 10 * size else -1
         elif kind == FLOATS:
             return False
         else:
-            width = 8 if dtype == _INT64 else 4
+            width = 8 if dtype == INT64 else 4
             if length % width:
                 return False
             count = length // width
-    elif dtype == _FLOAT:
+    elif dtype == FLOAT:
         if kind == VARINTS or length % 4:
             return False
         count = length // 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,16 +13,14 @@ from service.codecs.wire import tag, varint
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.memory import address_of, unwritten_bytes
-from service.direct.scan import COLUMNS, MAX_INPUTS, SIZE, fields_of
+from service.direct.plan_rows import plan_features, row_limit
+from service.direct.scan import COLUMNS, FLOAT, SIZE, fields_of
 from service.direct.thread_state import ThreadState
-from service.lookup.plan import COMBINERS, POLICIES, FeaturePlan, SignaturePlan
+from service.lookup.plan import SignaturePlan
 
-_FLOAT, _INT32, _INT64 = 1, 3, 9
-_NUMBERS = {"int32": _INT32, "int64": _INT64}
 _FLOAT_VAL, _TENSOR_CONTENT = 5, 4
 # More sizes of answers than this are not remembered, lest a client fills the memory by asking for all of them.
 _MAX_SHAPES = 256
-_TABLE_COLUMNS = (gather.TABLE_DTYPE, gather.TABLE_AT, gather.SCALES_AT, gather.VOCABULARY_SIZE, gather.DIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ class Layout:
         values = _TENSOR_CONTENT if as_content else _FLOAT_VAL
         for row, (name, row_shape) in zip(pieces, self.outputs, strict=False):
             num_bytes = 4 * rows * math.prod(row_shape)
-            tensor = tensor_head(_FLOAT, (rows, *row_shape)) + _head(values, num_bytes)
+            tensor = tensor_head(FLOAT, (rows, *row_shape)) + _head(values, num_bytes)
             entry = _field(1, name.encode()) + _head(2, len(tensor) + num_bytes) + tensor
             # outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
             piece = _head(1, len(entry) + num_bytes) + entry
@@ -113,8 +110,7 @@ class DirectSignature:
         self._plan = plan
         # By output, in the order of answers.
         self._features = {name: plan.features[name] for name in spec.outputs}
-        limits = [feature.max_rows for feature in plan.features.values() if feature.max_rows is not None]
-        self._max_rows = min(limits, default=None)
+        self._max_rows = row_limit(plan.features)
         self._tail = _field(2, encode_model_spec(model, version, spec.name))
         self._layouts: dict[bytes, Layout | None] = {}
         # By thread: where it counts.
@@ -161,53 +157,10 @@ class DirectSignature:
 
     def _lay_out(self, names: list[bytes]) -> Layout | None:
         positions = {name.decode("utf-8", "replace"): 1 + i for i, name in enumerate(names)}
-        if len(positions) != len(names) or not self._spec.required <= positions.keys():
+        if len(positions) != len(names):
             return None
-        used: set[str] = set()
-        plan, outputs = [], []
-        for output, feature in self._features.items():
-            lookup = feature.feature
-            inputs = [name for name in (lookup.ids, lookup.row_splits, lookup.weights) if name in positions]
-            if not inputs:
-                continue
-            if lookup.ids not in positions or (lookup.row_splits or lookup.ids) not in positions:
-                return None
-            if self._spec.inputs[lookup.ids].takes_keys:
-                # Its integers are keys of a vocabulary, not rows.
-                return None
-            used.update(name for name in inputs if name is not None)
-            plan.append(plan_row(feature, self._spec, positions))
-            dim = feature.table.weights.shape[1]
-            length = lookup.max_sequence_length
-            outputs.append((output, (dim,) if length is None else (length, dim)))
-        if not 0 < len(plan) <= MAX_INPUTS or used != positions.keys():
-            return None
-        return Layout(np.array(plan, np.int64), tuple(outputs))
-
-
-def plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str, int]) -> list[int]:
-    """Returns [gather.COLUMNS] of a feature whose inputs are at these positions of what was found in a request."""
-    lookup = feature.feature
-    row = [-1] * gather.COLUMNS
-    row[gather.IDS_INPUT] = positions[lookup.ids]
-    row[gather.IDS_DTYPE] = _NUMBERS.get(spec.inputs[lookup.ids].dtype, -1)
-    if lookup.row_splits is not None:
-        row[gather.SPLITS_INPUT] = positions[lookup.row_splits]
-        row[gather.SPLITS_DTYPE] = _NUMBERS[spec.inputs[lookup.row_splits].dtype]
-    if lookup.weights is not None and lookup.weights in positions:
-        row[gather.WEIGHTS_INPUT] = positions[lookup.weights]
-    for column, value in zip(_TABLE_COLUMNS, feature.table.place, strict=True):
-        row[column] = value
-    row[gather.POLICY] = POLICIES[lookup.on_bad_id]
-    row[gather.DEFAULT_ROW] = lookup.default_row
-    row[gather.COMBINER] = COMBINERS[lookup.combiner or "sum"]
-    row[gather.AT_LEAST_ONE] = lookup.mean_divisor == "at_least_one"
-    row[gather.POSITIVE_ONLY] = lookup.on_nonpositive_weight == "drop"
-    row[gather.MAX_IDS] = lookup.max_ids_per_row or 0
-    row[gather.IS_TRUNCATED] = lookup.on_too_many_ids == "truncate"
-    row[gather.LENGTH] = lookup.max_sequence_length or 0
-    row[gather.POSITION] = feature.position
-    return row
+        planned = plan_features(self._spec, self._features, positions)
+        return None if planned is None else Layout(planned.plan, planned.outputs)
 
 
 def _head(number: int, length: int) -> bytes:

@@ -17,6 +17,8 @@ from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.types import ModelRef
+from service.direct.http_bodies import DirectHttp
+from service.transports.http.calls import API
 from service.transports.http.http_app import create_http_app
 from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
@@ -262,7 +264,8 @@ class HttpClient:
 @contextmanager
 def http_client(engine: Engine, **more: Any) -> Iterator[HttpClient]:
     """Gives a client of the application over an engine."""
-    options = {"max_body_bytes": 1 << 20, "rest_api_timeout_s": 60, "graph_threads": 1} | more
+    directly = DirectHttp(engine, API, strict_json=more.get("strict_json", False))
+    options = {"max_body_bytes": 1 << 20, "rest_api_timeout_s": 60, "graph_threads": 1, "directly": directly} | more
     app = create_http_app(engine, metrics=lambda: (b"", "text/plain"), **options)
     with asyncio.Runner() as runner:
         yield HttpClient(app, runner)

@@ -11,7 +11,7 @@ from service.loading import ServableLoader
 from service.lookup import residency
 from service.lookup.residency import Residency
 from service.memory_settings import residency_of
-from service.settings import read_settings
+from service.settings_reading import read_settings
 from tests.toy_model import write_toy_model
 
 

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from service.model_server_flags import FOREIGN_FLAGS
-from service.settings import Settings, SettingsError, flags_without_effect, read_settings
+from service.settings import Settings
+from service.settings_reading import SettingsError, flags_without_effect, read_settings
 
 BASE = ["--model_base_path=models/m"]
 SETTINGS = {setting.name for setting in dataclasses.fields(Settings)}

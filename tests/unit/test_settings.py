@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from service.settings import ENV_PREFIX, Settings, SettingsError, kernel_cache_dir, quiet_tensorflow, read_settings
+from service.settings import ENV_PREFIX, Settings
+from service.settings_reading import SettingsError, kernel_cache_dir, quiet_tensorflow, read_settings
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,12 @@ from service.transports.http.cors import CorsMiddleware
 from service.transports.http.docs_page import add_docs_page, installed_assets
 from service.transports.http.errors import error_response, service_error_response
 from service.transports.http.gzip_answers import GzipMiddleware
+from service.transports.http.hot_answers import INLINE_BINARY_BYTES, Directly, HotAnswers
+from service.transports.http.hot_routes import HotRoutesMiddleware
 from service.transports.http.lookup_routes import add_lookup_routes
 from service.transports.http.oip_routes import add_open_inference_routes
 from service.transports.http.path_case import PathCaseMiddleware
-from service.transports.http.request_id import RequestIdMiddleware
+from service.transports.http.request_id import RequestIdMiddleware, RequestIds
 from service.transports.http.routing import malformed, raw_path
 from service.transports.http.tfs_routes import add_tfs_routes
 
@@ -45,6 +47,7 @@ def create_http_app(
     gzip_min_bytes: int = 0,
     has_cors: bool = False,
     strict_json: bool = False,
+    directly: Directly | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -59,6 +62,7 @@ def create_http_app(
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
       has_cors: let pages of other origins read the answers.
       strict_json: neither take nor give bare NaN and Infinity.
+      directly: answers plain lookups; None: the general path answers all.
     """
     calls = Calls(
         engine,
@@ -95,8 +99,22 @@ def create_http_app(
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
     if has_cors:
         app.add_middleware(CorsMiddleware)
-    app.add_middleware(RequestIdMiddleware)
+    ids = RequestIds()
+    app.add_middleware(RequestIdMiddleware, ids=ids)
     app.add_middleware(PathCaseMiddleware)
+    if directly is not None:
+        answers = HotAnswers(
+            directly,
+            ids,
+            engine.clock,
+            max_json_bytes=min(inline_body_bytes, max_body_bytes),
+            max_binary_bytes=min(INLINE_BINARY_BYTES, max_body_bytes),
+            gzip_min_bytes=gzip_min_bytes,
+            has_cors=has_cors,
+        )
+        app.add_middleware(HotRoutesMiddleware, answers=answers)
+        # For who serves the application: the same answers, before there is a request of ASGI's.
+        app.state.hot_answers = answers
     return app
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,21 +19,43 @@ from service.transports.http.errors import unexpected_error_response
 _SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 
 
-class RequestIdMiddleware:
-    """Takes X-Request-Id from the client or makes one, and returns it in the answer. Concurrency: event loop only."""
+class RequestIds:
+    """Takes X-Request-Id from the client or makes one. Concurrency: any thread."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
         # A prefix per process and a counter: unique, and cheaper than a UUID per request.
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
+
+    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Returns the id of a request with these headers, their names in lower case."""
+        for name, value in headers:
+            if name == b"x-request-id" and self.sane(value):
+                return str(value, "ascii")
+        return self.next()
+
+    def sane(self, value: bytes) -> bytes:
+        """Returns a client's own id, b"" where it can not be taken over."""
+        return value if _SANE.fullmatch(value) else b""
+
+    def next(self) -> str:
+        """Returns an id for a request that has none."""
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+
+class RequestIdMiddleware:
+    """Returns the request's id in the answer. Concurrency: event loop only."""
+
+    def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
+        self._app = app
+        self._ids = ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one connection event stream."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = self._id_of(scope)
+        request_id = self._ids.of(scope["headers"])
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "request_id": request_id, "method": "GET" if is_head else scope["method"]}
         header = (b"x-request-id", request_id.encode())
@@ -56,9 +79,3 @@ class RequestIdMiddleware:
             if is_started:
                 raise
             await unexpected_error_response(error, request_id)(scope, receive, send_marked)
-
-    def _id_of(self, scope: Scope) -> str:
-        for name, value in scope["headers"]:
-            if name == b"x-request-id" and _SANE.fullmatch(value):
-                return str(value, "ascii")
-        return f"{self._prefix}-{next(self._numbers):x}"

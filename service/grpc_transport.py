@@ -1,0 +1,47 @@
+"""Builds the gRPC server that the settings ask for."""
+
+from __future__ import annotations
+
+from service.core.engine import Engine
+from service.direct.predict import DirectPredict
+from service.settings import Settings
+from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.grpc.h2.server import H2Server
+from service.transports.grpc.paths import API
+from service.workers.crew import Crew
+
+
+def create_grpc_server(settings: Settings, engine: Engine, crew: Crew | None) -> GrpcServer | H2Server:
+    """Returns a server that has not started.
+
+    Args:
+      crew: the other workers that this process is one of, with the sockets that they share.
+    """
+    predict_directly = DirectPredict(engine, API)
+    if not settings.grpc_takes_sockets:
+        return GrpcServer(
+            engine,
+            address=f"{_bracketed(settings.host)}:{settings.port}",
+            max_message_bytes=settings.max_request_bytes,
+            max_workers=settings.grpc_max_threads,
+            socket_path=settings.grpc_socket_path,
+            channel_arguments=[*settings.channel_arguments, *([("grpc.so_reuseport", 1)] if crew else [])],
+            as_content=settings.enable_serialization_as_tensor_content,
+            predict_directly=predict_directly,
+        )
+    return H2Server(
+        engine,
+        host=settings.host,
+        port=settings.port,
+        max_message_bytes=settings.max_request_bytes,
+        max_workers=settings.grpc_max_threads,
+        socket_path=settings.grpc_socket_path,
+        as_content=settings.enable_serialization_as_tensor_content,
+        predict_directly=predict_directly,
+        listeners=crew.grpc_listeners if crew else (),
+        open_listener=crew.opener("grpc") if crew else None,
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

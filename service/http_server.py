@@ -1,0 +1,46 @@
+"""uvicorn as App needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: when to stop is App's decision.
+
+    Args:
+      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
+    """
+
+    def __init__(self, config: uvicorn.Config, open_listener: Callable[..., Any] | None = None) -> None:
+        super().__init__(config)
+        self._open_listener = open_listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on sockets."""
+        if self._open_listener is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        for one in sockets or []:
+            loop = asyncio.get_running_loop()
+            self.servers.append(self._open_listener(loop, self._protocol, one, self._num_connections))
+
+    def _num_connections(self) -> int:
+        return len(self.server_state.connections)
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return made
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield

@@ -1,0 +1,183 @@
+"""The connection that answers plain lookups at once, over real sockets: who talks to it can not tell."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+
+from service.core.engine import Engine
+from service.direct.http_bodies import DirectHttp
+from service.transports.http.hot_protocol import HotProtocol
+from service.transports.http.http_app import create_http_app
+
+BODY = b'{"features": {"user": [1, 2]}}'
+# Larger than what is answered at once, and than what a connection buffers.
+LARGE = b'{"features": {"user": [%s1]}}' % (b" " * 300_000)
+
+
+class Server:
+    """The application behind a protocol, in a thread of its own."""
+
+    def __init__(self, engine: Engine, *, is_hot: bool, **more: Any) -> None:
+        app = create_http_app(
+            engine,
+            metrics=lambda: (b"", "text/plain"),
+            max_body_bytes=1 << 20,
+            rest_api_timeout_s=20,
+            graph_threads=1,
+            directly=DirectHttp(engine, "http"),
+            **more,
+        )
+        protocol: Any = partial(HotProtocol, answers=app.state.hot_answers) if is_hot else "httptools"
+        self.server = uvicorn.Server(
+            uvicorn.Config(app, loop="none", http=protocol, ws="none", log_config=None, server_header=False)
+        )
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self._listener])))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Lets what is on its way end."""
+        self.server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+
+    def talk(self, *pieces: bytes, answers: int = 1) -> bytes:
+        """Sends pieces one after the other and returns so many answers, or what comes until the connection ends."""
+        with socket.create_connection(self.address) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for piece in pieces:
+                sock.sendall(piece)
+            return read(sock, answers)
+
+
+def read(sock: socket.socket, answers: int) -> bytes:
+    """Returns so many answers, or what comes until the connection ends."""
+    data = b""
+    while count(data) < answers:
+        more = sock.recv(1 << 16)
+        if not more:
+            break
+        data += more
+    return data
+
+
+def count(data: bytes) -> int:
+    """Returns how many whole answers there are."""
+    found = 0
+    while b"\r\n\r\n" in data:
+        head, _, rest = data.partition(b"\r\n\r\n")
+        if head.startswith(b"HTTP/1.1 100"):
+            data = rest
+            continue
+        length = re.search(rb"content-length: (\d+)", head)
+        assert length is not None
+        if len(rest) < int(length[1]):
+            break
+        data = rest[int(length[1]) :]
+        found += 1
+    return found
+
+
+def without_what_differs(answer: bytes) -> list[bytes]:
+    """Returns an answer's lines but for the date and ids that the server makes."""
+    return sorted(line for line in answer.split(b"\r\n") if not line.startswith((b"date:", b"x-request-id:")))
+
+
+@pytest.fixture
+def servers(toy_engine: Engine) -> Iterator[tuple[Server, Server]]:
+    pair = Server(toy_engine, is_hot=True), Server(toy_engine, is_hot=False)
+    yield pair
+    for server in pair:
+        server.stop()
+
+
+def post(body: bytes, *headers: bytes, path: bytes = b"/v1/models/toy:lookup", version: bytes = b"1.1") -> bytes:
+    """Returns the bytes of a request."""
+    lines = [b"POST %b HTTP/%b" % (path, version), b"host: x", b"content-length: %d" % len(body), *headers]
+    return b"\r\n".join([*lines, b"", body])
+
+
+CHUNKED = b"POST /v1/models/toy:lookup HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"".join(
+    b"%x\r\n%b\r\n" % (len(part), part) for part in (BODY[:7], BODY[7:], b"")
+)
+PLAIN = post(BODY)
+TALKS: dict[str, tuple[tuple[bytes, ...], int]] = {
+    "one": ((PLAIN,), 1),
+    "in single bytes": (tuple(bytes([byte]) for byte in PLAIN), 1),
+    "two, one after the other": ((PLAIN, PLAIN), 2),
+    "three at once": ((PLAIN * 3,), 3),
+    "plain, general, plain at once": ((PLAIN + post(BODY, path=b"/V1/models/toy:lookup") + PLAIN,), 3),
+    "behind one that is general": ((post(LARGE) + PLAIN,), 2),
+    "an error": ((post(b'{"features": {"user": [77]}}') + PLAIN,), 2),
+    "no such model": ((post(BODY, path=b"/v1/models/none:lookup"),), 1),
+    "a query": ((post(BODY, path=b"/v1/models/toy:lookup?x=1"),), 1),
+    "too large to be answered at once": ((post(LARGE),), 1),
+    "larger than it may be": ((post(b" " * (1 << 20) + BODY),), 1),
+    "chunked": ((CHUNKED + PLAIN,), 2),
+    "no body": ((post(b""),), 1),
+    "to be closed": ((post(BODY, b"connection: close"),), 2),
+    "of HTTP/1.0": ((post(BODY, version=b"1.0"),), 2),
+    "expects to be let": ((post(BODY, b"expect: 100-continue"),), 1),
+    "accepts gzip": ((post(BODY, b"accept-encoding: gzip") + PLAIN,), 2),
+    "GET there": ((b"GET /v1/models/toy:lookup HTTP/1.1\r\nhost: x\r\n\r\n" + PLAIN,), 2),
+    "no HTTP at all": ((b"\x00\x01\r\n\r\n",), 2),
+}
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_answers_are_those_of_the_usual_connection(servers: tuple[Server, Server], name: str) -> None:
+    pieces, answers = TALKS[name]
+    hot, usual = (server.talk(*pieces, answers=answers) for server in servers)
+    assert without_what_differs(hot) == without_what_differs(usual)
+
+
+def test_a_clients_own_id_comes_back(servers: tuple[Server, Server]) -> None:
+    hot, usual = (server.talk(post(BODY, b"x-request-id: mine")) for server in servers)
+    assert b"\r\nx-request-id: mine\r\n" in hot
+    assert b"\r\nx-request-id: mine\r\n" in usual
+    assert re.search(rb"\r\nx-request-id: (?!mine)[\w-]+\r\n", servers[0].talk(post(BODY, b"x-request-id: a b")))
+
+
+def test_headers_of_other_origins_are_there(toy_engine: Engine) -> None:
+    server = Server(toy_engine, is_hot=True, has_cors=True)
+    try:
+        assert b"\r\naccess-control-allow-origin: *\r\n" in server.talk(PLAIN)
+    finally:
+        server.stop()
+
+
+def test_a_request_whose_body_is_on_its_way_is_answered_at_the_end(servers: tuple[Server, Server]) -> None:
+    hot, _ = servers
+    with socket.create_connection(hot.address) as sock:
+        sock.sendall(PLAIN[:-5])
+        while not any(connection._asked for connection in list(hot.server.server_state.connections)):  # type: ignore[union-attr]
+            pass
+        hot.server.should_exit = True
+        while any(connection._asked for connection in list(hot.server.server_state.connections)):  # type: ignore[union-attr]
+            pass
+        sock.sendall(PLAIN[-5:])
+        assert read(sock, 1).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_requests_are_counted_for_whoever_limits_them(servers: tuple[Server, Server]) -> None:
+    hot, _ = servers
+    before = hot.server.server_state.total_requests
+    hot.talk(PLAIN * 3, answers=3)
+    assert hot.server.server_state.total_requests == before + 3
+
+
+def test_a_client_that_leaves_early_ends_nothing_else(servers: tuple[Server, Server]) -> None:
+    hot, _ = servers
+    with socket.create_connection(hot.address) as sock:
+        sock.sendall(PLAIN[:-5])
+    assert hot.talk(PLAIN).startswith(b"HTTP/1.1 200 OK\r\n")
