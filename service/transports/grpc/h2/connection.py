@@ -61,6 +61,9 @@ class Call(Protocol):
     def batch_done(self) -> None:
         """All that arrived together has been handed over; the call goes on."""
 
+    def draining(self) -> None:
+        """The server stops once all calls have ended."""
+
 
 class Stream:
     """Where one call's answer goes; methods do nothing after the stream has ended. Event loop only."""
@@ -277,6 +280,9 @@ class Connection(asyncio.Protocol):
         """Tells the client to open no more streams, and closes once those that are open have ended."""
         if not self._transport.is_closing():
             self._after(self._state.begin_graceful_shutdown())
+            for stream in list(self._streams.values()):
+                if stream.call is not None:
+                    stream.call.draining()
             self.flush()
 
     def abort(self) -> None:

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from service.core.errors import MalformedPayload
+from service.core.errors import MalformedPayload, NotReady
 from service.transports.grpc.h2.streaming import Answers
 from service.transports.grpc.health import Health
 from service.transports.grpc.paths import Handler
@@ -45,6 +45,9 @@ class HealthWatch:
         if self._forget is None:
             raise MalformedPayload("The request holds no message.")
 
+    def draining(self) -> None:
+        """See Conversation; Health ends it by itself."""
+
     def closed(self) -> None:
         """See Conversation."""
         if self._forget is not None:
@@ -74,6 +77,10 @@ class Reflection:
         """See Conversation."""
         self._answers.end()
 
+    def draining(self) -> None:
+        """See Conversation; whoever keeps it open would hold up the stop."""
+        raise NotReady("The server is shutting down.")
+
     def closed(self) -> None:
         """See Conversation."""
 
@@ -82,4 +89,4 @@ def _parsed(message: Any, data: bytes) -> Any:
     try:
         return message.FromString(data)
     except DecodeError as error:
-        raise MalformedPayload(f"The request is not a valid {message.DESCRIPTOR.full_name} message.") from error
+        raise MalformedPayload(f"The request can not be read: {error}") from error

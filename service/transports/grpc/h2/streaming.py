@@ -21,6 +21,9 @@ class Conversation(Protocol):
     def half_closed(self) -> None:
         """The client sends no more."""
 
+    def draining(self) -> None:
+        """The server stops once all calls have ended; raises ServiceError to end this one."""
+
     def closed(self) -> None:
         """The call is over, by whoever's doing."""
 
@@ -99,6 +102,13 @@ class StreamingCall:
 
     def batch_done(self) -> None:
         """See Call."""
+
+    def draining(self) -> None:
+        """See Call."""
+        try:
+            self._conversation.draining()
+        except ServiceError as error:
+            self._refuse(error)
 
     def cancelled(self) -> None:
         """See Call."""

@@ -110,6 +110,9 @@ class UnaryCall:
             remaining_s = max(0.0, self._deadline_s - self._runner.clock())
             self._timer = self._runner.loop.call_later(remaining_s, self._expired)
 
+    def draining(self) -> None:
+        """See Call; it is waited for."""
+
     def cancelled(self) -> None:
         """See Call."""
         self._drop()
