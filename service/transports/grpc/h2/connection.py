@@ -39,6 +39,8 @@ _SEND_BUFFER = 1 << 20
 # acknowledgement of a larger limit would be decoded before it.
 _FRAME_BYTES = 16 << 10
 _HEADER_BYTES = 16 << 10
+# The state holds headers to no limit of its own; they are the only frames that may take longer to come than this.
+_UNFRAMED_BYTES = 64 << 10
 _MAX_STREAMS = 1000
 # Smaller batches are copied, so that the state gets its buffer back at once.
 _COPIED_BYTES = 16 << 10
@@ -68,7 +70,7 @@ class Call(Protocol):
 class Stream:
     """Where one call's answer goes; methods do nothing after the stream has ended. Event loop only."""
 
-    __slots__ = ("_connection", "id", "call", "_queue", "_offset", "_trailers", "is_open")
+    __slots__ = ("_connection", "id", "call", "_queue", "_offset", "_trailers", "is_open", "has_request")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -78,6 +80,8 @@ class Stream:
         self._offset = 0
         self._trailers: HeaderMap | None = None
         self.is_open = False
+        # Whether all of it has come.
+        self.has_request = False
 
     def head(self, headers: HeaderMap, status: int = 200) -> None:
         """Begins the answer."""
@@ -161,6 +165,7 @@ class Connection(asyncio.Protocol):
         self._opened: list[Stream] = []
         self._is_paused = self._is_draining = self._is_in_batch = False
         self._held: memoryview | None = None
+        self._unframed_bytes = 0
         self._handshake: asyncio.TimerHandle | None = None
 
     # What the transport tells.
@@ -178,7 +183,9 @@ class Connection(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._is_in_batch = True
         try:
+            self._unframed_bytes += len(data)
             for frame in self._state.receive(data):
+                self._unframed_bytes = 0
                 try:
                     self._take(frame)
                 except H2StreamError as error:
@@ -186,6 +193,8 @@ class Connection(asyncio.Protocol):
             self._state.maybe_goaway_reply()
         except H2Error as error:
             self._connection_failed(error)
+        if self._unframed_bytes > _UNFRAMED_BYTES:
+            self._connection_failed(H2Error(H2Reason.ENHANCE_YOUR_CALM))
         self._is_in_batch = False
         if self._opened:
             for stream in self._opened:
@@ -195,7 +204,11 @@ class Connection(asyncio.Protocol):
         self.flush()
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol; a client that has said its last word is still answered."""
+        """See asyncio.Protocol; a client that has said its last word is still answered, if that was a whole request."""
+        for stream in list(self._streams.values()):
+            if not stream.has_request:
+                self._cancelled(stream)
+        self._is_draining = True
         return bool(self._streams)
 
     def pause_writing(self) -> None:
@@ -310,6 +323,7 @@ class Connection(asyncio.Protocol):
                 if stream is not None and stream.is_open:
                     stream.call.data(payload)
             if verdict.eof and stream is not None and stream.is_open:
+                stream.has_request = True
                 stream.call.end()
         elif kind is H2FrameWindowUpdate:
             for stream in state.recv_window_update(frame):
@@ -353,8 +367,10 @@ class Connection(asyncio.Protocol):
                 stream.call = call
                 self._opened.append(stream)
                 if verdict.eof:
+                    stream.has_request = True
                     call.end()
         elif verdict.kind == H2_HEADERS_TRAILERS and verdict.handle.is_open:
+            verdict.handle.has_request = True
             verdict.handle.call.end()
 
     # Ends.
