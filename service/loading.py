@@ -19,13 +19,14 @@ from service.core.types import Backend, SignatureSpec
 from service.direct import http_bodies, predict
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
+from service.graph.tower import TowerBackend
 from service.graph_batching import GraphBatching
 from service.lookup.backend import OpenedLookups, open_lookups
 from service.lookup.residency import Residency
 from service.lookup.row_pool import RowRunner, in_one_piece
 from service.recorded_warmup import replay_requests
 from service.tower_batching import batched
-from service.towers import open_towers
+from service.towers import open_towers, tower_shortcuts
 from service.warmup import is_initialiser, warm_up
 
 
@@ -120,8 +121,13 @@ class ServableLoader:
         self.residency.apply(path, lookups.tables)
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
+        ways = {**predict.shortcuts(lookups, name, version), **http_bodies.shortcuts(lookups, name, version)}
         if graph_names and self._can_run_graphs():
             backends |= self._predicts(path, manifest, lookups, graph_names)
+            if self.batching is None:
+                # What runs requests together must see them all.
+                towers = {n: backend for n, backend in backends.items() if isinstance(backend, TowerBackend)}
+                ways |= tower_shortcuts(towers, name, version)
         return Servable(
             name,
             version,
@@ -129,7 +135,7 @@ class ServableLoader:
             backends,
             lookups.tables,
             lookups.backend.table_counts,
-            {**predict.shortcuts(lookups, name, version), **http_bodies.shortcuts(lookups, name, version)},
+            ways,
         )
 
     def _predicts(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
+from service.core.servable import Shortcut
 from service.core.types import Array, SignatureSpec, Tensors
-from service.graph.table_rows import Claim
+from service.direct.predict import WIRE_FORMAT
+from service.direct.tower_signature import DirectTower
+from service.graph.table_rows import Claim, FeatureRows
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.lookup.backend import OpenedLookups
-from service.lookup.plan import compile_signature
+from service.lookup.plan import SignaturePlan, compile_signature
 
 
 def open_towers(
@@ -52,10 +55,35 @@ def _fitted(feature: LookupFeature, spec: SignatureSpec) -> LookupFeature:
     return feature if feature.weights in spec.inputs else replace(feature, weights=None)
 
 
-def _lookup(
-    name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups
-) -> Callable[[Tensors], Array]:
+@dataclass(frozen=True, slots=True)
+class FeatureLookup:
+    """One feature looked up by itself. Concurrency: any thread."""
+
+    name: str
+    plan: SignaturePlan
+
+    def __call__(self, inputs: Tensors) -> Array:
+        """Returns [B, D] float32, of a sequence [B, L, D]."""
+        return self.plan.run(inputs, (self.name,))[self.name]
+
+
+def _lookup(name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups) -> FeatureLookup:
     entry = SignatureEntry("lookup", {name: replace(feature, output=name)})
-    plan = compile_signature(entry, {name: manifest.features[name].table}, lookups.tables)
-    outputs = (name,)
-    return lambda inputs: plan.run(inputs, outputs)[name]
+    return FeatureLookup(name, compile_signature(entry, {name: manifest.features[name].table}, lookups.tables))
+
+
+def tower_shortcuts(towers: Mapping[str, TowerBackend], model: str, version: int) -> dict[tuple[str, str], Shortcut]:
+    """Returns the shortcuts of those signatures, by name, that need nothing but whole features of their request."""
+    found: dict[tuple[str, str], Shortcut] = {}
+    for name, tower in towers.items():
+        cut = tower.cuts[name]
+        run_dense = tower.dense_part(name)
+        features = {}
+        for tensor, source in cut.sources.items():
+            if isinstance(source, FeatureRows):
+                lookup = source.claim.lookup
+                if isinstance(lookup, FeatureLookup):
+                    features[tensor] = lookup.plan.features[lookup.name]
+        if run_dense is not None and features.keys() == cut.sources.keys():
+            found[WIRE_FORMAT, name] = DirectTower(cut.spec, features, run_dense, model=model, version=version)
+    return found

@@ -135,6 +135,7 @@ class Engine:
         method: str,
         started_s: float,
         fallback_signature: str = "",
+        may_wait: bool = True,
     ) -> Any | None:
         """Answers a plain request as its wire wants it, by the servable's shortcut for it.
 
@@ -142,6 +143,7 @@ class Engine:
           request: as the shortcuts of this wire format take it.
           wire_format, signature_name: which of them.
           api, method, started_s, fallback_signature: as in bind.
+          may_wait: whether shortcuts that are not quick may be taken, too.
 
         Returns:
           None where the request must take the general path, which then answers, refuses and counts it.
@@ -155,7 +157,7 @@ class Engine:
                 has_default = DEFAULT_SIGNATURE in servable.signatures
                 signature_name = DEFAULT_SIGNATURE if has_default else fallback_signature
             shortcut = servable.shortcuts.get((wire_format, signature_name))
-            if shortcut is None:
+            if shortcut is None or not (may_wait or shortcut.is_quick):
                 return None
             run_started_s = self._clock()
             answer = shortcut.answer(request, self._max_response_bytes)
@@ -169,7 +171,7 @@ class Engine:
                 model=servable.name,
                 version=servable.version,
                 signature=signature_name,
-                kind="lookup",
+                kind=servable.signatures[signature_name].kind,
                 error=None,
                 seconds=now_s - started_s,
                 run_seconds=now_s - run_started_s,

@@ -15,8 +15,13 @@ from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table,
 class Shortcut(Protocol):
     """Answers plain requests for one signature in a wire's own bytes, without arrays in between.
 
+    is_quick: it takes microseconds, and waits for nothing.
+
     Concurrency: any thread.
     """
+
+    @property
+    def is_quick(self) -> bool: ...
 
     def answer(self, request: Any, max_bytes: int) -> tuple[Any, int] | None:
         """Returns the answer as its wire wants it, and its rows; None where the request is not plain.

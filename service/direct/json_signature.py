@@ -104,6 +104,8 @@ class Layout:
 class JsonSignature:
     """Answers requests for one signature of one model version in JSON. Concurrency: any thread."""
 
+    is_quick = True
+
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan) -> None:
         self._spec = spec
         self._plan = plan

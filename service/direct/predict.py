@@ -41,12 +41,15 @@ class DirectPredict:
         # What skeletons mean: few clients send many.
         self._targets: dict[bytes, tuple[ModelRef, str] | None] = {}
 
-    def __call__(self, data: bytes, deadline_s: float | None, *, as_content: bool) -> bytes | None:
+    def __call__(
+        self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True
+    ) -> bytes | None:
         """Returns the response; None where the general path must answer, refuse and count the request.
 
         Args:
           deadline_s: on the engine's clock, or None.
           as_content: floats travel in tensor_content, else in float_val.
+          may_wait: whether the answer may take longer than microseconds.
         """
         started_s = self._engine.clock()
         if deadline_s is not None and started_s >= deadline_s:
@@ -69,6 +72,7 @@ class DirectPredict:
             api=self._api,
             method="Predict",
             started_s=started_s,
+            may_wait=may_wait,
         )
         return answer
 

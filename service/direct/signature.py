@@ -105,6 +105,8 @@ PlainRequest = tuple[bytes, bytes, ThreadState, bool]
 class DirectSignature:
     """Answers requests for one signature of one model version in bytes. Concurrency: any thread."""
 
+    is_quick = True
+
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan, model: str, version: int) -> None:
         self._spec = spec
         self._plan = plan

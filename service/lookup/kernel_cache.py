@@ -1,12 +1,16 @@
 """Where compiled kernels are kept, so that a server starts in a second and not in ten.
 
 numba stores machine code in a folder that it must be able to write. An image ships that folder, but a container with a
-read-only root can not write it; then it is copied (some 100 KB) to a temporary folder first.
+read-only root can not write it; then it is copied (some 2 MB) to a temporary folder first.
 service.compile_kernels fills it while an image is built.
+
+numba looks at the file of a kernel alone to tell whether what it stored is still good, and not at those that were
+compiled into it. So each state of the sources has a sub-folder of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -14,14 +18,17 @@ from pathlib import Path
 
 import numba
 
+# All that kernels are compiled from.
+_SOURCES = ("lookup", "direct")
+
 
 def use(folder: Path) -> Path:
     """Makes numba keep compiled kernels in a folder; call before service.lookup.kernels is imported.
 
     Returns:
-      The folder used: the one asked for, or a writable copy of it in the system's temporary folder.
+      The folder used: a sub-folder of the one asked for, or a writable copy of it in the system's temporary folder.
     """
-    writable = folder
+    writable = folder = folder / _state_of_sources()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_writable = os.access(folder, os.W_OK)
@@ -34,3 +41,11 @@ def use(folder: Path) -> Path:
             shutil.copytree(folder, writable, dirs_exist_ok=True)
     numba.config.CACHE_DIR = str(writable)  # type: ignore[attr-defined]
     return writable
+
+
+def _state_of_sources() -> str:
+    digest = hashlib.sha256(numba.__version__.encode())
+    for name in _SOURCES:
+        for file in sorted((Path(__file__).parents[1] / name).glob("*.py")):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -18,8 +18,14 @@ QuickHandler = Callable[[bytes, float | None], bytes | None]
 
 
 class PredictDirectly(Protocol):
-    """Predict where it takes microseconds. Concurrency: any thread."""
+    """Predict in one step from bytes to bytes. Concurrency: any thread."""
 
-    def __call__(self, data: bytes, deadline_s: float | None, *, as_content: bool) -> bytes | None:
-        """Returns the response's bytes; None where the general path must answer, refuse and count the request."""
+    def __call__(
+        self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True
+    ) -> bytes | None:
+        """Returns the response's bytes; None where the general path must answer, refuse and count the request.
+
+        Args:
+          may_wait: whether the answer may take longer than microseconds.
+        """
         ...

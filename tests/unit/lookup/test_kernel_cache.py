@@ -19,9 +19,22 @@ def same_cache_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_that_can_be_written_is_used_and_made_where_missing(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    assert kernel_cache.use(folder) == folder
-    assert folder.is_dir()
-    assert numba.config.CACHE_DIR == str(folder)
+    used = kernel_cache.use(folder)
+    assert used.parent == folder and used.is_dir()
+    assert numba.config.CACHE_DIR == str(used)
+    assert kernel_cache.use(folder) == used
+
+
+def test_other_sources_have_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lookup").mkdir()
+    (tmp_path / "direct").mkdir()
+    monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "lookup" / "kernel_cache.py"))
+    used = []
+    for text in ("a = 1", "a = 1", "a = 2"):
+        # It is compiled into kernels of other files.
+        (tmp_path / "direct" / "vectors.py").write_text(text)
+        used.append(kernel_cache.use(tmp_path / "kernels"))
+    assert used[0] == used[1] != used[2]
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -31,8 +44,9 @@ def test_otherwise_a_copy_of_it_is_used(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "shipped"
     if exists:
-        folder.mkdir()
-        (folder / "kernel.nbi").write_text("code")
+        with monkeypatch.context() as writable:
+            writable.setattr(os, "access", lambda path, mode: True)
+            (kernel_cache.use(folder) / "kernel.nbi").write_text("code")
     used = kernel_cache.use(folder)
     assert used.parent == tmp_path
     assert used != folder

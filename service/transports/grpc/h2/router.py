@@ -14,10 +14,11 @@ from httpunk.http import HeaderMap
 from service.core.engine import Engine
 from service.core.errors import ServiceError, Unimplemented
 from service.transports.grpc import health as grpc_health
-from service.transports.grpc.h2.connection import Call, Connection, Stream
+from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.conversations import HealthWatch, Reflection, health_check
 from service.transports.grpc.h2.messages import MessageReader
 from service.transports.grpc.h2.metadata import ENCODINGS, NOT_GRPC, CallOptions, error_head, read_options
+from service.transports.grpc.h2.stream import Call, Stream
 from service.transports.grpc.h2.streaming import Answers, Conversation, StreamingCall
 from service.transports.grpc.h2.unary import Runner, UnaryCall
 from service.transports.grpc.health import Health
@@ -58,7 +59,7 @@ class Router:
             check = handlers[f"/{grpc_health.SERVICE_NAME}/Check"] = health_check(health)
             quick = self._quick[in_content] = {f"/{grpc_health.SERVICE_NAME}/Check": check}
             if predict_directly is not None:
-                quick[PREDICT] = partial(predict_directly, as_content=in_content)
+                quick[PREDICT] = partial(predict_directly, as_content=in_content, may_wait=False)
         self._streaming: dict[str, Callable[[Answers], Conversation]] = {
             f"/{grpc_health.SERVICE_NAME}/Watch": lambda answers: HealthWatch(health, answers),
             **{f"/{name}/ServerReflectionInfo": partial(Reflection, reflection) for name in REFLECTION_NAMES},

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from service.core.errors import MalformedPayload, ServiceError
-from service.transports.grpc.h2.connection import Connection, Stream
+from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.messages import MessageReader, prefix
 from service.transports.grpc.h2.metadata import OK_TRAILERS, RESPONSE_HEAD, error_head, error_trailers
+from service.transports.grpc.h2.stream import Stream
 
 
 class Conversation(Protocol):

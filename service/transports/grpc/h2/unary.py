@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from service.core.errors import DeadlineExceeded, MalformedPayload, ServiceError
-from service.transports.grpc.h2.connection import Connection, Stream
+from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.messages import MessageReader, gzipped, prefix
 from service.transports.grpc.h2.metadata import (
     GZIP_RESPONSE_HEAD,
@@ -17,6 +17,7 @@ from service.transports.grpc.h2.metadata import (
     CallOptions,
     error_head,
 )
+from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.paths import Handler, QuickHandler
 
 # An answer up to this size is joined with its prefix into one frame.

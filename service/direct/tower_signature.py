@@ -1,0 +1,142 @@
+"""A predict that looks up whole features: their vectors written where the rest of its graph reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.codecs.predict_proto import encode_response
+from service.core.errors import ServiceError
+from service.core.types import Array, SignatureSpec
+from service.direct import gather
+from service.direct.memory import address_of
+from service.direct.plan_rows import plan_features
+from service.direct.scan import fields_of
+from service.direct.signature import Layout, PlainRequest
+from service.lookup.plan import FeaturePlan
+
+# More kinds of requests than this are not remembered, lest a client fills the memory.
+_MAX_LAYOUTS = 256
+_NOTHING = b""
+
+# The vectors of each feature, [B, D] or [B, L, D] float32 in the order of DirectTower's features, to the outputs.
+RunDense = Callable[[Sequence[Array]], Mapping[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the vectors of so many rows go: how many floats there are, and of each feature its first one and shape.
+
+    pieces: as direct.gather takes them, with nothing but floats.
+    """
+
+    num_floats: int
+    parts: tuple[tuple[int, int, tuple[int, ...]], ...]
+    pieces: Array
+    pieces_at: int
+
+
+class DirectTower:
+    """Answers requests for one predict signature of one model version. Concurrency: any thread.
+
+    Args:
+      features: all that the signature looks up, each under a name of its own.
+      run_dense: the rest of the signature's graph; may block, and raises ServiceError.
+    """
+
+    is_quick = False
+
+    def __init__(
+        self,
+        spec: SignatureSpec,
+        features: Mapping[str, FeaturePlan],
+        run_dense: RunDense,
+        *,
+        model: str,
+        version: int,
+    ) -> None:
+        self._spec = spec
+        self._features = features
+        self._run_dense = run_dense
+        self._model, self._version = model, version
+        self._layouts: dict[bytes, Layout | None] = {}
+        self._places: dict[int, _Place] = {}
+        # What a predict reads is not counted.
+        self._counts = np.zeros((len(features), 2), np.int64)
+        self._counts_at = self._counts.ctypes.data
+
+    def answer(self, request: PlainRequest, max_bytes: int) -> tuple[bytes, int] | None:
+        """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
+        data, skeleton, state, as_content = request
+        layout = self._layout(skeleton)
+        if layout is None:
+            return None
+        rows = state.found[layout.rows_at] - layout.rows_extra
+        if rows <= 0 or rows * self._spec.row_bytes > max_bytes:
+            return None
+        place = self._places.get(rows) or self._new_place(layout, rows)
+        floats = np.empty(place.num_floats, np.float32)
+        scratch, scratch_at = state.scratch(len(data))
+        done = gather.answer(
+            address_of(data),
+            state.found_at,
+            layout.plan_at,
+            layout.num_features,
+            scratch_at,
+            floats.ctypes.data,
+            address_of(_NOTHING),
+            place.pieces_at,
+            rows,
+            self._counts_at,
+        )
+        if done != gather.DONE:
+            return None
+        try:
+            outputs = self._run_dense([floats[begin:end].reshape(shape) for begin, end, shape in place.parts])
+        except ServiceError:
+            # The general path says it in its own words, and counts it.
+            return None
+        answer = encode_response(
+            outputs,
+            model=self._model,
+            version=self._version,
+            signature_name=self._spec.name,
+            as_content=as_content,
+        )
+        return answer, rows
+
+    def _layout(self, skeleton: bytes) -> Layout | None:
+        try:
+            return self._layouts[skeleton]
+        except KeyError:
+            layout = self._lay_out(fields_of(skeleton)[1:])
+            if len(self._layouts) < _MAX_LAYOUTS:
+                self._layouts[skeleton] = layout
+            return layout
+
+    def _lay_out(self, names: list[bytes]) -> Layout | None:
+        positions = {name.decode("utf-8", "replace"): 1 + i for i, name in enumerate(names)}
+        if len(positions) != len(names):
+            return None
+        planned = plan_features(self._spec, self._features, positions)
+        if planned is None or len(planned.outputs) != len(self._features):
+            return None
+        layout = Layout(planned.plan, planned.outputs)
+        layout.plan[:, gather.POSITION] = range(len(self._features))
+        return layout
+
+    def _new_place(self, layout: Layout, rows: int) -> _Place:
+        pieces = np.zeros((len(layout.outputs) + 1, gather.PIECE_COLUMNS), np.int64)
+        parts, begin = [], 0
+        for row, (_, shape) in zip(pieces, layout.outputs, strict=False):
+            end = begin + rows * math.prod(shape)
+            row[gather.FLOATS_TO] = 4 * begin
+            parts.append((begin, end, (rows, *shape)))
+            begin = end
+        place = _Place(begin, tuple(parts), pieces, pieces.ctypes.data)
+        if len(self._places) < _MAX_LAYOUTS:
+            self._places[rows] = place
+        return place
