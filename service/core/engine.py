@@ -28,6 +28,9 @@ from service.core.types import (
     VersionStatus,
 )
 
+# Writing an answer of this size takes a fraction of a millisecond.
+_QUICK_BYTES = 1 << 20
+
 # (new list of models, deadline on the engine's clock or None): core.model_set's reload.
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 
@@ -67,6 +70,7 @@ class Engine:
         self._reload = reload
         self._observer = observer
         self._max_response_bytes = max_response_bytes
+        self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
         self._clock = clock
 
     @property
@@ -143,7 +147,7 @@ class Engine:
           request: as the shortcuts of this wire format take it.
           wire_format, signature_name: which of them.
           api, method, started_s, fallback_signature: as in bind.
-          may_wait: whether shortcuts that are not quick may be taken, too.
+          may_wait: whether shortcuts that are not quick may be taken, too, and answers be large.
 
         Returns:
           None where the request must take the general path, which then answers, refuses and counts it.
@@ -160,7 +164,7 @@ class Engine:
             if shortcut is None or not (may_wait or shortcut.is_quick):
                 return None
             run_started_s = self._clock()
-            answer = shortcut.answer(request, self._max_response_bytes)
+            answer = shortcut.answer(request, self._max_response_bytes if may_wait else self._max_quick_bytes)
             if answer is None:
                 return None
             now_s = self._clock()

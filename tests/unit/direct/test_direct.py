@@ -207,3 +207,15 @@ def test_what_is_not_served_is_left_to_the_general_path(models: dict[str, Both])
         b"\x0a",
     ):
         assert models["toy"].direct(data, False) is None
+
+
+def test_a_large_answer_is_not_quick(models: dict[str, Both]) -> None:
+    both = models["toy"]
+    # Rows of two floats and of four, both of which count.
+    many, few = (
+        request("toy", "lookup", {"user": tensor(np.zeros(rows, np.int64), INT64, is_content=False)})
+        for rows in (60_000, 1_000)
+    )
+    assert both.predict_directly(many, None, as_content=False, may_wait=False) is None
+    assert both.predict_directly(many, None, as_content=False) == both.general(many, False)
+    assert both.predict_directly(few, None, as_content=False, may_wait=False) == both.general(few, False)
