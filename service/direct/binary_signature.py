@@ -53,8 +53,8 @@ class BinaryAnswer(NamedTuple):
 class Layout:
     """What a request's inputs mean, by their order.
 
-    by_rows: by the number of rows, the JSON of an answer without an id, pieces for gather, which put it before the floats,
-      and bytes of all floats.
+    by_rows: by the number of rows, the JSON of an answer without an id, pieces for gather, which put it before the
+      floats, and bytes of all floats.
     """
 
     features: PlannedFeatures

@@ -29,7 +29,7 @@ class Buffer(NamedTuple):
 
 def buffer_of(array: Array) -> Buffer:
     """Returns an array with its address, which takes longer to find than it takes to use."""
-    return Buffer(array, array.ctypes.data, memoryview(array.reshape(-1)))
+    return Buffer(array, array.ctypes.data, array.reshape(-1).data)
 
 
 _NOTHING = buffer_of(np.empty(0, np.uint8))
