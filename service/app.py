@@ -36,6 +36,7 @@ from service.settings import Settings
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
+from service.transports.http.known_heads import KnownHeads
 from service.workers.crew import Crew, Own
 
 logger = logging.getLogger(__name__)
@@ -210,7 +211,7 @@ class App:
             uvicorn.Config(
                 http_app,
                 loop="none",
-                http=partial(HotProtocol, answers=http_app.state.hot_answers),  # type: ignore[arg-type]
+                http=partial(HotProtocol, answers=http_app.state.hot_answers, heads=KnownHeads()),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
                 access_log=False,

@@ -53,7 +53,8 @@ class BinaryAnswer(NamedTuple):
 class Layout:
     """What a request's inputs mean, by their order.
 
-    by_rows: what follows the id in the JSON, pieces for gather, and bytes of all floats, by the number of rows.
+    by_rows: by the number of rows, the JSON of an answer without an id, pieces for gather, which put it before the
+      floats, and bytes of all floats.
     """
 
     features: PlannedFeatures
@@ -73,6 +74,8 @@ class BinarySignature:
         # In the order in which codecs.oip_json writes them.
         self._head = orjson.dumps({"model_name": model, "model_version": str(version)})[:-1]
         self._layouts: dict[tuple[tuple[str, ...], tuple[str, ...]], Layout | None] = {}
+        # By thread: where it counts.
+        self._counts_at: dict[int, int] = {}
 
     def answer(self, request: BinaryRequest, max_bytes: int) -> tuple[BinaryAnswer, int] | None:
         """Returns a body and its rows; see core.servable.Shortcut."""
@@ -83,9 +86,10 @@ class BinarySignature:
         rows = layout.features.rows(sizes)
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or (self._max_rows or rows) < rows:
             return None
-        tail, pieces, num_bytes = self._of(layout, rows)
-        head = self._head if request_id is None else self._head + b',"id":' + orjson.dumps(request_id)
-        header_length = len(head) + len(tail)
+        json, pieces, num_bytes = self._of(layout, rows)
+        if request_id is not None:
+            json = self._head + b',"id":' + orjson.dumps(request_id) + json[len(self._head) :]
+        header_length = len(json)
         body = unwritten_bytes(header_length + num_bytes)
         address = address_of(body)
         scratch, scratch_at = state.scratch(len(data))
@@ -96,15 +100,21 @@ class BinarySignature:
             layout.features.plan.shape[0],
             scratch_at,
             address + header_length,
-            address,
+            address_of(json),
             pieces.address,
             rows,
-            self._plan.counts_of_thread().ctypes.data,
+            self._counts_at.get(state.thread) or self._new_counts(state.thread),
         )
         if done != gather.DONE:
             return None
-        ctypes.memmove(address, head + tail, header_length)
+        if request_id is not None:
+            # It stands before the floats too, but there is more of it.
+            ctypes.memmove(address, json, header_length)
         return BinaryAnswer(body, header_length), rows
+
+    def _new_counts(self, thread: int) -> int:
+        address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data
+        return address
 
     def _layout(self, names: tuple[str, ...], outputs: tuple[str, ...]) -> Layout | None:
         try:
@@ -144,5 +154,7 @@ class BinarySignature:
                 }
             )
         tail = orjson.dumps({"parameters": {SIGNATURE_PARAMETER: self._spec.name}, "outputs": described})
-        layout.by_rows[rows] = (b"," + tail[1:], buffer_of(pieces), size)
+        json = self._head + b"," + tail[1:]
+        pieces[-1] = (0, len(json), -len(json), 0)
+        layout.by_rows[rows] = (json, buffer_of(pieces), size)
         return layout.by_rows[rows]

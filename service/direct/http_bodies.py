@@ -5,7 +5,6 @@ The general path reads, answers, refuses and counts whatever comes back as None;
 
 from __future__ import annotations
 
-import ctypes
 import re
 from typing import NamedTuple
 
@@ -151,7 +150,8 @@ class DirectHttp:
         if head is None:
             return None
         state = self._states.mine()
-        ctypes.memmove(state.found_at, head.inputs.address, head.inputs.array.nbytes)
+        inputs = head.inputs.view
+        state.found[: len(inputs)] = inputs
         answer: BinaryAnswer | None = self._engine.answer_directly(
             ref,
             head.signature_name,

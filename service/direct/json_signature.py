@@ -26,7 +26,8 @@ _AROUND = 4
 # A member of the object of ids: its name, and whether its rows are lists.
 Member = tuple[bytes, bool]
 
-_floats, _text, _counts = Scratch("f4"), Scratch("u1"), Scratch("i8")
+# Of an answer: counts, floats and then text, for three buffers take three times as long to find.
+_memory = Scratch("u1")
 
 
 class BodyShape(NamedTuple):
@@ -134,7 +135,10 @@ class JsonSignature:
             return None
         parts, pieces, num_floats = layout.of(rows)
         num_chars = rows * layout.row_chars + layout.texts.shape[0] + float_text.SLACK
-        text = _text.of(num_chars)
+        floats_from = 8 * self._num_counts
+        text_from = floats_from + 4 * num_floats
+        memory = _memory.of(text_from + num_chars)
+        counts_at = memory.address
         scratch, scratch_at = state.scratch(ints.array.shape[0])
         length = json_text.answer(
             ints.address,
@@ -142,18 +146,18 @@ class JsonSignature:
             layout.plan_at,
             layout.num_features,
             scratch_at,
-            _floats.of(num_floats).address,
+            counts_at + floats_from,
             pieces.address,
             parts.address,
             layout.texts_at,
             rows,
-            text.address,
+            counts_at + text_from,
             layout.is_by_row,
-            _counts.of(self._num_counts).address,
+            counts_at,
             self._counts_at.get(state.thread) or self._new_counts(state.thread),
             self._num_counts,
         )
-        return (text.bytes(length), rows) if length >= 0 else None
+        return (memory.bytes(text_from, length), rows) if length >= 0 else None
 
     def _new_counts(self, thread: int) -> int:
         address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import NamedTuple
 
@@ -16,22 +15,24 @@ _LEAST = 1 << 12
 
 
 class Buffer(NamedTuple):
-    """An array of any content in which nothing outlives a request, and its address."""
+    """An array of any content in which nothing outlives a request, its address, and a view of its elements."""
 
     array: Array
     address: int
+    view: memoryview
 
-    def bytes(self, size: int) -> bytes:
-        """Returns a copy of the first so many bytes."""
-        return ctypes.string_at(self.address, size)
+    def bytes(self, at: int, size: int) -> bytes:
+        """Returns a copy of some elements."""
+        # A slice of a view; by ctypes it takes twice as long, as it does by the array.
+        return self.view[at : at + size].tobytes()
 
 
 def buffer_of(array: Array) -> Buffer:
     """Returns an array with its address, which takes longer to find than it takes to use."""
-    return Buffer(array, array.ctypes.data)
+    return Buffer(array, array.ctypes.data, array.reshape(-1).data)
 
 
-_NOTHING = Buffer(np.empty(0, np.uint8), 0)
+_NOTHING = buffer_of(np.empty(0, np.uint8))
 
 
 class Scratch(threading.local):

@@ -187,7 +187,7 @@ class HotAnswers:
         return None if data is None else Answer(_JSON, self._marks(asked), data)
 
     def _marks(self, asked: Asked) -> bytes:
-        return b"%bx-request-id: %b\r\n" % (self._cors, asked.request_id or self._ids.next().encode())
+        return b"%bx-request-id: %b\r\n" % (self._cors, asked.request_id or self._ids.next())
 
     def compresses(self, asked: Asked, body: bytes) -> bool:
         """Whether an answer is to be compressed, if the client's Accept-Encoding says so."""

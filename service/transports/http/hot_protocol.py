@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1 connection, which answers plain lookups as soon as their last byte is there.
 
 A task, a cycle of messages and an event for each request cost three times what a lookup does; HotAnswers needs none of
-them. Whatever it leaves alone goes the usual way, from the request's first byte on.
+them. Nor does a head have to be parsed that came before. Whatever is left alone goes the usual way, from the request's
+first byte on.
 """
 
 from __future__ import annotations
@@ -14,10 +15,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.transports.http.hot_answers import Answer, Asked, HotAnswers
+from service.transports.http.known_heads import KnownHeads
+
+# From this size on, two buffers cost less than a copy of the body behind its head.
+_LARGE_BYTES = 16 << 10
 
 
 class HotProtocol(HttpToolsProtocol):
-    """One connection. Concurrency: event loop only."""
+    """One connection. Concurrency: event loop only.
+
+    Args:
+      heads: shared by all connections.
+    """
 
     def __init__(
         self,
@@ -27,23 +36,56 @@ class HotProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         answers: HotAnswers,
+        heads: KnownHeads,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._answers = answers
+        self._heads = heads
         # The request whose body is on its way, and what is there of it.
         self._asked: Asked | None = None
         self._body = b""
+        # The request that the parser came to the end of last, if it was answered here.
+        self._answered: tuple[Asked, bytes] | None = None
+        # Whether the parser expects a request's first byte. After one that went the usual way that is not known.
+        self._is_between = True
+        # What is read now was not to be answered here when it was looked at unparsed.
+        self._is_refused = False
         self._defaults: object = None
         self._start = b""
+        # When an answer was sent from here, None since the next request began; and what will look at that.
+        self._idle_since_s: float | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Answers one whole request with a known head; has everything else parsed."""
+        if self._is_between:
+            found = self._heads.find(data)
+            if found is None:
+                super().data_received(data)
+                if self._is_between and self._answered is not None:
+                    self._heads.learn(data, *self._answered)
+                self._answered = None
+                return
+            if self._may_answer() and not self.transport.is_closing():
+                answer = self._answers.answer(*found)
+                if answer is not None:
+                    self._write(answer)
+                    return
+                self._is_refused = True
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Starts a request."""
+        self._is_between = False
+        self._idle_since_s = None
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Decides which way a request goes."""
         self._asked = None
         if (
-            # Answers keep the order of requests, and wait for a client that reads slowly.
-            (self.cycle is None or self.cycle.response_complete)
-            and not self.pipeline
-            and not self.flow.write_paused
+            not self._is_refused
+            and self._may_answer()
             and not self.expect_100_continue
             and self.parser.get_method() == b"POST"
             and self.parser.should_keep_alive()
@@ -55,6 +97,7 @@ class HotProtocol(HttpToolsProtocol):
                 self._asked = asked
                 self._body = b""
                 return
+        self._is_refused = False
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -69,19 +112,31 @@ class HotProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Answers, where that is to be done here."""
         if self._asked is not None:
-            answer = self._answers.answer(self._asked, self._body)
+            asked, body = self._asked, self._body
+            answer = self._answers.answer(asked, body)
             if answer is not None:
                 self._asked, self._body = None, b""
                 self._write(answer)
+                self._is_between, self._answered = True, (asked, body)
                 return
             self._go_usual_way()
         super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the timer."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """Lets the request end whose body is on its way."""
         if self._asked is not None:
             self._go_usual_way()
         super().shutdown()
+
+    def _may_answer(self) -> bool:
+        # Answers keep the order of requests, and wait for a client that reads slowly.
+        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline and not self.flow.write_paused
 
     def _go_usual_way(self) -> None:
         body, self._asked, self._body = self._body, None, b""
@@ -90,10 +145,29 @@ class HotProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def _write(self, answer: Answer) -> None:
+        self.server_state.total_requests += 1
         defaults = self.server_state.default_headers
         if defaults is not self._defaults:
             # Made anew once a second, for the date.
             self._defaults = defaults
             self._start = STATUS_LINE[200] + b"".join(b"%b: %b\r\n" % header for header in defaults)
-        self.transport.writelines([b"%b%b\r\n" % (self._start, answer.head), answer.body])
-        self.on_response_complete()
+        if len(answer.body) < _LARGE_BYTES:
+            self.transport.write(b"%b%b\r\n%b" % (self._start, answer.head, answer.body))
+        else:
+            self.transport.writelines([b"%b%b\r\n" % (self._start, answer.head), answer.body])
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        # One timer looks at the time of the last answer, in place of one that is made for each.
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._on_idle)
+
+    def _on_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since_s is None:
+            return
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._on_idle)
+        else:
+            self.timeout_keep_alive_handler()

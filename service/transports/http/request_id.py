@@ -24,7 +24,7 @@ class RequestIds:
 
     def __init__(self) -> None:
         # A prefix per process and a counter: unique, and cheaper than a UUID per request.
-        self._prefix = secrets.token_hex(6)
+        self._prefix = secrets.token_hex(6).encode() + b"-"
         self._numbers = itertools.count(1)
 
     def of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -32,15 +32,15 @@ class RequestIds:
         for name, value in headers:
             if name == b"x-request-id" and self.sane(value):
                 return str(value, "ascii")
-        return self.next()
+        return self.next().decode()
 
     def sane(self, value: bytes) -> bytes:
         """Returns a client's own id, b"" where it can not be taken over."""
         return value if _SANE.fullmatch(value) else b""
 
-    def next(self) -> str:
+    def next(self) -> bytes:
         """Returns an id for a request that has none."""
-        return f"{self._prefix}-{next(self._numbers):x}"
+        return b"%b%x" % (self._prefix, next(self._numbers))
 
 
 class RequestIdMiddleware:

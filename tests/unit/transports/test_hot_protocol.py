@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from service.core.engine import Engine
 from service.direct.http_bodies import DirectHttp
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
+from service.transports.http.known_heads import KnownHeads
 
 BODY = b'{"features": {"user": [1, 2]}}'
 # Larger than what is answered at once, and than what a connection buffers.
@@ -26,7 +28,7 @@ LARGE = b'{"features": {"user": [%s1]}}' % (b" " * 300_000)
 class Server:
     """The application behind a protocol, in a thread of its own."""
 
-    def __init__(self, engine: Engine, *, is_hot: bool, **more: Any) -> None:
+    def __init__(self, engine: Engine, *, is_hot: bool, keep_alive_s: float = 60, **more: Any) -> None:
         app = create_http_app(
             engine,
             metrics=lambda: (b"", "text/plain"),
@@ -36,9 +38,19 @@ class Server:
             directly=DirectHttp(engine, "http"),
             **more,
         )
-        protocol: Any = partial(HotProtocol, answers=app.state.hot_answers) if is_hot else "httptools"
+        protocol: Any = (
+            partial(HotProtocol, answers=app.state.hot_answers, heads=KnownHeads()) if is_hot else "httptools"
+        )
         self.server = uvicorn.Server(
-            uvicorn.Config(app, loop="none", http=protocol, ws="none", log_config=None, server_header=False)
+            uvicorn.Config(
+                app,
+                loop="none",
+                http=protocol,
+                ws="none",
+                log_config=None,
+                server_header=False,
+                timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
+            )
         )
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
@@ -141,10 +153,96 @@ def test_answers_are_those_of_the_usual_connection(servers: tuple[Server, Server
     assert without_what_differs(hot) == without_what_differs(usual)
 
 
+ERROR = post(b'{"features": {"user": [77]}}')
+# Requests with the same heads again and again, each sent in pieces once the one before it is answered.
+EXCHANGES: dict[str, tuple[tuple[bytes, ...], ...]] = {
+    "the same": ((PLAIN,), (PLAIN,), (PLAIN,)),
+    "another body of the same length": ((PLAIN,), (PLAIN.replace(b"1, 2", b"2, 0"),), (PLAIN,)),
+    "in pieces": ((PLAIN,), (PLAIN[:-7], PLAIN[-7:]), (PLAIN,)),
+    "in single bytes": ((PLAIN,), tuple(bytes([byte]) for byte in PLAIN), (PLAIN,)),
+    "the body by itself": ((PLAIN,), (PLAIN[: -len(BODY)], BODY), (PLAIN,)),
+    "refused": ((PLAIN,), (ERROR,), (ERROR,), (PLAIN,)),
+    "not JSON": ((PLAIN,), (PLAIN[:-1] + b"!",), (PLAIN,)),
+    "behind an empty line": ((PLAIN,), (b"\r\n" + PLAIN,), (PLAIN,), (b"\r\n", PLAIN), (b"\r\n" + PLAIN,)),
+    "the general path between": ((PLAIN,), (post(BODY, path=b"/V1/models/toy:lookup"),), (PLAIN,), (PLAIN,)),
+    "to be closed": ((PLAIN,), (post(BODY, b"connection: close"),)),
+    "of HTTP/1.0": ((PLAIN,), (post(BODY, version=b"1.0"),)),
+    "accepts gzip": ((PLAIN,), (post(BODY, b"accept-encoding: gzip"),), (post(BODY, b"accept-encoding: gzip"),)),
+    "wants to speak another protocol": ((PLAIN,), (post(BODY, b"connection: upgrade", b"upgrade: x"),), (PLAIN,)),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_known_heads_mean_what_they_did(servers: tuple[Server, Server], name: str) -> None:
+    found = []
+    for server in servers:
+        with socket.create_connection(server.address) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            talked = []
+            for pieces in EXCHANGES[name]:
+                for piece in pieces:
+                    sock.sendall(piece)
+                talked.append(without_what_differs(read(sock, 1)))
+            found.append(talked)
+    hot, usual = found
+    assert hot == usual
+
+
+def test_more_than_one_request_behind_a_known_head(servers: tuple[Server, Server]) -> None:
+    hot, usual = servers
+    pieces = (PLAIN * 2, PLAIN + PLAIN[:20], PLAIN[20:])
+    for server in servers:
+        server.talk(PLAIN)
+    assert without_what_differs(hot.talk(PLAIN, *pieces, answers=5)) == without_what_differs(
+        usual.talk(PLAIN, *pieces, answers=5)
+    )
+
+
+KEEP_ALIVE_S = 0.3
+
+
+@pytest.mark.parametrize("last", [PLAIN, ERROR])
+def test_a_connection_that_is_idle_is_closed(toy_engine: Engine, last: bytes) -> None:
+    server = Server(toy_engine, is_hot=True, keep_alive_s=KEEP_ALIVE_S)
+    try:
+        with socket.create_connection(server.address) as sock:
+            for request in (PLAIN, PLAIN, last):
+                # The timer of the first answer is not the last one's.
+                time.sleep(KEEP_ALIVE_S / 2)
+                sock.sendall(request)
+                assert count(read(sock, 1)) == 1
+            answered_s = time.monotonic()
+            assert sock.recv(1) == b""
+            # Timers have steps of a millisecond, and the answer was on its way for a while.
+            assert time.monotonic() - answered_s > KEEP_ALIVE_S / 2
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("sent", [10, len(PLAIN) - 5])
+def test_a_connection_in_a_request_is_not_idle(toy_engine: Engine, sent: int) -> None:
+    server = Server(toy_engine, is_hot=True, keep_alive_s=KEEP_ALIVE_S)
+    try:
+        with socket.create_connection(server.address) as sock:
+            sock.sendall(PLAIN)
+            assert count(read(sock, 1)) == 1
+            sock.sendall(PLAIN[:sent])
+            time.sleep(3 * KEEP_ALIVE_S)
+            sock.sendall(PLAIN[sent:])
+            assert count(read(sock, 1)) == 1
+            assert sock.recv(1) == b""
+    finally:
+        server.stop()
+
+
 def test_a_clients_own_id_comes_back(servers: tuple[Server, Server]) -> None:
     hot, usual = (server.talk(post(BODY, b"x-request-id: mine")) for server in servers)
     assert b"\r\nx-request-id: mine\r\n" in hot
     assert b"\r\nx-request-id: mine\r\n" in usual
+    again = servers[0].talk(
+        *[post(BODY, b"x-request-id: %b" % name) for name in (b"own1", b"own2", b"own1")], answers=3
+    )
+    assert re.findall(rb"\r\nx-request-id: (\w+)\r\n", again) == [b"own1", b"own2", b"own1"]
     assert re.search(rb"\r\nx-request-id: (?!mine)[\w-]+\r\n", servers[0].talk(post(BODY, b"x-request-id: a b")))
 
 
