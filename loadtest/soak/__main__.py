@@ -24,10 +24,10 @@ from typing import Any
 
 from loadtest.bench.artifact import ROOT, prepared
 from loadtest.bench.workloads import MODEL, SMALL, TINY, Data
-from loadtest.live_server import LiveServer
+from loadtest.live_server import Held, LiveServer
 from loadtest.soak.calls import Calls
 from loadtest.soak.load import running
-from loadtest.soak.report import Report, sampled
+from loadtest.soak.report import Report, Sample, sampled
 from loadtest.soak.tally import Tally
 
 _SIZES = {"small": SMALL, "tiny": TINY}
@@ -87,7 +87,11 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
     report.samples.append(sample)
     report.faults = dict(server.faults)
     done, failed = sum(sample.requests.values()), sum(sample.failures.values())
-    _say(f"{sample.at_s / 60:.1f} min: {done} requests, {failed} failures, p99 {sample.p99_ms:.2f} ms, {server.held()}")
+    _say(f"{sample.at_s / 60:.1f} min: {done} requests, {failed} failures, p99 {sample.p99_ms:.2f} ms, {_held(sample)}")
+
+
+def _held(sample: Sample) -> Held:
+    return Held(sample.pss_mib, sample.private_mib, sample.descriptors)
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:
