@@ -17,7 +17,18 @@ from loadtest.soak.tally import Window
 
 _MAX_ROWS = 15
 _COLUMNS = (
-    *("minutes", "PSS MiB", "private MiB", "descriptors", "threads", "CPU s", "requests", "failures"),
+    *(
+        "minutes",
+        "PSS MiB",
+        "private MiB",
+        "anonymous MiB",
+        "descriptors",
+        "deleted maps",
+        "threads",
+        "CPU s",
+        "requests",
+        "failures",
+    ),
     *("p50 ms", "p99 ms", "max ms", "sent late ms"),
 )
 _WIDTH, _HEIGHT, _EDGE = 800, 200, 40
@@ -25,12 +36,19 @@ _WIDTH, _HEIGHT, _EDGE = 800, 200, 40
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server held at a moment, and what happened since the sample before; times of small lookups."""
+    """What the server held at a moment, and what happened since the sample before; times of small lookups.
+
+    anonymous_mib: memory that is no file's. Of a file's pages (TensorFlow's libraries are hundreds of MiB), PSS and
+      private memory count more or less as other processes come and go; growth shows in this one.
+    deleted_maps: mapped files that are no longer there, as of versions that were not let go.
+    """
 
     at_s: float
     pss_mib: float
     private_mib: float
+    anonymous_mib: float
     descriptors: int
+    deleted_maps: int
     threads: int
     cpu_s: float
     requests: Mapping[str, int]
@@ -52,7 +70,9 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
         at_s=at_s,
         pss_mib=held.pss_mib,
         private_mib=held.private_mib,
+        anonymous_mib=_anonymous_mib(pid),
         descriptors=held.descriptors,
+        deleted_maps=Path(f"/proc/{pid}/maps").read_text().count(" (deleted)\n"),
         threads=int(fields[17]),
         cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         requests=dict(window.requests),
@@ -63,6 +83,11 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
         max_ms=float(times.max()),
         behind_ms=window.behind_s * 1e3,
     )
+
+
+def _anonymous_mib(pid: int) -> float:
+    (line,) = [line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if "Anonymous:" in line]
+    return int(line.split()[1]) / 1024
 
 
 def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
@@ -104,7 +129,7 @@ class Report:
         return {name: dict(sum((Counter(getattr(s, name)) for s in self.samples), Counter())) for name in names}
 
     def _slopes(self) -> dict[str, float | None]:
-        return {what: slope_mib_per_hour(self.samples, what) for what in ("pss_mib", "private_mib")}
+        return {what: slope_mib_per_hour(self.samples, what) for what in ("anonymous_mib", "private_mib", "pss_mib")}
 
     def markdown(self) -> str:
         """Returns tables of the samples, some together so that they fit a page, and of the totals."""
@@ -117,8 +142,9 @@ class Report:
         for first in range(0, len(self.samples), together):
             some = self.samples[first : first + together]
             last = some[-1]
-            cells = [f"{last.at_s / 60:.1f}", f"{last.pss_mib:.1f}", f"{last.private_mib:.1f}", f"{last.descriptors}"]
-            cells += [f"{last.threads}", f"{last.cpu_s - cpu_s:.1f}"]
+            cells = [f"{last.at_s / 60:.1f}", f"{last.pss_mib:.1f}", f"{last.private_mib:.1f}"]
+            cells += [f"{last.anonymous_mib:.1f}", f"{last.descriptors}", f"{last.deleted_maps}", f"{last.threads}"]
+            cells += [f"{last.cpu_s - cpu_s:.1f}"]
             cells += [
                 str(sum(sum(s.requests.values()) for s in some)),
                 str(sum(sum(s.failures.values()) for s in some)),
@@ -143,8 +169,8 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def picture(self) -> str:
-        """Returns p99 of small lookups and private memory over time, as SVG."""
-        shown = (("p99 of small lookups, ms", "p99_ms"), ("private memory, MiB", "private_mib"))
+        """Returns p99 of small lookups and anonymous memory over time, as SVG."""
+        shown = (("p99 of small lookups, ms", "p99_ms"), ("anonymous memory, MiB", "anonymous_mib"))
         plots = [self._plot(title, what, _HEIGHT * n) for n, (title, what) in enumerate(shown)]
         size = f'width="{_WIDTH}" height="{_HEIGHT * len(shown)}"'
         style = 'font-family="sans-serif" font-size="12"'

@@ -55,12 +55,14 @@ def test_nothing_fails_and_the_report_has_its_rows(exported: Path, kernel_cache:
     assert found["totals"]["outcomes"]["health watch: SERVING"] == 1
     assert found["totals"]["outcomes"]["version swap: OK"] > 1
     assert len(found["samples"]) == 9
-    assert all(s["pss_mib"] > 0 and s["descriptors"] > 0 and s["p99_ms"] >= s["p50_ms"] > 0 for s in found["samples"])
+    assert all(
+        s["anonymous_mib"] > 0 and s["descriptors"] > 0 and s["p99_ms"] >= s["p50_ms"] > 0 for s in found["samples"]
+    )
     report = (tmp_path / "soak.md").read_text()
     assert report in text
     assert all(re.search(rf"^\| {kind} \| \d+ \| 0 \|", report, re.MULTILINE) for kind in KINDS)
     assert len(re.findall(r"^\| \d+\.\d \|", report, re.MULTILINE)) == 9
-    assert re.search(r"^Growth in the second half, private_mib: [+-]\d", report, re.MULTILINE)
+    assert re.search(r"^Growth in the second half, anonymous_mib: [+-]\d", report, re.MULTILINE)
     assert (tmp_path / "soak.svg").read_text().count("<polyline") == 2
 
 

@@ -15,7 +15,9 @@ SAMPLE = Sample(
     at_s=60,
     pss_mib=200,
     private_mib=100,
+    anonymous_mib=90,
     descriptors=10,
+    deleted_maps=0,
     threads=5,
     cpu_s=1,
     requests={"lookup": 3},
@@ -28,21 +30,21 @@ SAMPLE = Sample(
 )
 
 
-def samples(*private_mib: float) -> list[Sample]:
+def samples(*anonymous_mib: float) -> list[Sample]:
     """Returns one sample a minute."""
-    return [dataclasses.replace(SAMPLE, at_s=60.0 * (i + 1), private_mib=m) for i, m in enumerate(private_mib)]
+    return [dataclasses.replace(SAMPLE, at_s=60.0 * (i + 1), anonymous_mib=m) for i, m in enumerate(anonymous_mib)]
 
 
 def test_the_slope_is_that_of_the_second_half() -> None:
     # A start that grows by 100 MiB a minute, then 0.5 MiB a minute.
-    assert slope_mib_per_hour(samples(100, 200, 300, 300, 300.5, 301), "private_mib") == pytest.approx(30)
-    assert slope_mib_per_hour(samples(100, 200, 300, 400), "private_mib") is None
+    assert slope_mib_per_hour(samples(100, 200, 300, 300, 300.5, 301), "anonymous_mib") == pytest.approx(30)
+    assert slope_mib_per_hour(samples(100, 200, 300, 400), "anonymous_mib") is None
 
 
 def test_long_runs_share_rows_and_lose_no_request() -> None:
     report = Report({}, samples(*range(61)))
     rows = [line.split(" | ") for line in report.markdown().splitlines() if line.endswith(" | 3.0 | 0 |")]
-    assert (len(rows), sum(int(row[6]) for row in rows)) == (13, 3 * 61)
+    assert (len(rows), sum(int(row[8]) for row in rows)) == (13, 3 * 61)
     assert "All: 183 requests, 0 failures." in report.markdown()
     assert "| lookup | 183 | 0 | OK 183 |" in report.markdown()
 
