@@ -4,10 +4,11 @@ VENV ?= .venv
 MODEL ?= models/movielens
 PORT ?= 8500
 REST_PORT ?= 8501
+MINUTES ?= 30
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock generated image up down load bench stock-clients fuzz clean
+.PHONY: help demo test check format lock generated image up down load bench stock-clients fuzz soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +74,9 @@ stock-clients: $(READY)  ## show stock clients at work: serving-api stubs, refle
 
 fuzz: $(READY)  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis
 	$(BIN)/python -m loadtest.fuzz $(ARGS)
+
+soak: $(READY)  ## a steady mixed load on a server, versions swapped meanwhile, for MINUTES; says what failed or grew
+	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) $(ARGS)
 
 clean:  ## remove the virtual environment, caches and demo models
 	rm -rf $(VENV) models build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

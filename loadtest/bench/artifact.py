@@ -1,6 +1,6 @@
 """Exports the model that is served: with a manifest by model_export, and as plain SavedModels for TensorFlow.
 
-python -m loadtest.bench.artifact FOLDER full|tiny
+python -m loadtest.bench.artifact FOLDER full|small|tiny
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, TINY, Data
+from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Data
 
 ROOT = Path(__file__).parents[2]
 # Which folders there are, and the signatures of each. One signature each where TensorFlow runs all: with both in one
@@ -50,7 +50,7 @@ def main() -> None:
     """Exports what is not there yet."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    data = Data({"full": FULL, "tiny": TINY}[sys.argv[2]])
+    data = Data({"full": FULL, "small": SMALL, "tiny": TINY}[sys.argv[2]])
     for name, signatures in MODELS.items():
         if (folder / name / "1").exists():
             continue

@@ -41,6 +41,12 @@ FULL = Sizes(
     rows={"W1": 1, "W2": 128, "W3": 4096, "W4": 10_000, "W5": 128},
     variants={"W1": 64, "W2": 16, "W3": 4, "W4": 4, "W5": 16},
 )
+# For loadtest/soak: large enough that a version which is never let go shows in the server's memory.
+SMALL = Sizes(
+    tables={"user": (40_000, 64), "item": (10_000, 64), "tag": (5_000, 32)},
+    rows={"W1": 1, "W2": 48, "W3": 1024, "W4": 10_000, "W5": 48},
+    variants={"W1": 64, "W2": 16, "W3": 4, "W4": 4, "W5": 16},
+)
 TINY = Sizes(
     tables={"user": (100, 64), "item": (50, 64), "tag": (20, 32)},
     rows={"W1": 1, "W2": 8, "W3": 300, "W4": 400, "W5": 8},

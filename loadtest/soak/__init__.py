@@ -1,0 +1,1 @@
+"""A server under a steady mixed load for as long as wanted: what fails, and whether it grows."""

@@ -1,0 +1,122 @@
+"""Keeps a server of its own under a steady mixed load, swaps versions meanwhile, and says what came of it.
+
+    python -m loadtest.soak --minutes 60
+    python -m loadtest.soak --minutes 5 --rate 100 --out build/soak -- --graph_signatures=off
+
+Every answer is held against the expected one. Exit status 1 where a request failed, a version did not come, or the
+server logged an error or is gone. Ctrl-C ends it with the report so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.artifact import ROOT, prepared
+from loadtest.bench.workloads import MODEL, SMALL, TINY, Data
+from loadtest.live_server import Held, LiveServer
+from loadtest.soak.calls import Calls
+from loadtest.soak.load import running
+from loadtest.soak.report import Report, Sample, sampled
+from loadtest.soak.tally import Tally
+
+_SIZES = {"small": SMALL, "tiny": TINY}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 where anything went wrong."""
+    options = _parser().parse_args(arguments)
+    interrupted = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
+    report = Report(_about(options))
+    with tempfile.TemporaryDirectory() as scratch:
+        models = Path(scratch) / "models"
+        exported = prepared(options.folder or Path(scratch) / "export", options.sizes)
+        shutil.copytree(exported / "model" / "1", models / "1")
+        flags = [f"--model_name={MODEL}", f"--model_base_path={models}", *options.server_flags]
+        with LiveServer(*flags) as server:
+            _soak(server.ready(), models, report, options, interrupted)
+        # What it says when it stops counts too.
+        report.faults = dict(server.faults)
+    report.write(options.out)
+    _say(report.markdown())
+    _say(f"{'ok' if report.is_good else 'FAILED'}; all samples: {options.out / 'soak.json'}")
+    return 0 if report.is_good else 1
+
+
+def _soak(
+    server: LiveServer, models: Path, report: Report, options: argparse.Namespace, interrupted: threading.Event
+) -> None:
+    tally = Tally(interrupted)
+    has_predict = "--graph_signatures=off" not in options.server_flags
+    calls = Calls(server.grpc, server.http, Data(_SIZES[options.sizes]), has_predict=has_predict)
+    report.problems = tally.problems
+    _say(f"server {server.pid}: {server.held()}")
+    start_s = time.monotonic()
+    end_s = start_s + options.minutes * 60
+    with running(calls, tally, models, rate=options.rate, swap_s=options.swap_seconds):
+        next_s = start_s + options.sample_seconds
+        while next_s < end_s and not interrupted.wait(max(0.0, next_s - time.monotonic())) and server.is_alive:
+            _sample(server, tally, report, start_s)
+            report.write(options.out)
+            next_s += options.sample_seconds
+        if server.is_alive:
+            interrupted.wait(max(0.0, end_s - time.monotonic()))
+    # With what was still under way.
+    _sample(server, tally, report, start_s)
+
+
+def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) -> None:
+    try:
+        sample = sampled(server.pid, time.monotonic() - start_s, tally.take())
+    except (OSError, KeyError) as error:
+        # Ctrl-C reaches the server too.
+        tally.failed("server", f"it is gone: {error}")
+        return
+    report.samples.append(sample)
+    report.faults = dict(server.faults)
+    done, failed = sum(sample.requests.values()), sum(sample.failures.values())
+    _say(f"{sample.at_s / 60:.1f} min: {done} requests, {failed} failures, p99 {sample.p99_ms:.2f} ms, {_held(sample)}")
+
+
+def _held(sample: Sample) -> Held:
+    return Held(sample.pss_mib, sample.private_mib, sample.descriptors)
+
+
+def _about(options: argparse.Namespace) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    given = {name: getattr(options, name) for name in ("minutes", "rate", "sizes", "swap_seconds", "server_flags")}
+    return {"commit": commit, "python": platform.python_version(), "began": time.time(), **given}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0, help="default: %(default)s")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder (default: %(default)s)")
+    parser.add_argument("--swap_seconds", type=float, default=30.0, help="between versions (default: %(default)s)")
+    parser.add_argument("--sample_seconds", type=float, default=60.0, help="between samples (default: %(default)s)")
+    parser.add_argument("--sizes", choices=sorted(_SIZES), default="small", help="of the tables (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="where the exported model is kept for the next run")
+    parser.add_argument("server_flags", nargs="*", help="more flags of the server, after --")
+    return parser
+
+
+def _say(text: str) -> None:
+    logging.getLogger("soak").info(text)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    sys.exit(main())

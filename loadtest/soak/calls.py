@@ -1,0 +1,251 @@
+"""The kinds of requests, how often each is sent, and what must come back."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+
+from loadtest.bench.messages import GRPC, JSON, check
+from loadtest.bench.workloads import MODEL, Arrays, Data
+from loadtest.wire import PREDICT_METHOD, message_class
+
+_MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+_METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
+# Far beyond what a busy machine needs; a request that takes longer was lost.
+_PATIENCE_S = 30.0
+_OPTIONS = [
+    # Each channel a connection of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+]
+_CONTENT = (("x-tensor-encoding", "content"),)
+_GZIP = (("x-response-encoding", "gzip"),)
+SMALL_LOOKUP = "small lookup"
+
+
+class Wrong(Exception):
+    """An answer that is not the expected one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to send again and again; answer: what came first and was right, without the version that gave it."""
+
+    body: bytes
+    answer: Any
+    inputs: Arrays
+    expected: Arrays
+
+
+class Calls:
+    """Every kind of request over one channel.
+
+    share: how often each kind is sent, of all.
+    """
+
+    def __init__(self, grpc_address: str, http_address: str, data: Data, *, has_predict: bool) -> None:
+        """Asks for every answer once and holds it against numpy; raises AssertionError and grpc.RpcError."""
+        self._grpc, self._http = grpc_address, http_address.removeprefix("http://")
+        self.share: dict[str, tuple[float, Callable[[grpc.Channel, random.Random], str]]] = {}
+        with self.channel() as channel:
+            asked = {
+                name: [self._first(channel, name, inputs, data, ()) for inputs in data.requests(name)]
+                for name in ("W1", "W2", "W4", *(["W5"] if has_predict else []))
+            }
+            content = [self._first(channel, "W2", inputs, data, _CONTENT) for inputs in data.requests("W2")]
+        self._large, self._medium = asked["W4"], asked["W2"]
+        self.share[SMALL_LOOKUP] = (60, partial(self._right, asked["W1"], (), None))
+        self.share["lookup"] = (8, partial(self._right, asked["W2"], (), None))
+        self.share["tensor_content"] = (6, partial(self._right, content, _CONTENT, None))
+        self.share["gzip"] = (5, partial(self._right, asked["W2"], _GZIP, grpc.Compression.Gzip))
+        self.share["large lookup"] = (1.5, partial(self._right, asked["W4"], (), None))
+        if has_predict:
+            self.share["predict"] = (5, partial(self._right, asked["W5"], (), None))
+        self.share |= {
+            "bad request": (4, self._bad),
+            "unknown model": (2, self._unknown),
+            "short deadline": (2, self._short_deadline),
+            "cancelled": (2, self._cancelled),
+            "channel closed": (0.5, self._channel_closed),
+            "metadata": (1, self._metadata),
+            "status": (1, self._status),
+            "HTTP": (2, self._over_http),
+        }
+
+    def channel(self) -> grpc.Channel:
+        """Opens a connection of its own."""
+        return grpc.insecure_channel(self._grpc, _OPTIONS)
+
+    def _first(self, channel: grpc.Channel, workload: str, inputs: Arrays, data: Data, metadata: Any) -> Asked:
+        body, _ = GRPC.encode(workload, inputs)
+        if metadata is _CONTENT:
+            body = _with_content(body)
+        answer = _predict_class("Response").FromString(_unary(channel, PREDICT_METHOD, body, metadata=metadata))
+        answer.ClearField("model_spec")
+        expected = data.expected(workload, inputs)
+        check(_arrays(answer), expected, exact=workload != "W5")
+        return Asked(body, answer, inputs, expected)
+
+    def _right(
+        self,
+        asked: list[Asked],
+        metadata: Any,
+        compression: grpc.Compression | None,
+        channel: grpc.Channel,
+        source: random.Random,
+    ) -> str:
+        one = source.choice(asked)
+        body = _unary(channel, PREDICT_METHOD, one.body, metadata=metadata, compression=compression)
+        answer = _predict_class("Response").FromString(body)
+        answer.ClearField("model_spec")
+        if answer != one.answer:
+            check(_arrays(answer), one.expected, exact=True)
+            raise Wrong("the answer is within 1e-6 of numpy's, but not the first answer to the bit")
+        return "OK"
+
+    def _bad(self, channel: grpc.Channel, source: random.Random) -> str:
+        request = _predict_class("Request").FromString(source.choice(self._medium).body)
+        fault = source.choice(["no such row", "ids without their row splits", "too small a shape", "a wrong name"])
+        if fault == "no such row":
+            request.inputs["user"].int64_val[0] = 1 << 40
+        elif fault == "ids without their row splits":
+            del request.inputs["tags__row_splits"]
+        elif fault == "too small a shape":
+            request.inputs["user"].tensor_shape.dim[0].size -= 1
+        else:
+            request.inputs["nobody"].CopyFrom(request.inputs["user"])
+        return _refused(channel, PREDICT_METHOD, request, grpc.StatusCode.INVALID_ARGUMENT, fault)
+
+    def _unknown(self, channel: grpc.Channel, source: random.Random) -> str:
+        request = _predict_class("Request").FromString(source.choice(self._medium).body)
+        request.model_spec.name = f"nobody{source.randrange(10**6)}"
+        return _refused(channel, PREDICT_METHOD, request, grpc.StatusCode.NOT_FOUND, "no such model")
+
+    def _short_deadline(self, channel: grpc.Channel, source: random.Random) -> str:
+        one = source.choice(self._large if source.random() < 0.3 else self._medium)
+        return _code(lambda: _unary(channel, PREDICT_METHOD, one.body, timeout=source.uniform(1e-4, 5e-3)), "DEADLINE")
+
+    def _cancelled(self, channel: grpc.Channel, source: random.Random) -> str:
+        one = source.choice(self._large if source.random() < 0.3 else self._medium)
+        call = channel.unary_unary(PREDICT_METHOD).future(one.body, timeout=_PATIENCE_S)
+        time.sleep(source.uniform(0, 4e-3))
+        call.cancel()
+        return _code(call.result, "CANCELLED")
+
+    def _channel_closed(self, _channel: grpc.Channel, source: random.Random) -> str:
+        channel = self.channel()
+        large = source.choice(self._large)
+        try:
+            call = channel.unary_unary(PREDICT_METHOD).future(large.body, timeout=_PATIENCE_S, wait_for_ready=True)
+            time.sleep(source.uniform(0, 2e-2))
+        finally:
+            channel.close()
+        return _code(call.result, "CANCELLED")
+
+    def _metadata(self, channel: grpc.Channel, _source: random.Random) -> str:
+        request = message_class("tensorflow.serving.GetModelMetadataRequest")()
+        request.model_spec.name = MODEL
+        request.metadata_field.append("signature_def")
+        body = _unary(channel, _METADATA, request.SerializeToString())
+        answer = message_class("tensorflow.serving.GetModelMetadataResponse").FromString(body)
+        if "signature_def" not in answer.metadata:
+            raise Wrong("no signature_def")
+        return "OK"
+
+    def _status(self, channel: grpc.Channel, _source: random.Random) -> str:
+        if not self.available(channel):
+            raise Wrong("no version is AVAILABLE")
+        return "OK"
+
+    def available(self, channel: grpc.Channel) -> set[int]:
+        """Returns the versions that are AVAILABLE."""
+        request = message_class("tensorflow.serving.GetModelStatusRequest")()
+        request.model_spec.name = MODEL
+        body = _unary(channel, _MODEL_STATUS, request.SerializeToString())
+        statuses = message_class("tensorflow.serving.GetModelStatusResponse").FromString(body).model_version_status
+        # AVAILABLE = 30.
+        return {status.version for status in statuses if status.state == 30}
+
+    def _over_http(self, _channel: grpc.Channel, source: random.Random) -> str:
+        """A right request and a wrong one over one connection."""
+        connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
+        try:
+            one = source.choice(self._medium)
+            body, headers = JSON.encode("W2", one.inputs)
+            status, answer = _post(connection, JSON.path("W2"), body, dict(headers))
+            if status != 200:
+                raise Wrong(f"HTTP {status}: {answer[:200]!r}")
+            check(JSON.decode(answer, {}), one.expected, exact=True)
+            status, answer = _post(connection, JSON.path("W2"), b'{"features": {"nobody": [1]}}', {})
+            if status != 400 or "error" not in json.loads(answer):
+                raise Wrong(f"HTTP {status} to a bad request: {answer[:200]!r}")
+        finally:
+            connection.close()
+        return "200 and 400"
+
+
+def _post(connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
+    response = connection.getresponse()
+    answer = response.read()
+    return response.status, gzip.decompress(answer) if response.getheader("Content-Encoding") == "gzip" else answer
+
+
+def _unary(channel: grpc.Channel, method: str, body: bytes, *, timeout: float = _PATIENCE_S, **options: Any) -> bytes:
+    answer: bytes = channel.unary_unary(method)(body, timeout=timeout, **options)
+    return answer
+
+
+def _refused(channel: grpc.Channel, method: str, request: Any, code: grpc.StatusCode, fault: str) -> str:
+    try:
+        _unary(channel, method, request.SerializeToString())
+    except grpc.RpcError as error:
+        if error.code() is not code:
+            raise
+        return code.name
+    raise Wrong(f"{fault}: answered, where {code.name} was due")
+
+
+def _code(call: Callable[[], Any], allowed: str) -> str:
+    """Returns OK, or the status that begins so; raises any other."""
+    try:
+        call()
+    except grpc.FutureCancelledError:
+        return "CANCELLED"
+    except grpc.RpcError as error:
+        if not error.code().name.startswith(allowed):
+            raise
+        return error.code().name
+    return "OK"
+
+
+def _predict_class(kind: str) -> type[Any]:
+    return message_class(f"tensorflow.serving.Predict{kind}")
+
+
+def _with_content(body: bytes) -> bytes:
+    """Returns a request with its values as bytes."""
+    request = _predict_class("Request").FromString(body)
+    for tensor in request.inputs.values():
+        tensor.tensor_content = np.array(tensor.int64_val, "<i8").tobytes()
+        tensor.ClearField("int64_val")
+    return bytes(request.SerializeToString())
+
+
+def _arrays(answer: Any) -> Arrays:
+    found = {}
+    for name, tensor in answer.outputs.items():
+        content = tensor.tensor_content
+        values = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
+        found[name] = values.reshape([dim.size for dim in tensor.tensor_shape.dim])
+    return found

@@ -1,0 +1,123 @@
+"""The clients: threads that send by a fixed schedule, one that watches the health, one that swaps versions."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from loadtest.bench.workloads import MODEL
+from loadtest.soak.calls import SMALL_LOOKUP, Calls
+from loadtest.soak.tally import Tally
+
+THREADS = 8
+# Half of the threads open their channel anew so often.
+_CHANNEL_S = 5.0
+_MAX_LOAD_S = 60.0
+
+
+@contextmanager
+def running(calls: Calls, tally: Tally, models: Path, *, rate: float, swap_s: float) -> Iterator[None]:
+    """Sends requests until the context ends.
+
+    Args:
+      models: the folder that the server serves, with version 1 in it.
+      rate: requests per second, of all threads.
+      swap_s: seconds from one new version to the next.
+    """
+    stop = threading.Event()
+    begin_s = time.monotonic() + 0.1
+    clients = [
+        threading.Thread(target=_client, args=(calls, tally, stop), kwargs={"number": n, "rate": rate, "at_s": begin_s})
+        for n in range(THREADS)
+    ]
+    swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s))
+    with calls.channel() as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=MODEL))
+        watcher = threading.Thread(target=_watch, args=(watch, tally, stop))
+        threads = [*clients, swapper, watcher]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watch.cancel()
+            for thread in threads:
+                thread.join()
+
+
+def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, rate: float, at_s: float) -> None:
+    kinds = list(calls.share)
+    weights = [share for share, _ in calls.share.values()]
+    period_s = THREADS / rate
+    at_s += number / rate
+    source = random.Random(number)
+    channel, opened_s = calls.channel(), time.monotonic()
+    while not stop.wait(max(0.0, at_s - time.monotonic())):
+        (kind,) = source.choices(kinds, weights)
+        start_s = time.monotonic()
+        try:
+            outcome = calls.share[kind][1](channel, source)
+        except grpc.RpcError as error:
+            tally.failed(kind, f"{error.code().name} {error.details()}")
+        except Exception as error:
+            # Whatever it is, it is counted: a thread that ended would send nothing more, and that would look well.
+            tally.failed(kind, f"{type(error).__name__} {error}")
+        else:
+            seconds = time.monotonic() - start_s
+            tally.done(kind, outcome, seconds if kind == SMALL_LOOKUP else None, start_s - at_s)
+        at_s += period_s
+        if number % 2 and time.monotonic() - opened_s > _CHANNEL_S:
+            channel.close()
+            channel, opened_s = calls.channel(), time.monotonic()
+    channel.close()
+
+
+def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event) -> None:
+    """Every change of the health that is told is one too many, after the first."""
+    serving = health_pb2.HealthCheckResponse.SERVING
+    try:
+        for answer in watch:
+            if answer.status == serving:
+                tally.done("health watch", "SERVING", None, 0)
+            else:
+                tally.failed("health watch", health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+        why = "the server ended it"
+    except grpc.RpcError as error:
+        why = f"{error.code().name} {error.details()}"
+    if not stop.is_set():
+        tally.failed("health watch", why)
+
+
+def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float) -> None:
+    """Puts a copy of the version into place under the next number, and takes the old one away when it is AVAILABLE."""
+    version = 1
+    with calls.channel() as channel:
+        while not stop.wait(swap_s):
+            old, version = models / str(version), version + 1
+            incoming = models.parent / f"incoming-{version}"
+            shutil.copytree(old, incoming)
+            os.rename(incoming, models / str(version))
+            start_s = time.monotonic()
+            while not stop.is_set():
+                try:
+                    if version in calls.available(channel):
+                        shutil.rmtree(old)
+                        tally.done("version swap", "OK", None, 0)
+                        break
+                except grpc.RpcError as error:
+                    tally.failed("version swap", f"{error.code().name} {error.details()}")
+                    return
+                if time.monotonic() - start_s > _MAX_LOAD_S:
+                    tally.failed("version swap", f"version {version} is not AVAILABLE after {_MAX_LOAD_S:.0f} s")
+                    return
+                stop.wait(0.2)

@@ -1,0 +1,194 @@
+"""What a run came to: as JSON with every sample, and as Markdown and a picture with what a reader wants to know."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.live_server import held_by
+from loadtest.soak.tally import Window
+
+_MAX_ROWS = 15
+_COLUMNS = (
+    *(
+        "minutes",
+        "PSS MiB",
+        "private MiB",
+        "anonymous MiB",
+        "descriptors",
+        "deleted maps",
+        "threads",
+        "CPU s",
+        "requests",
+        "failures",
+    ),
+    *("p50 ms", "p99 ms", "max ms", "sent late ms"),
+)
+_WIDTH, _HEIGHT, _EDGE = 800, 200, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the server held at a moment, and what happened since the sample before; times of small lookups.
+
+    anonymous_mib: memory that is no file's. Of a file's pages (TensorFlow's libraries are hundreds of MiB), PSS and
+      private memory count more or less as other processes come and go; growth shows in this one.
+    deleted_maps: mapped files that are no longer there, as of versions that were not let go.
+    """
+
+    at_s: float
+    pss_mib: float
+    private_mib: float
+    anonymous_mib: float
+    descriptors: int
+    deleted_maps: int
+    threads: int
+    cpu_s: float
+    requests: Mapping[str, int]
+    failures: Mapping[str, int]
+    outcomes: Mapping[str, int]
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    behind_ms: float
+
+
+def sampled(pid: int, at_s: float, window: Window) -> Sample:
+    """Reads what the process holds now; raises OSError where it is gone."""
+    held = held_by(pid)
+    # After the name in parentheses, which may hold spaces: 12th and 13th the user and system time, 18th the threads.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    times = np.array(window.seconds or [0.0]) * 1e3
+    return Sample(
+        at_s=at_s,
+        pss_mib=held.pss_mib,
+        private_mib=held.private_mib,
+        anonymous_mib=_anonymous_mib(pid),
+        descriptors=held.descriptors,
+        deleted_maps=Path(f"/proc/{pid}/maps").read_text().count(" (deleted)\n"),
+        threads=int(fields[17]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        requests=dict(window.requests),
+        failures=dict(window.failures),
+        outcomes=dict(window.outcomes),
+        p50_ms=float(np.percentile(times, 50)),
+        p99_ms=float(np.percentile(times, 99)),
+        max_ms=float(times.max()),
+        behind_ms=window.behind_s * 1e3,
+    )
+
+
+def _anonymous_mib(pid: int) -> float:
+    (line,) = [line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if "Anonymous:" in line]
+    return int(line.split()[1]) / 1024
+
+
+def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
+    """Returns how fast memory grew in the second half of the samples, by least squares; None for less than three."""
+    later = samples[len(samples) // 2 :]
+    if len(later) < 3:
+        return None
+    return float(np.polyfit([s.at_s / 3600 for s in later], [getattr(s, what) for s in later], 1)[0])
+
+
+@dataclass
+class Report:
+    """A run so far.
+
+    problems: failures in words, with how often and when first; faults: what the server logged as errors.
+    """
+
+    about: dict[str, Any]
+    samples: list[Sample] = field(default_factory=list)
+    problems: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing failed and the server logged no error."""
+        return bool(self.samples) and not self.problems and not self.faults
+
+    def write(self, out: Path) -> None:
+        """Writes soak.json, soak.md and soak.svg into a folder."""
+        out.mkdir(parents=True, exist_ok=True)
+        document = {**self.about, "totals": self._totals(), "problems": self.problems, "faults": self.faults}
+        document |= {"slopes_mib_per_hour": self._slopes(), "samples": [asdict(sample) for sample in self.samples]}
+        (out / "soak.json").write_text(json.dumps(document, indent=1))
+        (out / "soak.md").write_text(self.markdown())
+        (out / "soak.svg").write_text(self.picture())
+
+    def _totals(self) -> dict[str, dict[str, int]]:
+        names = ("requests", "failures", "outcomes")
+        return {name: dict(sum((Counter(getattr(s, name)) for s in self.samples), Counter())) for name in names}
+
+    def _slopes(self) -> dict[str, float | None]:
+        return {what: slope_mib_per_hour(self.samples, what) for what in ("anonymous_mib", "private_mib", "pss_mib")}
+
+    def markdown(self) -> str:
+        """Returns tables of the samples, some together so that they fit a page, and of the totals."""
+        together = max(1, -(-len(self.samples) // _MAX_ROWS))
+        lines = [
+            f"| {' | '.join(_COLUMNS)} |",
+            "|---" * len(_COLUMNS) + "|",
+        ]
+        cpu_s = 0.0
+        for first in range(0, len(self.samples), together):
+            some = self.samples[first : first + together]
+            last = some[-1]
+            cells = [f"{last.at_s / 60:.1f}", f"{last.pss_mib:.1f}", f"{last.private_mib:.1f}"]
+            cells += [f"{last.anonymous_mib:.1f}", f"{last.descriptors}", f"{last.deleted_maps}", f"{last.threads}"]
+            cells += [f"{last.cpu_s - cpu_s:.1f}"]
+            cells += [
+                str(sum(sum(s.requests.values()) for s in some)),
+                str(sum(sum(s.failures.values()) for s in some)),
+            ]
+            cells += [f"{np.median([s.p50_ms for s in some]):.2f}", f"{np.median([s.p99_ms for s in some]):.2f}"]
+            cells += [f"{max(s.max_ms for s in some):.1f}", f"{max(s.behind_ms for s in some):.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+            cpu_s = last.cpu_s
+        totals = self._totals()
+        lines += ["", "Times are of small lookups; of samples shown together: medians, the largest maximum.", ""]
+        lines += ["| kind | requests | failures | ended |", "|---|---|---|---|"]
+        for kind, count in sorted(totals["requests"].items()):
+            outcomes = [(*k.partition(": ")[::2], n) for k, n in sorted(totals["outcomes"].items())]
+            ended = [f"{outcome} {n}" for of, outcome, n in outcomes if of == kind]
+            lines.append(f"| {kind} | {count} | {totals['failures'].get(kind, 0)} | {', '.join(ended)} |")
+        lines += ["", f"All: {sum(totals['requests'].values())} requests, {sum(totals['failures'].values())} failures."]
+        for what, slope in self._slopes().items():
+            if slope is not None:
+                lines.append(f"Growth in the second half, {what}: {slope:+.1f} MiB per hour.")
+        lines += [f"FAILURE {count} times: {why}" for why, (count, _) in self.problems.items()]
+        lines += [f"FAULT logged {count} times: {fault}" for fault, count in self.faults.items()]
+        return "\n".join(lines) + "\n"
+
+    def picture(self) -> str:
+        """Returns p99 of small lookups and anonymous memory over time, as SVG."""
+        shown = (("p99 of small lookups, ms", "p99_ms"), ("anonymous memory, MiB", "anonymous_mib"))
+        plots = [self._plot(title, what, _HEIGHT * n) for n, (title, what) in enumerate(shown)]
+        size = f'width="{_WIDTH}" height="{_HEIGHT * len(shown)}"'
+        style = 'font-family="sans-serif" font-size="12"'
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{"".join(plots)}</svg>\n'
+
+    def _plot(self, title: str, what: str, top: int) -> str:
+        values = [getattr(sample, what) for sample in self.samples] or [0.0]
+        end_s = max((sample.at_s for sample in self.samples), default=1.0)
+        high = max(values) * 1.1 or 1.0
+        wide, tall, bottom = _WIDTH - 2 * _EDGE, _HEIGHT - 2 * _EDGE, top + _HEIGHT - _EDGE
+        points = " ".join(
+            f"{_EDGE + wide * s.at_s / end_s:.1f},{bottom - tall * v / high:.1f}"
+            for s, v in zip(self.samples, values, strict=False)
+        )
+        frame = f"M{_EDGE},{bottom - tall} V{bottom} H{_EDGE + wide}"
+        return (
+            f'<text x="{_EDGE}" y="{top + 25}">{title}: up to {max(values):.1f}</text>\n'
+            f'<path d="{frame}" fill="none" stroke="gray"/>\n'
+            f'<text x="{_EDGE + wide - 60}" y="{bottom + 18}">{end_s / 60:.1f} min</text>\n'
+            f'<polyline points="{points}" fill="none" stroke="steelblue" stroke-width="2"/>\n'
+        )
