@@ -21,6 +21,8 @@ $(READY): pyproject.toml requirements.lock
 	@echo "Installing into $(VENV) (TensorFlow included, a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@echo "Compiling the kernels, once (half a minute) ..."
+	@$(BIN)/python -m service.compile_kernels
 	@touch $@
 
 demo: $(READY)  ## train on MovieLens 100K, export, serve, and show what to ask
@@ -28,6 +30,7 @@ demo: $(READY)  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/python examples/demo.py --model_base_path $(MODEL) --port $(PORT) --rest_api_port $(REST_PORT)
 
 test: $(READY)  ## all tests, in two processes
+	@$(BIN)/python -m service.compile_kernels
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)  ## lint, format, types, generated files

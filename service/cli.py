@@ -70,7 +70,11 @@ def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], N
 
     quiet_tensorflow()
     keep_freed_memory(settings.keep_freed_mib)
-    kernel_cache.use(kernel_cache_dir(settings.kernel_cache_dir))
+    kernels = kernel_cache.use(kernel_cache_dir(settings.kernel_cache_dir))
+    if not kernel_cache.is_filled(kernels):
+        logger.info(
+            "compiling kernels, which this version does once; it takes a minute", extra={"folder": str(kernels)}
+        )
     # Importing the app compiles the kernels, or reads them from the cache chosen above.
     from service.app import App, StartError
 

@@ -1,4 +1,4 @@
-"""Compiles every kernel ahead of the first start, as an image does while it is built.
+"""Compiles every kernel ahead of the first start, as `make` and an image do when they install.
 
 EMB_KERNEL_CACHE_DIR=/opt/kernel-cache python -m service.compile_kernels
 """

@@ -4,6 +4,9 @@ numba stores machine code in a folder that it must be able to write. An image sh
 read-only root can not write it; then it is copied (some 2 MB) to a temporary folder first.
 service.compile_kernels fills it while an image is built.
 
+Code is compiled for what all processors of some ten years have (x86-64-v3: AVX2, FMA, F16C), so that what was stored on
+one machine is good on another, an image's above all; an older processor gets code of its own.
+
 numba looks at the file of a kernel alone to tell whether what it stored is still good, and not at those that were
 compiled into it. So each state of the sources has a sub-folder of its own.
 """
@@ -20,6 +23,9 @@ import numba
 
 # All that kernels are compiled from.
 _SOURCES = ("lookup", "direct")
+_COMMON = "x86-64-v3"
+# By Linux' names.
+_COMMON_FLAGS = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 
 
 def use(folder: Path) -> Path:
@@ -40,7 +46,23 @@ def use(folder: Path) -> Path:
         if folder.is_dir():
             shutil.copytree(folder, writable, dirs_exist_ok=True)
     numba.config.CACHE_DIR = str(writable)  # type: ignore[attr-defined]
+    if _has_common_flags(Path("/proc/cpuinfo")):
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = _COMMON, ""  # type: ignore[attr-defined]
     return writable
+
+
+def is_filled(folder: Path) -> bool:
+    """Whether a folder that `use` returned holds compiled code already."""
+    return any(folder.rglob("*.nbc"))
+
+
+def _has_common_flags(file: Path) -> bool:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    return flags >= _COMMON_FLAGS
 
 
 def _state_of_sources() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from service.settings_reading import kernel_cache_dir
 from tests.integration.process import ServerProcess
 from tests.toy_model import write_toy_model
 
@@ -16,9 +17,9 @@ Serve = Callable[..., ServerProcess]
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled kernels, shared by all servers of a run."""
-    return tmp_path_factory.mktemp("kernels")
+def kernel_cache() -> Path:
+    """Compiled kernels, shared by all servers and by the tests themselves."""
+    return kernel_cache_dir()
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from service.lookup import kernel_cache
 @pytest.fixture(autouse=True)
 def same_cache_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives numba its folder back."""
-    monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
+    for name in ("CACHE_DIR", "CPU_NAME", "CPU_FEATURES"):
+        monkeypatch.setattr(numba.config, name, getattr(numba.config, name))
 
 
 def test_a_folder_that_can_be_written_is_used_and_made_where_missing(tmp_path: Path) -> None:
@@ -58,3 +59,28 @@ def test_a_folder_that_can_not_be_made_is_no_failure(tmp_path: Path, monkeypatch
     monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
     (tmp_path / "file").write_text("")
     assert kernel_cache.use(tmp_path / "file" / "below").is_dir()
+
+
+def test_a_folder_is_filled_once_code_is_there(tmp_path: Path) -> None:
+    used = kernel_cache.use(tmp_path)
+    assert not kernel_cache.is_filled(used)
+    (used / "kernels_1").mkdir()
+    (used / "kernels_1" / "gather.nbc").write_bytes(b"")
+    assert kernel_cache.is_filled(used)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_so"),
+    [
+        ("processor : 0\nflags : fpu fma movbe avx f16c abm bmi1 avx2 bmi2\n", True),
+        ("processor : 0\nflags : fpu fma movbe avx f16c abm bmi1 bmi2\n", False),
+        ("processor : 0\nFeatures : fp asimd\n", False),
+        (None, False),
+    ],
+    ids=["all of them", "no AVX2", "another kind of processor", "no such file"],
+)
+def test_processors_that_have_what_is_common(tmp_path: Path, text: str | None, is_so: bool) -> None:
+    file = tmp_path / "cpuinfo"
+    if text is not None:
+        file.write_text(text)
+    assert kernel_cache._has_common_flags(file) is is_so
