@@ -85,11 +85,21 @@ def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], m
     assert fake_app.seen[0].model_base_path == "from argv"
 
 
-def test_kernels_are_kept_where_the_settings_say(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_kept_where_the_settings_say(
+    fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     used: list[Path] = []
-    monkeypatch.setattr(kernel_cache, "use", used.append)
-    service.cli.main(["--model_base_path=m", "--kernel_cache_dir=/k"])
-    assert used == [Path("/k")]
+
+    def use(folder: Path) -> Path:
+        used.append(folder)
+        return folder
+
+    monkeypatch.setattr(kernel_cache, "use", use)
+    for is_filled in (False, True):
+        service.cli.main(["--model_base_path=m", f"--kernel_cache_dir={tmp_path}"])
+        assert ("compiling kernels" in capsys.readouterr().err) != is_filled
+        (tmp_path / "gather.nbc").write_bytes(b"")
+    assert used == [tmp_path] * 2
 
 
 def test_flags_of_tensorflow_serving_without_effect_are_named(
