@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -15,6 +17,7 @@ from h2.events import PingAckReceived
 
 from service.codecs.protos import message_class
 from service.core.engine import Engine
+from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.server import H2Server
 from tests.grpc_servers import grpc_server
 from tests.unit.transports.conftest import NumpyModel
@@ -289,6 +292,25 @@ def test_streams_that_are_reset_at_once_do_not_pile_up(port: int) -> None:
         except ConnectionError:
             pass
         assert other.call(REQUEST).status == 0
+
+
+def test_a_closed_connection_is_freed_at_once(port: int) -> None:
+    def connections() -> int:
+        return sum(isinstance(thing, Connection) for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = connections()
+        for _ in range(5):
+            with H2Client(port) as client:
+                assert client.call(large_request(10_000)).status == 0
+        end_s = time.monotonic() + 20
+        while connections() > before and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert connections() == before
+    finally:
+        gc.enable()
 
 
 def test_rubbish_behind_a_good_start(port: int, caplog: pytest.LogCaptureFixture) -> None:

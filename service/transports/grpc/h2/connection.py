@@ -152,6 +152,8 @@ class Connection(asyncio.Protocol):
         self._state.fail(None)
         for stream in list(self._streams.values()):
             self._cancelled(stream)
+        # It points back here: without this the buffers of a closed connection stay until a full collection.
+        del self._spare
         self._on_lost(self)
 
     # What calls and the server ask for.
