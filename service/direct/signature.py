@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +17,7 @@ from service.direct.memory import address_of, unwritten_bytes
 from service.direct.plan_rows import plan_features, row_limit
 from service.direct.scan import COLUMNS, FLOAT, SIZE, fields_of
 from service.direct.thread_state import ThreadState
-from service.lookup.plan import SignaturePlan
+from service.lookup.plan import FeaturePlan, SignaturePlan
 
 _FLOAT_VAL, _TENSOR_CONTENT = 5, 4
 # More sizes of answers than this are not remembered, lest a client fills the memory by asking for all of them.
@@ -97,6 +98,40 @@ class Layout:
         return Shape(size + len(tail), bytes(template + tail), pieces)
 
 
+class Layouts:
+    """The layouts of a signature by the skeleton of a request, made when first asked for. Concurrency: any thread.
+
+    Args:
+      features: by output, in the order of answers.
+      needs_all: whether a request must hold every feature.
+    """
+
+    def __init__(self, spec: SignatureSpec, features: Mapping[str, FeaturePlan], *, needs_all: bool = False) -> None:
+        self._spec = spec
+        self._features = features
+        self._needs_all = needs_all
+        self._made: dict[bytes, Layout | None] = {}
+
+    def of(self, skeleton: bytes) -> Layout | None:
+        """Returns what such a request means; None where it takes the general path."""
+        try:
+            return self._made[skeleton]
+        except KeyError:
+            layout = self._make(fields_of(skeleton)[1:])
+            if len(self._made) < _MAX_SHAPES:
+                self._made[skeleton] = layout
+            return layout
+
+    def _make(self, names: list[bytes]) -> Layout | None:
+        positions = {name.decode("utf-8", "replace"): 1 + i for i, name in enumerate(names)}
+        if len(positions) != len(names):
+            return None
+        planned = plan_features(self._spec, self._features, positions)
+        if planned is None or (self._needs_all and len(planned.outputs) != len(self._features)):
+            return None
+        return Layout(planned.plan, planned.outputs)
+
+
 # What a PredictRequest is once scan has read it: its bytes, their skeleton, the thread's state, which holds what was
 # found, and whether floats are to travel in tensor_content or in float_val. A plain tuple, for each request makes one.
 PlainRequest = tuple[bytes, bytes, ThreadState, bool]
@@ -114,14 +149,14 @@ class DirectSignature:
         self._features = {name: plan.features[name] for name in spec.outputs}
         self._max_rows = row_limit(plan.features)
         self._tail = _field(2, encode_model_spec(model, version, spec.name))
-        self._layouts: dict[bytes, Layout | None] = {}
+        self._layouts = Layouts(spec, self._features)
         # By thread: where it counts.
         self._counts_at: dict[int, int] = {}
 
     def answer(self, request: PlainRequest, max_bytes: int) -> tuple[bytes, int] | None:
         """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
         data, skeleton, state, as_content = request
-        layout = self._layout(skeleton)
+        layout = self._layouts.of(skeleton)
         if layout is None:
             return None
         rows = state.found[layout.rows_at] - layout.rows_extra
@@ -147,22 +182,6 @@ class DirectSignature:
     def _new_counts(self, thread: int) -> int:
         address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data
         return address
-
-    def _layout(self, skeleton: bytes) -> Layout | None:
-        try:
-            return self._layouts[skeleton]
-        except KeyError:
-            layout = self._lay_out(fields_of(skeleton)[1:])
-            if len(self._layouts) < _MAX_SHAPES:
-                self._layouts[skeleton] = layout
-            return layout
-
-    def _lay_out(self, names: list[bytes]) -> Layout | None:
-        positions = {name.decode("utf-8", "replace"): 1 + i for i, name in enumerate(names)}
-        if len(positions) != len(names):
-            return None
-        planned = plan_features(self._spec, self._features, positions)
-        return None if planned is None else Layout(planned.plan, planned.outputs)
 
 
 def _head(number: int, length: int) -> bytes:

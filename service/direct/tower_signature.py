@@ -13,13 +13,11 @@ from service.core.errors import ServiceError
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.memory import address_of
-from service.direct.plan_rows import plan_features
-from service.direct.scan import fields_of
-from service.direct.signature import Layout, PlainRequest
+from service.direct.signature import Layout, Layouts, PlainRequest
 from service.lookup.plan import FeaturePlan
 
-# More kinds of requests than this are not remembered, lest a client fills the memory.
-_MAX_LAYOUTS = 256
+# More sizes of requests than this are not remembered, lest a client fills the memory.
+_MAX_PLACES = 256
 _NOTHING = b""
 
 # The vectors of each feature, [B, D] or [B, L, D] float32 in the order of DirectTower's features, to the outputs.
@@ -59,19 +57,18 @@ class DirectTower:
         version: int,
     ) -> None:
         self._spec = spec
-        self._features = features
         self._run_dense = run_dense
         self._model, self._version = model, version
-        self._layouts: dict[bytes, Layout | None] = {}
+        self._layouts = Layouts(spec, features, needs_all=True)
         self._places: dict[int, _Place] = {}
-        # What a predict reads is not counted.
-        self._counts = np.zeros((len(features), 2), np.int64)
+        # What a predict reads is not counted: nobody looks here. Each feature stands first in a plan of its own.
+        self._counts = np.zeros((1 + max(feature.position for feature in features.values()), 2), np.int64)
         self._counts_at = self._counts.ctypes.data
 
     def answer(self, request: PlainRequest, max_bytes: int) -> tuple[bytes, int] | None:
         """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
         data, skeleton, state, as_content = request
-        layout = self._layout(skeleton)
+        layout = self._layouts.of(skeleton)
         if layout is None:
             return None
         rows = state.found[layout.rows_at] - layout.rows_extra
@@ -108,26 +105,6 @@ class DirectTower:
         )
         return answer, rows
 
-    def _layout(self, skeleton: bytes) -> Layout | None:
-        try:
-            return self._layouts[skeleton]
-        except KeyError:
-            layout = self._lay_out(fields_of(skeleton)[1:])
-            if len(self._layouts) < _MAX_LAYOUTS:
-                self._layouts[skeleton] = layout
-            return layout
-
-    def _lay_out(self, names: list[bytes]) -> Layout | None:
-        positions = {name.decode("utf-8", "replace"): 1 + i for i, name in enumerate(names)}
-        if len(positions) != len(names):
-            return None
-        planned = plan_features(self._spec, self._features, positions)
-        if planned is None or len(planned.outputs) != len(self._features):
-            return None
-        layout = Layout(planned.plan, planned.outputs)
-        layout.plan[:, gather.POSITION] = range(len(self._features))
-        return layout
-
     def _new_place(self, layout: Layout, rows: int) -> _Place:
         pieces = np.zeros((len(layout.outputs) + 1, gather.PIECE_COLUMNS), np.int64)
         parts, begin = [], 0
@@ -137,6 +114,6 @@ class DirectTower:
             parts.append((begin, end, (rows, *shape)))
             begin = end
         place = _Place(begin, tuple(parts), pieces, pieces.ctypes.data)
-        if len(self._places) < _MAX_LAYOUTS:
+        if len(self._places) < _MAX_PLACES:
             self._places[rows] = place
         return place

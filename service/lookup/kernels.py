@@ -47,7 +47,6 @@ _IDS = types.Array(types.int64, 1, "C", readonly=True, aligned=False)
 _WEIGHTS = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
 _OUT = types.Array(types.float32, 2, "C", aligned=False)
 _SEQUENCES = types.Array(types.float32, 3, "C", aligned=False)
-_BYTES = (4, 2, 2, 1)
 _PLACE = (_INT, _INT, _INT, _INT)
 _GATHER = (*_PLACE, _IDS, _INT, _INT, _OUT)
 _COMBINE = (
@@ -103,7 +102,7 @@ def _gather(  # type: ignore[no-untyped-def]
     return MISSING - missing if missing else OK
 
 
-# Signatures are given so that compiling happens once, at build time (kernel_cache.py), and not at the first request.
+# Signatures are given so that compiling happens once, ahead (service/compile_kernels.py), and not at the first request.
 @njit(_INT(_INT, *_GATHER), cache=True, nogil=True)
 def gather(  # type: ignore[no-untyped-def]
     dtype, table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out
