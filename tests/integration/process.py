@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +29,18 @@ PATIENCE_S = 120
 def environment(**more: str) -> dict[str, str]:
     """Returns this process's environment without any setting of the server."""
     return {name: value for name, value in os.environ.items() if not name.startswith("EMB_")} | more
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Holds a process still: no thread of it runs inside, for SIGSTOP reaches those of another core only in a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        threads = [Path(f"/proc/{pid}/task", thread, "stat") for thread in os.listdir(f"/proc/{pid}/task")]
+        until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads))
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class ServerProcess:

@@ -35,7 +35,7 @@ from service.core.engine import Engine
 from service.core.types import RaggedIds, State, VersionStatus
 from service.transports.grpc.grpcio_server import GrpcServer
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
 from tests.toy_model import TAG_STRINGS, write_toy_model
 
 # Tries until the server is back, however slow the machine.
@@ -263,15 +263,12 @@ def test_a_server_that_was_killed_is_found_again(serve: Serve, base: Path) -> No
 def test_a_server_that_hangs_ends_at_the_deadline_and_not_before(server: ServerProcess, connect: partial[Any]) -> None:
     with connect(server, retries=STUBBORN) as client:
         client.lookup(USER)
-        server.signal(signal.SIGSTOP)
-        try:
+        with stopped(server.pid):
             start_s = time.monotonic()
             with pytest.raises(DeadlineExceeded, match="No answer from .* within 0.[23]") as caught:
                 client.lookup(USER, timeout_s=0.3)
             assert time.monotonic() - start_s >= 0.29
             assert caught.value.attempts == 1, "a late answer is not asked for again"
-        finally:
-            server.signal(signal.SIGCONT)
         assert client.lookup(USER)["user"].tolist() == USER_ROWS
 
 

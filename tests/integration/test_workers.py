@@ -20,7 +20,7 @@ from service.codecs.protos import message_class
 from tests.exposition import Family, read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.connections import Kept, held_ports, on_each, one_to_each, worker_pids
-from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
+from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, stopped, until
 from tests.integration.test_shutdown import accepts, finish_request, open_request
 from tests.toy_model import write_toy_model
 
@@ -180,8 +180,7 @@ def test_a_hung_worker_does_not_hang_a_scrape(serve: Serve, stack: contextlib.Ex
     assert on_each(server, serves("default"))
     before = num_ok(server)
     kept = one_to_each(server, stack)
-    os.kill(pids[0], signal.SIGSTOP)
-    try:
+    with stopped(pids[0]):
         status, text = kept[pids[1]].get("/metrics")
         assert status == 200
         found = read_exposition(text)
@@ -191,8 +190,6 @@ def test_a_hung_worker_does_not_hang_a_scrape(serve: Serve, stack: contextlib.Ex
         # Nor does it hold up connections that are new.
         for _ in range(10):
             assert ask_anew(server) == ANSWER
-    finally:
-        os.kill(pids[0], signal.SIGCONT)
     until(lambda: scrape(server)["embedding_server_workers_silent"].value() == 0)
     assert num_ok(server) == before + 10
 
@@ -266,13 +263,10 @@ def test_a_reload_that_one_worker_can_not_take_changes_none(
     # A connection of the worker that goes on, so that the request reaches it.
     server.channel.close()
     server.channel = stack.enter_context(on_worker(server, pids[1]))
-    os.kill(pids[0], signal.SIGSTOP)
-    try:
+    with stopped(pids[0]):
         with pytest.raises(grpc.RpcError) as caught:
             reload(server, {"default": base, "other": tmp_path / "other"})
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    finally:
-        os.kill(pids[0], signal.SIGCONT)
     assert on_each(server, serves("other", 404))
     assert on_each(server, serves("default"))
     # The one that hung still takes back what it began.
