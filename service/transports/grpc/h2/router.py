@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from httpunk.http import HeaderMap
 from service.core.engine import Engine
 from service.core.errors import ServiceError, Unimplemented
 from service.transports.grpc import health as grpc_health
+from service.transports.grpc.gate import Gate
 from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.conversations import HealthWatch, Reflection, health_check
 from service.transports.grpc.h2.messages import MessageReader
@@ -37,7 +37,7 @@ class Router:
         engine: Engine,
         *,
         loop: asyncio.AbstractEventLoop,
-        threads: Executor,
+        threads: Gate,
         health: Health,
         reflection: grpc_reflection.ReflectionServicer,
         max_message_bytes: int,
@@ -51,7 +51,12 @@ class Router:
         self._runner = Runner(loop, threads, engine.clock, self._refusal)
         # By whether answers carry tensor_content.
         self._unary: dict[bool, dict[str, Handler]] = {
-            in_content: unary_handlers(engine, as_content=in_content, predict_directly=predict_directly)
+            in_content: {
+                path: threads.guarded(path, handler)
+                for path, handler in unary_handlers(
+                    engine, as_content=in_content, predict_directly=predict_directly
+                ).items()
+            }
             for in_content in (False, True)
         }
         self._quick: dict[bool, dict[str, QuickHandler]] = {}
