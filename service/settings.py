@@ -155,7 +155,7 @@ class Settings:
         1024, "Requests that may wait for a thread, on each wire of each worker.", 0, 1_000_000
     )
     max_queue_ms: int = _setting(
-        500,
+        200,
         "Milliseconds that a request may wait for a thread; one that is expected to wait longer is refused at once.",
         1,
         3_600_000,
