@@ -66,44 +66,56 @@ def main() -> None:
 
 async def _curve(name: str, port: int, options: argparse.Namespace) -> str:
     wire: Wire = HttpWire(port) if name == "http" else GrpcWire(f"127.0.0.1:{port}")
-    closed = {"clients": options.clients, "timeout_s": options.timeout_s}
-    await capacity(wire, "flooded", seconds=1.0, **closed)
-    per_s = await capacity(wire, "flooded", seconds=options.seconds, **closed)
-    _print(f"\n{name}: capacity {per_s:.0f}/s, clients give up after {options.timeout_s:g} s\n")
-    _print("| x capacity | offered/s | goodput/s | of capacity | refused/s | late or failed | answers p50, p99 ms ")
-    _print("| refusals p50, p99 ms | other model p50, p99 ms |\n|---|---|---|---|---|---|---|---|---|\n")
+    _print(f"\n{name}, clients give up after {options.timeout_s:g} s\n")
+    _print("| asked, x capacity | capacity/s | offered/s | goodput/s | of capacity | refused/s | late or failed ")
+    _print("| answers p50, p99 ms | refusals p50, p99 ms | other model p50, p99 ms |\n" + "|---" * 10 + "|\n")
     rounds = []
+    before = await _capacity(wire, options)
     for number, factor in enumerate(options.factors):
         common = {"factor": factor, "seconds": options.seconds, "timeout_s": options.timeout_s}
         flood, other = await asyncio.gather(
-            offer(wire, "flooded", per_s=factor * per_s, seed=number, **common),
+            offer(wire, "flooded", per_s=factor * before, seed=number, **common),
             offer(wire, "other", per_s=_OTHER_PER_S, seed=1000 + number, **common),
         )
-        rounds.append(flood)
-        _print(_row(flood, other, per_s))
+        # What else the machine does changes while this runs: capacity is what it was around each round.
+        after = await _capacity(wire, options)
+        rounds.append((flood, other, (before + after) / 2))
+        before = after
+        _print(_row(*rounds[-1]))
     await wire.close()
-    return _chart(name, rounds, per_s)
+    return _chart(name, rounds)
+
+
+async def _capacity(wire: Wire, options: argparse.Namespace) -> float:
+    seconds = options.seconds / 2
+    return await capacity(wire, "flooded", clients=options.clients, timeout_s=options.timeout_s, seconds=seconds)
 
 
 def _row(flood: Round, other: Round, per_s: float) -> str:
     bad = flood.kinds["late"] + flood.kinds["failed"]
+    goodput = flood.goodput + other.goodput
     others = f"{other.ok_ms[0]:.0f}, {other.ok_ms[1]:.0f} ({other.kinds['ok']} of {other.kinds.total()})"
     return (
-        f"| {flood.factor:g} | {flood.offered:.0f} | {flood.goodput:.0f} | {flood.goodput / per_s:.2f} "
-        f"| {flood.refused:.0f} | {bad} | {flood.ok_ms[0]:.0f}, {flood.ok_ms[1]:.0f} "
+        f"| {flood.factor:g} | {per_s:.0f} | {flood.offered + other.offered:.0f} | {goodput:.0f} "
+        f"| {goodput / per_s:.2f} | {flood.refused:.0f} | {bad} | {flood.ok_ms[0]:.0f}, {flood.ok_ms[1]:.0f} "
         f"| {flood.refused_ms[0]:.1f}, {flood.refused_ms[1]:.1f} | {others} |\n"
     )
 
 
-def _chart(name: str, rounds: list[Round], per_s: float) -> str:
+def _chart(name: str, rounds: list[tuple[Round, Round, float]]) -> str:
+    """Draws all in multiples of the capacity around each round."""
+    points = [
+        ((flood.offered + other.offered) / per_s, (flood.goodput + other.goodput) / per_s, flood.refused / per_s)
+        for flood, other, per_s in rounds
+    ]
+    points.sort()
     return line_chart(
-        f"{name}: offered against answered in time, requests/s",
+        f"{name}: answered in time, and refused, against offered; capacity is 1",
         [
-            Series("capacity", [(one.offered, per_s) for one in rounds]),
-            Series("goodput", [(one.offered, one.goodput) for one in rounds]),
-            Series("refused", [(one.offered, one.refused) for one in rounds]),
+            Series("answered", [(offered, answered) for offered, answered, _ in points]),
+            Series("refused", [(offered, refused) for offered, _, refused in points]),
         ],
-        x_label="offered requests/s",
+        x_label="offered",
     )
 
 

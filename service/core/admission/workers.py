@@ -23,8 +23,10 @@ from service.core.errors import DeadlineExceeded, NotReady, Overloaded, ServiceE
 Work = Callable[[ServiceError | None], Any]
 
 # How much of the newest run goes into the mean, and what it counts for at most: one run may wait for a graph to load.
-_NEWEST = 8
+_NEWEST = 4
 _MOST_S = 1e-3
+# How many times the longest wait that is expected of any work it may really wait.
+_PATIENCE = 4
 
 
 class Job(Future[Any]):
@@ -193,8 +195,8 @@ class Workers:
         if job.deadline_s is not None and now_s >= job.deadline_s:
             self._observer.refused(job.model, "deadline")
             return DeadlineExceeded("The deadline passed while the request waited for a thread.")
-        # Twice what it was taken in for: runs vary.
-        if waited_s > 2 * self._limits.wait_s and self._num_waiting:
+        # Runs vary: what was taken in is kept for a while longer.
+        if waited_s > _PATIENCE * self._limits.wait_s and self._num_waiting:
             self._observer.refused(job.model, "wait")
             return Overloaded(f"The server is overloaded: the request waited {waited_s:.3f} s for a thread.")
         return None

@@ -176,11 +176,11 @@ def test_work_whose_deadline_passed_while_it_waited_is_not_begun(make: Callable[
     assert pool.told.refusals == [("a", "deadline")]
 
 
-def test_work_that_waited_twice_as_long_as_it_may_is_not_begun_while_there_is_other(make: Callable[..., Pool]) -> None:
+def test_work_that_waited_far_too_long_is_not_begun_while_there_is_other(make: Callable[..., Pool]) -> None:
     pool = make(wait_s=1.0)
     pool.hold()
     stale, fresh = pool.add("a", "stale"), pool.add("a", "fresh")
-    pool.now_s = 2.5
+    pool.now_s = 4.5
     pool.let_go(stale, fresh)
     assert isinstance(stale.exception(), Overloaded)
     assert pool.ran == ["fresh"]
