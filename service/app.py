@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
+from service.core.admission.admission import Admission
+from service.core.admission.limits import Limits
 from service.core.engine import Engine
 from service.core.errors import ConfigConflict, InvalidRequest, ServiceError
 from service.core.model_config import ModelConfig
@@ -32,8 +35,10 @@ from service.memory_settings import residency_of
 from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
+from service.process_limits import max_connections
 from service.settings import Settings
 from service.transports.http.calls import API as HTTP_API
+from service.transports.http.connection_guard import ConnectionGuard, ConnectionLimits
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
 from service.transports.http.known_heads import KnownHeads
@@ -103,7 +108,9 @@ class App:
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
+            admission=_admission(settings, self._metrics),
         )
+        self._metrics.held = self._engine.admission.held
         self._grpc = create_grpc_server(settings, self._engine, crew)
 
     async def run(self) -> list[str]:
@@ -207,11 +214,24 @@ class App:
             strict_json=settings.rest_api_strict_json,
             directly=DirectHttp(self._engine, HTTP_API, strict_json=settings.rest_api_strict_json),
         )
+        guard = ConnectionGuard(
+            ConnectionLimits(
+                connections=max_connections(settings.max_connections),
+                head_bytes=settings.rest_api_max_head_bytes,
+                body_bytes=settings.max_request_bytes,
+                head_timeout_s=settings.rest_api_head_timeout_s,
+                stall_timeout_s=settings.rest_api_stall_timeout_s,
+            ),
+            self._engine.admission,
+            self._metrics.admission.connection_dropped,
+        )
+        protocol: Any = partial(HotProtocol, answers=http_app.state.hot_answers, heads=KnownHeads(), guard=guard)
         return HttpServer(
             uvicorn.Config(
                 http_app,
                 loop="none",
-                http=partial(HotProtocol, answers=http_app.state.hot_answers, heads=KnownHeads()),  # type: ignore[arg-type]
+                http=protocol,
+                timeout_keep_alive=settings.rest_api_keep_alive_s,  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -219,6 +239,7 @@ class App:
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
             ),
+            guard,
             self._crew.opener("http") if self._crew else None,
         )
 
@@ -274,6 +295,16 @@ class App:
 
     def _show_health(self) -> None:
         self._grpc.set_serving(self._registry.is_ready)
+
+
+def _admission(settings: Settings, metrics: Metrics) -> Admission:
+    limits = Limits(
+        bytes=settings.max_bytes_in_flight,
+        rows=settings.max_rows_in_flight,
+        queued=settings.max_queued_requests,
+        wait_s=settings.max_queue_ms / 1e3,
+    )
+    return Admission(limits, metrics.admission)
 
 
 def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | None:

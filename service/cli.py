@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from service.observability import configure_logging
+from service.process_limits import raise_descriptor_limit
 from service.process_memory import keep_freed_memory
 from service.settings import Settings
 from service.settings_reading import (
@@ -69,6 +70,7 @@ def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], N
     from service.lookup import kernel_cache
 
     quiet_tensorflow()
+    raise_descriptor_limit()
     keep_freed_memory(settings.keep_freed_mib)
     kernels = kernel_cache.use(kernel_cache_dir(settings.kernel_cache_dir))
     if not kernel_cache.is_filled(kernels):

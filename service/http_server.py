@@ -10,16 +10,25 @@ from typing import Any
 
 import uvicorn
 
+from service.transports.http.connection_guard import ConnectionGuard
+
+# Ticks of uvicorn's, a tenth of a second each, from one look at the connections to the next.
+_SWEEP_TICKS = 5
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is App's decision.
 
     Args:
+      guard: cuts connections whose clients take too long.
       open_listener: listens in place of the event loop's own server, see workers.fair_listener.
     """
 
-    def __init__(self, config: uvicorn.Config, open_listener: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, guard: ConnectionGuard, open_listener: Callable[..., Any] | None = None
+    ) -> None:
         super().__init__(config)
+        self._guard = guard
         self._open_listener = open_listener
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -31,6 +40,13 @@ class HttpServer(uvicorn.Server):
         for one in sockets or []:
             loop = asyncio.get_running_loop()
             self.servers.append(self._open_listener(loop, self._protocol, one, self._num_connections))
+
+    async def on_tick(self, counter: int) -> bool:
+        """Looks at the connections once in a while."""
+        if counter % _SWEEP_TICKS == 0:
+            connections: Any = self.server_state.connections
+            self._guard.sweep(connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     def _num_connections(self) -> int:
         return len(self.server_state.connections)

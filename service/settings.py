@@ -141,6 +141,47 @@ class Settings:
     max_response_bytes: int = _setting(
         256 << 20, "Largest answer, in bytes as arrays (JSON is several times as long).", 1024, 2**31 - 1
     )
+    max_bytes_in_flight: int = _setting(
+        1 << 30,
+        "Bytes of requests and answers, as arrays, that are worked on at the same time by each worker; what is more is "
+        "refused as overload.",
+        1024,
+        1 << 62,
+    )
+    max_rows_in_flight: int = _setting(
+        16_000_000, "Rows of requests that are worked on at the same time, by each worker.", 1, 1 << 62
+    )
+    max_queued_requests: int = _setting(
+        1024, "Requests that may wait for a thread, on each wire of each worker.", 0, 1_000_000
+    )
+    max_queue_ms: int = _setting(
+        200,
+        "Milliseconds that a request may wait for a thread; one that is expected to wait longer is refused at once.",
+        1,
+        3_600_000,
+    )
+    max_connections: int = _setting(
+        0,
+        "HTTP connections of each worker; 0: half of the file descriptors that the system allows.",
+        0,
+        1_000_000,
+    )
+    rest_api_max_head_bytes: int = _setting(65536, "Largest request line with headers (HTTP), in bytes.", 1024, 1 << 24)
+    rest_api_head_timeout_s: float = _setting(
+        10.0,
+        "Seconds that a client gets for a request's line and headers, from connecting at first.",
+        0.1,
+        3600,
+    )
+    rest_api_stall_timeout_s: float = _setting(
+        20.0,
+        "Seconds in which a client must have sent some of a body, or read some of an answer: 1 KB for each second.",
+        0.1,
+        3600,
+    )
+    rest_api_keep_alive_s: float = _setting(
+        5.0, "Seconds for which an HTTP connection is kept that asks nothing.", 0.1, 86400
+    )
     rest_api_timeout_in_ms: int = _setting(30_000, "Milliseconds after which an HTTP request gives up.", 1, 3_600_000)
     rest_api_enable_cors_support: bool = _setting(False, "Let web pages of any origin call the HTTP API.")
     rest_api_strict_json: bool = _setting(
@@ -268,6 +309,11 @@ class Settings:
             )
         if not all(pair.partition("=")[0] and "=" in pair for pair in self.grpc_channel_arguments.split(",") if pair):
             found.append(f"--grpc_channel_arguments is {self.grpc_channel_arguments!r}: expected name=value,...")
+        if self.max_bytes_in_flight < self.max_request_bytes:
+            found.append(
+                f"--max_bytes_in_flight is {self.max_bytes_in_flight}: expected --max_request_bytes at least, "
+                f"{self.max_request_bytes}"
+            )
         for setting in dataclasses.fields(self):
             value, low, high = getattr(self, setting.name), setting.metadata["low"], setting.metadata["high"]
             if low is not None and not low <= value <= high:

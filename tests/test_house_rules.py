@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.transports.http": (
         {
+            "service.core.admission",
             "service.core.bound",
             "service.core.engine",
             "service.core.inference",
@@ -69,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.transports.grpc": (
         {
+            "service.core.admission",
             "service.core.bound",
             "service.core.engine",
             "service.core.inference",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol
 
+from service.core.admission.admission import Admission
 from service.core.batching.batcher import Batcher
 from service.core.errors import (
     BackendFailure,
@@ -64,6 +65,8 @@ class Bound:
         "_max_bytes",
         "_rows",
         "_run_s",
+        "_admission",
+        "_held",
     )
 
     def __init__(
@@ -78,6 +81,7 @@ class Bound:
         clock: Callable[[], float],
         started_s: float,
         max_response_bytes: int,
+        admission: Admission,
     ) -> None:
         self.spec = spec
         self._servable = servable
@@ -90,6 +94,9 @@ class Bound:
         self._max_bytes = max_response_bytes
         self._rows = 0
         self._run_s = 0.0
+        self._admission = admission
+        # Rows and bytes that were taken in for runs.
+        self._held = (0, 0)
 
     @property
     def model(self) -> str:
@@ -126,6 +133,7 @@ class Bound:
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._max_bytes} bytes; send fewer rows per request."
             )
+        self._take(self._rows, self._rows * self.spec.row_bytes)
         return self._run(backend, arrays, outputs, deadline_s)
 
     def check_names(self, names: Mapping[str, object]) -> None:
@@ -149,6 +157,7 @@ class Bound:
             # Kernels have no signature's dtype to hold strings against; a graph has.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
+        self._take(examples.size, examples.size * self.spec.row_bytes)
         results = self._run(backend, {INPUTS: examples}, outputs, deadline_s)
         return result_of(method_name, results, examples.size)
 
@@ -170,6 +179,10 @@ class Bound:
         except Exception as error:
             raise BackendFailure("The server failed to run this request; its log has the cause.") from error
 
+    def _take(self, rows: int, size: int) -> None:
+        self._admission.take(self._servable.name, rows, size)
+        self._held = (self._held[0] + rows, self._held[1] + size)
+
     def _choose_outputs(self, output_filter: tuple[str, ...]) -> tuple[str, ...]:
         if not output_filter:
             return tuple(self.spec.outputs)
@@ -189,6 +202,9 @@ class Bound:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._held != (0, 0):
+            self._admission.give_back(self._servable.name, *self._held)
+            self._held = (0, 0)
         # Reported while the lease is held: a version must not be counted again after its series were dropped.
         try:
             self._observer.finished(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from service.core.admission.admission import Admission
 from service.core.bound import Bound, Observer
 from service.core.errors import (
     ConfigConflict,
@@ -55,6 +56,7 @@ class Engine:
       clock: seconds, monotonic.
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
       reload: replaces the list of models; None: it is fixed.
+      admission: what is in flight, and how much may be; None: there is no limit.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Engine:
         *,
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
+        admission: Admission | None = None,
     ) -> None:
+        self.admission = admission or Admission()
         self._registry = registry
         self._reload = reload
         self._observer = observer
@@ -126,6 +130,7 @@ class Engine:
             clock=self._clock,
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
+            admission=self.admission,
         )
 
     def answer_directly(
@@ -218,6 +223,14 @@ class Engine:
         if self._reload is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._reload(models, deadline_s)
+
+    def is_model(self, name: str) -> bool:
+        """Whether a model of this name is configured."""
+        return self._registry.is_configured(name)
+
+    def share_of(self, name: str) -> str:
+        """Returns by which model a request is counted that names one: "" where there is none of that name."""
+        return name if self._registry.is_configured(name) else ""
 
     def models(self) -> list[str]:
         """Names of the configured models."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
+from service.core.admission.admission import Held
 from service.core.servable import LoadedServable
 from service.core.types import State, VersionStatus
+from service.metrics.admission import AdmissionCounter
 from service.metrics.batches import BatchCounter
 from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
 from service.metrics.requests import RequestCounter
@@ -19,7 +21,8 @@ from service.metrics.warmups import WarmupCounter
 class Metrics:
     """What one server counts. Concurrency: any thread.
 
-    requests: core.engine's Observer. batches, warmups: who runs these reports to them.
+    requests: core.engine's Observer. batches, warmups, admission: who runs these reports to them.
+    held: tells what is in flight, once there is somebody to ask.
 
     Args:
       loaded: tells which servables are loaded now; their tables count what was read of them.
@@ -29,6 +32,8 @@ class Metrics:
         self.requests = RequestCounter()
         self.batches = BatchCounter()
         self.warmups = WarmupCounter()
+        self.admission = AdmissionCounter()
+        self.held: Callable[[], Mapping[str, Held]] = dict
         self._loaded = loaded
         self._states: dict[tuple[str, int], int] = {}
         self._process = CollectorRegistry()
@@ -54,6 +59,7 @@ class Metrics:
         lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
         batches = self.batches.read()
         lines += batch_lines(batches)
+        lines += self.admission.lines(self.held())
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))
         text = "".join(f"{line}\n" for line in lines)
         return generate_latest(self._process) + text.encode(), CONTENT_TYPE

@@ -23,6 +23,8 @@ def _state(values: Sequence[Number]) -> Number:
 
 _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "embedding_server_requests_in_flight": sum,
+    "embedding_server_in_flight_bytes": sum,
+    "embedding_server_in_flight_rows": sum,
     VERSION_STATE: _state,
     "process_resident_memory_bytes": sum,
     "process_virtual_memory_bytes": sum,

@@ -95,6 +95,15 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "graph_towers": ("0", False),
     "tower_batch_rows": ("64", 64),
     "lookup_threads": ("4", 4),
+    "max_bytes_in_flight": ("100000000", 100_000_000),
+    "max_rows_in_flight": ("7", 7),
+    "max_queued_requests": ("0", 0),
+    "max_queue_ms": ("20", 20),
+    "max_connections": ("9", 9),
+    "rest_api_max_head_bytes": ("2048", 2048),
+    "rest_api_head_timeout_s": ("0.5", 0.5),
+    "rest_api_stall_timeout_s": ("0.5", 0.5),
+    "rest_api_keep_alive_s": ("0.5", 0.5),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import uvloop
 
@@ -20,12 +21,24 @@ from service.transports.grpc.h2.unary import Runner, UnaryCall
 _MAX_BYTES = 1 << 28
 
 
+class _Threads:
+    """See unary.Threads; it refuses nothing."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(8)
+
+    def submit(
+        self, _path: str, _message: bytes, _deadline_s: float | None, work: Callable[[None], None]
+    ) -> Future[None]:
+        return self._pool.submit(work, None)
+
+
 class _Constants:
     """Routes to handlers that know one answer each; see Routes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._answers = constant_answers("grpc")
-        self._runner = Runner(loop, ThreadPoolExecutor(8), time.monotonic, self.refusal_block)
+        self._runner = Runner(loop, _Threads(), time.monotonic, self.refusal_block)
         self.generation = 0
         self.budget = Budget(_MAX_BYTES)
         self.now = time.monotonic
@@ -41,6 +54,7 @@ class _Constants:
             return UnaryCall(
                 self._runner,
                 stream,
+                path=head.path,
                 handler=handler,
                 quickly=handler,
                 options=options,

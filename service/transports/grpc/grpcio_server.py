@@ -9,9 +9,12 @@ from typing import NoReturn
 
 import grpc
 
+from service.codecs.model_name import first_model
+from service.core.admission.room import Room
 from service.core.engine import Engine
 from service.core.errors import Unimplemented
 from service.transports.grpc import health
+from service.transports.grpc.gate import retry_hint
 from service.transports.grpc.paths import Handler, PredictDirectly
 from service.transports.grpc.refusals import Refusals
 from service.transports.grpc.served import (
@@ -69,6 +72,8 @@ class GrpcServer:
                 self._health.handler(),
                 *self._reflection.handlers(),
             ],
+            # Beyond them the library answers RESOURCE_EXHAUSTED by itself.
+            maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
             # Each name once: of two values gRPC takes whichever it likes.
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
@@ -123,7 +128,7 @@ class _MethodTable(grpc.GenericRpcHandler):
     """
 
     def __init__(self, engine: Engine, *, as_content: bool, predict_directly: PredictDirectly | None = None) -> None:
-        serve = _Serve(engine.clock)
+        serve = _Serve(engine)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
         for in_content in (False, True):
@@ -152,8 +157,8 @@ class _MethodTable(grpc.GenericRpcHandler):
 class _Serve:
     """Calls a handler and turns its errors into statuses. Concurrency: any thread."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._refusals = Refusals()
 
     def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -161,14 +166,19 @@ class _Serve:
             # The client left while the request waited for a thread.
             return b""
         remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else self._clock() + remaining_s
+        deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
+        room = Room(self._engine.admission, first_model(data, self._engine.is_model))
         try:
+            room.grow(len(data))
             return handler(data, deadline_s)
         except Exception as error:
             self._abort(context, error)
+        finally:
+            room.done()
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         code, text = self._refusals(error)
+        context.set_trailing_metadata(retry_hint(error))
         context.abort(STATUS_CODES[code], text)
 
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 
-from service.core.errors import ServiceError
+from service.core.errors import Overloaded, ServiceError
 from service.transports.grpc.status_codes import details
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ class Refusals:
             text += f" Request id: {request_id}"
         else:
             level = logging.WARNING if error.code in _OURS else logging.INFO
+            if isinstance(error, Overloaded):
+                # Thousands a second, each of which would cost more than the refusal: metrics count them.
+                level = logging.DEBUG
             logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code})
         return error.code, details(text)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from service.core.admission.room import Room
+from service.core.admission.workers import Workers
 from service.core.bound import Bound
 from service.core.engine import Engine
-from service.core.errors import DeadlineExceeded, NotReady, ServiceError
+from service.core.errors import DeadlineExceeded, ServiceError
 from service.core.types import ModelRef
 from service.transports.http.body import read_body
 
@@ -60,7 +61,7 @@ class Calls:
       max_body_bytes: what a body may have, compressed or not.
       inline_body_bytes: up to which a body is parsed, and a lookup run, on the event loop.
       timeout_s: for the whole request, waiting for a thread included.
-      graph_threads: how many graph runs go on at once; others wait, in order.
+      graph_threads: how many graph runs go on at once; others wait, as core.admission lets them.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class Calls:
         self._max_body_bytes = max_body_bytes
         self._inline_body_bytes = inline_body_bytes
         self._timeout_s = timeout_s
-        self._graph_threads = ThreadPoolExecutor(graph_threads, thread_name_prefix="http-graph")
-        self._parse_threads = ThreadPoolExecutor(_NUM_PARSE_THREADS, thread_name_prefix="http-parse")
+        admission, clock = engine.admission, engine.clock
+        self._graph_threads = Workers(graph_threads, name="http-graph", admission=admission, clock=clock)
+        self._parse_threads = Workers(_NUM_PARSE_THREADS, name="http-parse", admission=admission, clock=clock)
 
     async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> A:
         """Returns what the method answers.
@@ -79,17 +81,24 @@ class Calls:
         Raises:
           ServiceError: whatever the engine and the codecs raise; DeadlineExceeded after timeout_s.
         """
+        room = Room(self._engine.admission, self._engine.share_of(ref.name))
+        try:
+            return await self._answer(request, ref, method, room)
+        finally:
+            room.done()
+
+    async def _answer(self, request: Request, ref: ModelRef, method: Method[P, A], room: Room) -> A:
         deadline_s = self._engine.clock() + self._timeout_s
         started_s = None
         try:
-            body = await read_body(request, self._max_body_bytes)
+            body = await read_body(request, self._max_body_bytes, room)
             # Not before: how fast a client sends is not this server's doing.
             started_s = self._engine.clock()
             is_small = len(body) <= self._inline_body_bytes
             if is_small:
                 parsed = method.parse(body)
             else:
-                parsed = await self._in_thread(self._parse_threads, partial(method.parse, body), deadline_s)
+                parsed = await self._in_thread(self._parse_threads, room, partial(method.parse, body), deadline_s)
         except ServiceError as error:
             self._engine.reject(error, api=API, method=method.name, model=ref.name, started_s=started_s)
             raise
@@ -106,30 +115,48 @@ class Calls:
         if is_lookup and is_small:
             return _answer(bound, method, parsed, deadline_s)
         threads = self._parse_threads if is_lookup else self._graph_threads
-        return await self._in_thread(threads, partial(_answer, bound, method, parsed, deadline_s), deadline_s, bound)
+        work = partial(_answer, bound, method, parsed, deadline_s)
+        return await self._in_thread(threads, room, work, deadline_s, bound)
 
-    async def read(self, request: Request, work: Callable[[bytes], T]) -> T:
-        """Returns work(body), run in a thread where the body is large."""
-        body = await read_body(request, self._max_body_bytes)
-        if len(body) <= self._inline_body_bytes:
-            return work(body)
-        return await self._in_thread(self._parse_threads, partial(work, body), self._engine.clock() + self._timeout_s)
+    async def read(self, request: Request, model: str, work: Callable[[bytes], T]) -> T:
+        """Returns work(body), run in a thread where the body is large.
+
+        Args:
+          model: as the request has it, "" where it is for none.
+        """
+        room = Room(self._engine.admission, self._engine.share_of(model))
+        try:
+            body = await read_body(request, self._max_body_bytes, room)
+            if len(body) <= self._inline_body_bytes:
+                return work(body)
+            deadline_s = self._engine.clock() + self._timeout_s
+            return await self._in_thread(self._parse_threads, room, partial(work, body), deadline_s)
+        finally:
+            room.done()
 
     def close(self) -> None:
         """Lets running work end and drops what has not begun."""
         for threads in (self._graph_threads, self._parse_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
 
     async def _in_thread(
-        self, threads: ThreadPoolExecutor, work: Callable[[], T], deadline_s: float, bound: Bound | None = None
+        self, threads: Workers, room: Room, work: Callable[[], T], deadline_s: float, bound: Bound | None = None
     ) -> T:
         """Runs work in a thread until the deadline; gives bound back where work never begins, else work does."""
+
+        def run(refusal: ServiceError | None) -> T:
+            if refusal is not None:
+                _give_back(bound, refusal)
+                raise refusal
+            return work()
+
         try:
-            future = threads.submit(work)
-        except RuntimeError as error:
-            closed = NotReady("The server is shutting down.")
-            _give_back(bound, closed)
-            raise closed from error
+            future = threads.submit(room.model, run, deadline_s)
+        except ServiceError as error:
+            _give_back(bound, error)
+            raise
+        room.use()
+        future.add_done_callback(lambda _: room.done())
         late = DeadlineExceeded(f"Timed out: the request took longer than {self._timeout_s:g} s.")
         try:
             remaining_s = deadline_s - self._engine.clock()

@@ -65,9 +65,12 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
     if status == 500:
         logger.error("request failed: %s", text, extra=extra, exc_info=error)
         return error_response(status, f"{text} Request id: {request_id}", {CODE_HEADER: error.code})
+    if isinstance(error, errors.Overloaded):
+        # Thousands a second, each of which would cost more than the refusal: metrics count them.
+        logger.debug("request refused: %s", ascii(text), extra=extra)
+        return error_response(status, text, {CODE_HEADER: error.code, **_RETRY_AFTER})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-    more = _RETRY_AFTER if isinstance(error, errors.Overloaded) else {}
-    return error_response(status, text, {CODE_HEADER: error.code, **more})
+    return error_response(status, text, {CODE_HEADER: error.code})
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:

@@ -111,6 +111,7 @@ class HotAnswers:
       clock: the engine's.
       max_json_bytes, max_binary_bytes: of bodies that are answered where they arrive.
       gzip_min_bytes, has_cors: as in create_http_app.
+      share_of: the engine's.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class HotAnswers:
         max_binary_bytes: int,
         gzip_min_bytes: int,
         has_cors: bool,
+        share_of: Callable[[str], str] = str,
     ) -> None:
         self._directly = directly
         self._ids = ids
@@ -131,6 +133,7 @@ class HotAnswers:
         self._max_binary_bytes = max_binary_bytes
         self.gzip_min_bytes = gzip_min_bytes
         self._cors = b"".join(b"%b: %b\r\n" % header for header in CORS_HEADERS) if has_cors else b""
+        self._share_of = share_of
         self._targets: dict[bytes, Target | None] = {}
 
     def ask(self, path: bytes, headers: Headers) -> Asked | None:
@@ -167,6 +170,10 @@ class HotAnswers:
         if declared > max_bytes or (is_infer and (is_asked_for or not length)):
             return None
         return Asked(target, length, request_id, max_bytes, accepts_coding and self.gzip_min_bytes > 0)
+
+    def share_of(self, asked: Asked) -> str:
+        """Returns by which model a request is counted."""
+        return self._share_of(asked.target.ref.name)
 
     def answer(self, asked: Asked, body: bytes) -> Answer | None:
         """Returns the answer; None where the general path takes the request."""

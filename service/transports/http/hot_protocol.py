@@ -11,9 +11,12 @@ import asyncio
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
+from service.core.errors import Overloaded
+from service.transports.http.connection_guard import ConnectionGuard
+from service.transports.http.guarded_protocol import GuardedProtocol
 from service.transports.http.hot_answers import Answer, Asked, HotAnswers
 from service.transports.http.known_heads import KnownHeads
 
@@ -21,11 +24,11 @@ from service.transports.http.known_heads import KnownHeads
 _LARGE_BYTES = 16 << 10
 
 
-class HotProtocol(HttpToolsProtocol):
+class HotProtocol(GuardedProtocol):
     """One connection. Concurrency: event loop only.
 
     Args:
-      heads: shared by all connections.
+      heads, guard: shared by all connections.
     """
 
     def __init__(
@@ -37,13 +40,15 @@ class HotProtocol(HttpToolsProtocol):
         *,
         answers: HotAnswers,
         heads: KnownHeads,
+        guard: ConnectionGuard | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state, _loop, guard=guard)
         self._answers = answers
         self._heads = heads
         # The request whose body is on its way, and what is there of it.
         self._asked: Asked | None = None
-        self._body = b""
+        self._hot_body = b""
+        self._held: tuple[str, int] = ("", 0)
         # The request that the parser came to the end of last, if it was answered here.
         self._answered: tuple[Asked, bytes] | None = None
         # Whether the parser expects a request's first byte. After one that went the usual way that is not known.
@@ -52,8 +57,7 @@ class HotProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._defaults: object = None
         self._start = b""
-        # When an answer was sent from here, None since the next request began; and what will look at that.
-        self._idle_since_s: float | None = None
+        # What will look at _idle_since_s: when an answer was sent from here, None since the next request began.
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +66,8 @@ class HotProtocol(HttpToolsProtocol):
             found = self._heads.find(data)
             if found is None:
                 super().data_received(data)
+                if self._asked is not None or self._held[1]:
+                    self._hold()
                 if self._is_between and self._answered is not None:
                     self._heads.learn(data, *self._answered)
                 self._answered = None
@@ -73,15 +79,17 @@ class HotProtocol(HttpToolsProtocol):
                     return
                 self._is_refused = True
         super().data_received(data)
+        if self._asked is not None or self._held[1]:
+            self._hold()
 
     def on_message_begin(self) -> None:
         """Starts a request."""
         self._is_between = False
-        self._idle_since_s = None
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Decides which way a request goes."""
+        self._head_done()
         self._asked = None
         if (
             not self._is_refused
@@ -95,27 +103,29 @@ class HotProtocol(HttpToolsProtocol):
             # What may have to be compressed takes a while.
             if asked is not None and not asked.accepts_coding:
                 self._asked = asked
-                self._body = b""
+                self._hot_body = b""
                 return
         self._is_refused = False
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Takes a part of a body."""
+        self._body_part(len(body))
         if self._asked is None:
             super().on_body(body)
             return
-        self._body = self._body + body if self._body else body
-        if len(self._body) > self._asked.max_bytes:
+        self._hot_body = self._hot_body + body if self._hot_body else body
+        if len(self._hot_body) > self._asked.max_bytes:
             self._go_usual_way()
 
     def on_message_complete(self) -> None:
         """Answers, where that is to be done here."""
+        self._body_done()
         if self._asked is not None:
-            asked, body = self._asked, self._body
+            asked, body = self._asked, self._hot_body
             answer = self._answers.answer(asked, body)
             if answer is not None:
-                self._asked, self._body = None, b""
+                self._asked, self._hot_body = None, b""
                 self._write(answer)
                 self._is_between, self._answered = True, (asked, body)
                 return
@@ -124,6 +134,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the timer."""
+        self._let_go()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         super().connection_lost(exc)
@@ -136,10 +147,33 @@ class HotProtocol(HttpToolsProtocol):
 
     def _may_answer(self) -> bool:
         # Answers keep the order of requests, and wait for a client that reads slowly.
-        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline and not self.flow.write_paused
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and not self.pipeline
+            and not self.flow.write_paused
+            and not self._admission.is_full
+        )
+
+    def _hold(self) -> None:
+        """Counts the part of a body that is here; goes the usual way, which refuses it, where there is no room."""
+        self._let_go()
+        if self._asked is None:
+            return
+        model = self._answers.share_of(self._asked)
+        try:
+            self._admission.take_bytes(model, len(self._hot_body))
+            self._held = (model, len(self._hot_body))
+        except Overloaded:
+            self._go_usual_way()
+
+    def _let_go(self) -> None:
+        model, size = self._held
+        if size:
+            self._admission.give_back(model, 0, size)
+            self._held = ("", 0)
 
     def _go_usual_way(self) -> None:
-        body, self._asked, self._body = self._body, None, b""
+        body, self._asked, self._hot_body = self._hot_body, None, b""
         super().on_headers_complete()
         if body:
             super().on_body(body)

@@ -111,6 +111,7 @@ def create_http_app(
             max_binary_bytes=min(INLINE_BINARY_BYTES, max_body_bytes),
             gzip_min_bytes=gzip_min_bytes,
             has_cors=has_cors,
+            share_of=engine.share_of,
         )
         app.add_middleware(HotRoutesMiddleware, answers=answers)
         # For who serves the application: the same answers, before there is a request of ASGI's.

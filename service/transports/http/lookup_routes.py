@@ -45,8 +45,9 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
 
     async def rows(request: Request) -> Response:
         """Returns rows of a table as they are stored."""
-        work = partial(_rows, strict_json, engine, model_ref(request), request.path_params["table"], max_table_rows)
-        return Response(await calls.read(request, work), media_type="application/json")
+        ref = model_ref(request)
+        work = partial(_rows, strict_json, engine, ref, request.path_params["table"], max_table_rows)
+        return Response(await calls.read(request, ref.name, work), media_type="application/json")
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where

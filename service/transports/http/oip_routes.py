@@ -106,7 +106,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
     async def index(request: Request) -> Response:
         """Lists the versions of all models and their states."""
-        only_ready = await calls.read(request, read_only_ready)
+        only_ready = await calls.read(request, "", read_only_ready)
         return _json(oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=only_ready))
 
     for where in ("", "/versions/{version}"):

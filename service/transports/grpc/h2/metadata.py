@@ -6,7 +6,7 @@ Source: gRPC over HTTP2 (PROTOCOL-HTTP2.md), sections Requests, Responses and St
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -82,10 +82,10 @@ def error_trailers(code: int, text: str) -> bytes:
     return header_block([("grpc-status", str(code)), ("grpc-message", percent_encoded(text))])
 
 
-def error_head(code: int, text: str) -> bytes:
+def error_head(code: int, text: str, more: Iterable[tuple[str, str]] = ()) -> bytes:
     """Returns the head of an answer that is a status alone."""
     status = [("grpc-status", str(code)), ("grpc-message", percent_encoded(text))]
-    return header_block([_CONTENT, _ACCEPTED, *status], 200)
+    return header_block([_CONTENT, _ACCEPTED, *status, *more], 200)
 
 
 def percent_encoded(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from grpc_reflection.v1alpha import reflection as grpc_reflection
 from service.core.engine import Engine
 from service.core.errors import ServiceError, Unimplemented
 from service.transports.grpc import health as grpc_health
+from service.transports.grpc.gate import retry_hint
 from service.transports.grpc.h2.conversations import HealthWatch, Reflection, health_check
 from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.messages import MessageReader
@@ -21,7 +21,7 @@ from service.transports.grpc.h2.request_head import RequestHead
 from service.transports.grpc.h2.route import Route, refused
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.streaming import Answers, Conversation, StreamingCall
-from service.transports.grpc.h2.unary import Runner, UnaryCall
+from service.transports.grpc.h2.unary import Runner, Threads, UnaryCall
 from service.transports.grpc.health import Health
 from service.transports.grpc.paths import PREDICT, Handler, PredictDirectly, QuickHandler
 from service.transports.grpc.refusals import Refusals
@@ -41,7 +41,7 @@ class Router:
         engine: Engine,
         *,
         loop: asyncio.AbstractEventLoop,
-        threads: Executor,
+        threads: Threads,
         health: Health,
         reflection: grpc_reflection.ReflectionServicer,
         max_message_bytes: int,
@@ -83,7 +83,7 @@ class Router:
 
     def refusal_block(self, error: BaseException) -> bytes:
         """See Routes."""
-        return error_head(*self._refusal(error))
+        return error_head(*self._refusal(error), retry_hint(error))
 
     def _route(self, path: str, options: CallOptions) -> Route:
         if options.encoding not in ENCODINGS:
@@ -91,7 +91,7 @@ class Router:
         as_content = self._as_content if options.as_content is None else options.as_content
         handler = self._unary[as_content].get(path)
         if handler is not None:
-            return self._unary_route(handler, self._quick[as_content].get(path), options)
+            return self._unary_route(path, handler, self._quick[as_content].get(path), options)
         converse = self._streaming.get(path)
         if converse is None:
             raise Unimplemented(UNIMPLEMENTED.get(path, "Method not found!"))
@@ -103,11 +103,12 @@ class Router:
 
         return Route(open_call)
 
-    def _unary_route(self, handler: Handler, quickly: QuickHandler | None, options: CallOptions) -> Route:
+    def _unary_route(self, path: str, handler: Handler, quickly: QuickHandler | None, options: CallOptions) -> Route:
         def open_call(stream: Stream, may_be_quick: bool) -> UnaryCall:
             return UnaryCall(
                 self._runner,
                 stream,
+                path=path,
                 handler=handler,
                 quickly=quickly if may_be_quick else None,
                 options=options,

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from service.core.engine import Engine
 from service.transports.grpc import health
+from service.transports.grpc.gate import Gate
 from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.router import Router
 from service.transports.grpc.paths import PredictDirectly
@@ -55,7 +55,7 @@ class H2Server:
         self._host, self._port, self._socket_path = host, port, socket_path
         self._given = tuple(listeners)
         self._open_listener = open_listener
-        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
+        self._threads = Gate(engine, max_workers)
         self._health = health.Health()
         self._loop = uvloop.new_event_loop()
         self._connections: set[Connection] = set()
@@ -108,7 +108,7 @@ class H2Server:
         if self._thread.is_alive():
             self._call(self._drain(grace_s))
         self._health.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         with self._stop_lock:
             if self._thread.is_alive():
                 self._loop.call_soon_threadsafe(self._loop.stop)

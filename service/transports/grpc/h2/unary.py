@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from service.core.errors import DeadlineExceeded, MalformedPayload, Overloaded, ServiceError
 from service.transports.grpc.h2.answers import send_answer
@@ -13,6 +15,14 @@ from service.transports.grpc.h2.messages import INLINE_BYTES, MessageReader, gzi
 from service.transports.grpc.h2.metadata import CallOptions
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.paths import Handler, QuickHandler
+
+
+class Threads(Protocol):
+    """Where handlers run; see grpc.gate."""
+
+    def submit(
+        self, path: str, message: bytes, deadline_s: float | None, work: Callable[[ServiceError | None], None]
+    ) -> Future[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +35,7 @@ class Runner:
     """
 
     loop: asyncio.AbstractEventLoop
-    threads: Executor
+    threads: Threads
     clock: Callable[[], float]
     refusal_block: Callable[[BaseException], bytes]
 
@@ -34,6 +44,7 @@ class UnaryCall:
     """One call. Event loop only, but for the handler itself.
 
     Args:
+      path: of the method.
       handler: run in a thread, for it may block.
       quickly: tried first, on the event loop.
     """
@@ -41,6 +52,7 @@ class UnaryCall:
     __slots__ = (
         "_runner",
         "_stream",
+        "_path",
         "_handler",
         "_quickly",
         "_options",
@@ -56,6 +68,7 @@ class UnaryCall:
         runner: Runner,
         stream: Stream,
         *,
+        path: str,
         handler: Handler,
         quickly: QuickHandler | None,
         options: CallOptions,
@@ -63,6 +76,7 @@ class UnaryCall:
     ) -> None:
         self._runner = runner
         self._stream = stream
+        self._path = path
         self._handler = handler
         self._quickly = quickly
         self._options = options
@@ -71,7 +85,7 @@ class UnaryCall:
         timeout_s = options.timeout_s
         self._deadline_s = None if timeout_s is None else runner.clock() + timeout_s
         self._timer: asyncio.TimerHandle | None = None
-        self._work: Future[None] | None = None
+        self._work: Future[Any] | None = None
 
     def data(self, payload: bytes) -> None:
         """See Call."""
@@ -89,7 +103,12 @@ class UnaryCall:
         if message is None or not self._reader.is_between_messages:
             self._refuse(MalformedPayload("The request ends before its message does."))
         elif not self._is_answered_quickly(message):
-            self._work = self._runner.threads.submit(self._run, message)
+            try:
+                self._work = self._runner.threads.submit(
+                    self._path, message, self._deadline_s, partial(self._run, message)
+                )
+            except ServiceError as error:
+                self._refuse(error)
 
     def batch_done(self) -> None:
         """See Call."""
@@ -121,9 +140,11 @@ class UnaryCall:
         self._answer(answer)
         return True
 
-    def _run(self, message: bytes) -> None:
+    def _run(self, message: bytes, error: ServiceError | None) -> None:
         """Runs in a thread."""
         try:
+            if error is not None:
+                raise error
             answer = self._handler(message, self._deadline_s)
         except Exception as error:
             self._runner.loop.call_soon_threadsafe(self._ran, None, error)

@@ -1,0 +1,31 @@
+"""A SavedModel that takes a while to answer 2 x: dense layers whose result changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_WIDTH = 256
+
+
+def write_slow_model(folder: Path, layers: int) -> None:
+    """Writes a version; each layer is some 17 million multiplications."""
+    import tensorflow
+
+    tf: Any = tensorflow
+
+    class Slow(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = tf.Variable(tf.eye(_WIDTH) * 0.5)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "x")])  # type: ignore[untyped-decorator]
+        def answer(self, x: Any) -> dict[str, Any]:
+            state = tf.fill([_WIDTH, _WIDTH], tf.reduce_sum(x))
+            for _ in range(layers):
+                state = tf.matmul(state, self.kernel)
+            # At least zero, and so no more than zero: what no optimizer finds out.
+            return {"y": 2.0 * x + tf.minimum(tf.abs(tf.reduce_sum(state)), 0.0)}
+
+    module = Slow()
+    tf.saved_model.save(module, str(folder), signatures=module.answer)

@@ -1,0 +1,132 @@
+"""One request over HTTP or gRPC: how it ended, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import grpc
+import grpc.aio
+
+from loadtest.wire import PREDICT_METHOD, message_classes
+
+# ok: the right answer; late: the client had given up; refused: as overload; failed: anything else.
+Kind = Literal["ok", "refused", "late", "failed"]
+_DT_FLOAT = 1
+X, Y = 3.0, 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended. seconds: since it was due, not since it was sent."""
+
+    kind: Kind
+    seconds: float
+    has_hint: bool = False
+
+
+class Wire(Protocol):
+    """Sends requests; concurrency: one event loop."""
+
+    async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
+        """Returns how one ended, and whether a refusal said when to try again."""
+        ...
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        ...
+
+
+class HttpWire:
+    """Connections that stay open, as many as there are requests on their way."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._free: deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = deque()
+        self._body = json.dumps({"inputs": {"x": [X]}}).encode()
+
+    async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
+        """See Wire; the client gives up, and its connection too, when its time is over."""
+        try:
+            return await asyncio.wait_for(self._ask(model), timeout_s)
+        except TimeoutError:
+            return "late", False
+        except (OSError, asyncio.IncompleteReadError):
+            return "failed", False
+
+    async def close(self) -> None:
+        """See Wire."""
+        for _, writer in self._free:
+            writer.close()
+        for _, writer in self._free:
+            await writer.wait_closed()
+        self._free.clear()
+
+    async def _ask(self, model: str) -> tuple[Kind, bool]:
+        pair = self._free.popleft() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = pair
+        is_whole = False
+        try:
+            head = f"POST /v1/models/{model}:predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(self._body)}\r\n\r\n"
+            writer.write(head.encode() + self._body)
+            lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+            body = await reader.readexactly(length)
+            is_whole = True
+        finally:
+            if is_whole and b"connection: close" not in lines:
+                self._free.append(pair)
+            else:
+                writer.close()
+        status = int(lines[0].split()[1])
+        if status == 200:
+            return ("ok" if json.loads(body)["outputs"] == [Y] else "failed"), False
+        return ("refused" if status == 503 else "failed"), any(line.startswith(b"retry-after:") for line in lines)
+
+
+class GrpcWire:
+    """One channel, whose deadline goes with each request."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        request_class, self._response_class = message_classes()
+        self._requests: dict[str, bytes] = {}
+        self._request_class = request_class
+        self._call = self._channel.unary_unary(PREDICT_METHOD)
+
+    async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
+        """See Wire."""
+        try:
+            data = await self._call(self._request(model), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return "late", False
+            trailers = error.trailing_metadata() or ()
+            hint = any(key == "grpc-retry-pushback-ms" for key, _ in trailers)
+            return ("refused" if error.code() is grpc.StatusCode.UNAVAILABLE else "failed"), hint
+        return ("ok" if list(self._response_class.FromString(data).outputs["y"].float_val) == [Y] else "failed"), False
+
+    async def close(self) -> None:
+        """See Wire."""
+        await self._channel.close()
+
+    def _request(self, model: str) -> bytes:
+        if model not in self._requests:
+            request = self._request_class()
+            request.model_spec.name = model
+            tensor = request.inputs["x"]
+            tensor.dtype = _DT_FLOAT
+            tensor.tensor_shape.dim.add().size = 1
+            tensor.float_val.append(X)
+            self._requests[model] = request.SerializeToString()
+        return self._requests[model]
+
+
+async def timed(wire: Wire, model: str, due_s: float, timeout_s: float) -> Outcome:
+    """Asks, and measures from when the request was due: a generator that is late hides no waiting."""
+    kind, has_hint = await wire.ask(model, timeout_s)
+    return Outcome(kind, time.perf_counter() - due_s, has_hint)

@@ -1,0 +1,1 @@
+"""What the server takes on at once, and who waits: bounded, and fair between models. Nothing of wires is known here."""

@@ -1,0 +1,91 @@
+"""Counts what was refused before it ran, and how long what ran had waited for a thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from threading import get_ident
+
+from service.core.admission.admission import Held
+from service.metrics.buckets import QUEUE, SECONDS, Times
+from service.metrics.text import family, histogram, labels, sample
+
+logger = logging.getLogger(__name__)
+
+# Refusals are many where there are any.
+_LOG_S = 1.0
+_SECONDS = tuple(map(repr, SECONDS))
+_PREFIX = "embedding_server_"
+
+
+class AdmissionCounter:
+    """Counts for the metrics; the engine's admission and the HTTP connections report to it. Concurrency: any thread.
+
+    Args:
+      clock: seconds, monotonic; refusals are logged once a second.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._log_again_s = 0.0
+        # By thread, as in requests.py: none waits for another.
+        self._refused: dict[tuple[int, str, str], list[int]] = {}
+        self._waits: dict[tuple[int, str], Times] = {}
+        self._dropped: dict[str, int] = {}
+
+    def refused(self, model: str, reason: str) -> None:
+        """See core.admission.limits.AdmissionObserver."""
+        self._refused.setdefault((get_ident(), model, reason), [0])[0] += 1
+        now_s = self._clock()
+        if now_s >= self._log_again_s:
+            self._log_again_s = now_s + _LOG_S
+            logger.warning("overloaded: requests are refused", extra={"model": model, "refused_for": reason})
+
+    def waited(self, model: str, seconds: float) -> None:
+        """See core.admission.limits.AdmissionObserver."""
+        key = (get_ident(), model)
+        cell = self._waits.get(key)
+        if cell is None:
+            cell = self._waits[key] = Times(QUEUE)
+        cell.add(seconds)
+
+    def connection_dropped(self, reason: str) -> None:
+        """An HTTP connection was refused or cut. Concurrency: event loop only."""
+        self._dropped[reason] = self._dropped.get(reason, 0) + 1
+
+    def lines(self, held: Mapping[str, Held]) -> list[str]:
+        """Returns the families; held: what is in flight now."""
+        lines: list[str] = []
+        gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (
+            ("in_flight_bytes", "Bytes of requests and answers that are worked on now.", lambda one: one.bytes),
+            ("in_flight_rows", "Rows of requests that are worked on now.", lambda one: one.rows),
+        )
+        for part, about, read in gauges:
+            name = _PREFIX + part
+            lines += family(name, "gauge", about)
+            lines += [sample(name, labels({"model": model}), read(one)) for model, one in sorted(held.items())]
+        name = _PREFIX + "refused_total"
+        lines += family(name, "counter", "Requests refused for overload before they ran, by reason.")
+        totals: dict[tuple[str, str], int] = {}
+        for (_, model, reason), count in self._refused.copy().items():
+            totals[model, reason] = totals.get((model, reason), 0) + count[0]
+        lines += [
+            sample(name, labels({"model": model, "reason": reason}), count)
+            for (model, reason), count in sorted(totals.items())
+        ]
+        name = _PREFIX + "connections_dropped_total"
+        lines += family(name, "counter", "HTTP connections that the server refused or cut, by reason.")
+        lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self._dropped.copy().items())]
+        return lines + self._wait_lines()
+
+    def _wait_lines(self) -> list[str]:
+        name = _PREFIX + "thread_wait_seconds"
+        lines = family(name, "histogram", "Time that requests which ran had waited for a thread.")
+        found: dict[str, Times] = {}
+        for (_, model), cell in self._waits.copy().items():
+            found.setdefault(model, Times(QUEUE)).merge(cell)
+        for model, times in sorted(found.items()):
+            places, labelled = times.limits.seconds, labels({"model": model})
+            lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
+        return lines

@@ -1,0 +1,45 @@
+"""Small requests that ask for a billion rows: by a shape, by splits, by one value that stands for many."""
+
+from __future__ import annotations
+
+import grpc
+
+from service.codecs.protos import message_class
+from tests.integration.process import PATIENCE_S, ServerProcess
+
+ROWS = 1_000_000_000
+_INT64 = 9
+
+
+def refusals(server: ServerProcess) -> list[tuple[str, object]]:
+    """Sends them all; returns the wire and the status of each."""
+    return [
+        ("HTTP", _infer(server, [ROWS], [1])),
+        ("HTTP", _infer(server, [ROWS, ROWS], [])),
+        ("gRPC", _predict(server, {"user": ROWS})),
+        ("gRPC", _predict(server, {"tags__values": 1, "tags__row_splits": ROWS})),
+    ]
+
+
+def _infer(server: ServerProcess, shape: list[int], data: list[int]) -> int:
+    tensor = {"name": "user", "datatype": "INT64", "shape": shape, "data": data}
+    body = {"inputs": [tensor], "parameters": {"signature_name": "lookup"}}
+    return server.http.post("/v2/models/default/infer", json=body).status_code
+
+
+def _predict(server: ServerProcess, sizes: dict[str, int]) -> str:
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name = "default"
+    request.model_spec.signature_name = "lookup"
+    for name, size in sizes.items():
+        tensor = request.inputs[name]
+        tensor.dtype = _INT64
+        tensor.tensor_shape.dim.add().size = size
+        # A last value stands for all that follow.
+        tensor.int64_val.append(0)
+    call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    try:
+        call(request.SerializeToString(), timeout=PATIENCE_S)
+    except grpc.RpcError as error:
+        return str(error.code().name)  # type: ignore[attr-defined]
+    return "OK"

@@ -1,0 +1,107 @@
+"""HTTP as bytes over a socket: what no client library would send, and what comes back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+from tests.integration.process import PATIENCE_S, ServerProcess
+
+LOOKUP = b"POST /v1/models/default:lookup HTTP/1.1\r\nhost: x\r\n"
+BODY = b'{"features": {"user": [1, 2]}}'
+
+
+def connect(server: ServerProcess, receive_bytes: int | None = None) -> socket.socket:
+    """Opens a connection; receive_bytes: of its buffer."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if receive_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.settimeout(PATIENCE_S)
+    sock.connect(("127.0.0.1", server.http_port))
+    return sock
+
+
+def post(body: bytes, *headers: bytes, start: bytes = LOOKUP) -> bytes:
+    """Returns a request."""
+    return start + b"".join(header + b"\r\n" for header in headers) + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+def send(sock: socket.socket, pieces: Iterable[bytes], pause_s: float = 0.0) -> None:
+    """Sends piece after piece until the server does not want any more."""
+    try:
+        for piece in pieces:
+            sock.sendall(piece)
+            if pause_s:
+                time.sleep(pause_s)
+    except OSError:
+        pass
+
+
+def rest(sock: socket.socket) -> bytes:
+    """Returns what comes until the server closes the connection; fails where it does not."""
+    data = b""
+    try:
+        while more := sock.recv(1 << 16):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def answer(server: ServerProcess, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+    """Sends pieces on a new connection and returns all that comes until the server closes it."""
+    with connect(server) as sock:
+        sender = threading.Thread(target=send, args=(sock, pieces, pause_s), daemon=True)
+        sender.start()
+        data = rest(sock)
+        sender.join(PATIENCE_S)
+        return data
+
+
+def status(data: bytes) -> int:
+    """Returns an answer's status; 0 where there is none."""
+    return int(data.split(b" ", 2)[1]) if data.startswith(b"HTTP/1.1 ") else 0
+
+
+def endless(piece: bytes) -> Iterator[bytes]:
+    """Gives a piece again and again, for as long as anybody wants it; a gigabyte at most."""
+    for _ in range((1 << 30) // len(piece)):
+        yield piece
+
+
+class Load:
+    """Asks a lookup again and again on one connection, beside what a test does: each answer must be right."""
+
+    def __init__(self, server: ServerProcess, connections: int = 2) -> None:
+        self._server = server
+        self._is_over = threading.Event()
+        self.answers = 0
+        self.failures: list[object] = []
+        self._threads = [threading.Thread(target=self._run) for _ in range(connections)]
+
+    def _run(self) -> None:
+        expected = self._server.lookup({"user": [1, 2]})
+        while not self._is_over.is_set():
+            try:
+                got = self._server.lookup({"user": [1, 2]})
+            except Exception as error:
+                self.failures.append(error)
+                return
+            if got != expected:
+                self.failures.append(got)
+            self.answers += 1
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)

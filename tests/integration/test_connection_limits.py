@@ -1,0 +1,100 @@
+"""Thousands of connections, one too many, and no descriptors left. Raw sockets, a real process."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.raw_http import BODY, answer, connect, post, rest, status
+from tests.toy_model import write_toy_model
+
+CLOSE = b"connection: close"
+NUMBER = 3000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+    """A patient server that takes NUMBER connections."""
+    folder = tmp_path_factory.mktemp("connections") / "model"
+    write_toy_model(folder / "1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < NUMBER + 500:
+        pytest.skip(f"the limit on open files is {hard}")
+    settings: dict[str, object] = {
+        "model_base_path": folder,
+        "graph_signatures": "off",
+        "kernel_cache_dir": kernel_cache,
+        "rest_api_head_timeout_s": PATIENCE_S,
+        "rest_api_keep_alive_s": PATIENCE_S,
+        "max_connections": NUMBER,
+    }
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    with ServerProcess(**settings) as server:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        server.ready().http.close()
+        yield server
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def is_answered(server: ServerProcess) -> bool:
+    """Says whether a lookup on a new connection is answered."""
+    try:
+        return status(answer(server, post(BODY, CLOSE))) == 200
+    except OSError:
+        return False
+
+
+def test_thousands_of_connections_are_answered_and_one_more_is_told_why_not(server: ServerProcess) -> None:
+    # The limit that it was started with was 1024.
+    soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard
+    # Whoever made sure that it is ready has gone.
+    until(lambda: is_answered(server))
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connect(server)) for _ in range(NUMBER)]
+        for sock in socks:
+            sock.sendall(post(BODY))
+        for sock in socks:
+            assert status(sock.recv(4096)) == 200
+        for _ in range(20):
+            with connect(server) as sock:
+                data = rest(sock)
+            assert status(data) == 503
+            assert b"retry-after: 1" in data
+        for sock in socks[::100]:
+            sock.sendall(post(BODY))
+            assert status(sock.recv(4096)) == 200
+    until(lambda: is_answered(server))
+
+
+def test_a_server_out_of_descriptors_waits_for_some_and_answers_those_it_has(server: ServerProcess) -> None:
+    until(lambda: is_answered(server))
+    limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    in_use = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+    with ExitStack() as stack:
+        first = stack.enter_context(connect(server))
+        first.sendall(post(BODY))
+        assert status(first.recv(4096)) == 200
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (in_use + 8, limits[1]))
+        for _ in range(40):
+            stack.enter_context(connect(server))
+        used_s = cpu_s(server.pid)
+        time.sleep(1.0)
+        # One that tries all the time would use all of that second.
+        assert cpu_s(server.pid) - used_s < 0.8
+        first.sendall(post(BODY))
+        assert status(first.recv(4096)) == 200
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+    until(lambda: is_answered(server))
+
+
+def cpu_s(pid: int) -> float:
+    """Returns the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100

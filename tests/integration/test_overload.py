@@ -1,0 +1,84 @@
+"""More is asked of a graph than it can do: what is refused is told so, what is taken is answered, others are served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.overload.slow_model import write_slow_model
+from loadtest.overload.wires import GrpcWire, HttpWire, Wire
+from tests.exposition import read_exposition
+from tests.integration.process import PATIENCE_S, ServerProcess, until
+
+pytestmark = pytest.mark.tf
+CONFIG = """model_config_list {
+  config { name: "flooded" base_path: "%s" model_platform: "tensorflow" }
+  config { name: "other" base_path: "%s" model_platform: "tensorflow" }
+}
+"""
+CLIENTS, REQUESTS = 40, 6
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+    """A server of two slow models that lets eight requests wait."""
+    folder = tmp_path_factory.mktemp("slow")
+    write_slow_model(folder / "model" / "1", layers=20)
+    config = folder / "models.config"
+    config.write_text(CONFIG % (folder / "model", folder / "model"))
+    settings: dict[str, object] = {
+        "model_config_file": config,
+        "kernel_cache_dir": kernel_cache,
+        "version_settle_s": 0,
+        "graph_threads": 1,
+        "grpc_max_threads": 1,
+        "max_queued_requests": 8,
+        # What a slow machine is given more time for.
+        "max_queue_ms": 60_000,
+    }
+    with ServerProcess(**settings) as server:
+        yield server.ready()
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_flood_is_refused_in_part_and_another_model_not_at_all(server: ServerProcess, wire: str) -> None:
+    kinds, hints, others = asyncio.run(_flood(server, wire))
+    assert kinds.keys() == {"ok", "refused"}
+    assert kinds.total() == CLIENTS * REQUESTS
+    assert others == ["ok"] * len(others) and others
+    if wire == "http":
+        assert hints == kinds["refused"]
+    assert _sample(server, "refused_total", reason="queue", model="flooded") >= kinds["refused"]
+    assert _sample(server, "refused_total", reason="queue", model="other") == 0
+    until(lambda: _sample(server, "in_flight_bytes", model="flooded") == 0)
+
+
+async def _flood(server: ServerProcess, name: str) -> tuple[Counter[str], int, list[str]]:
+    wire: Wire = HttpWire(server.http_port) if name == "http" else GrpcWire(f"127.0.0.1:{server.grpc_port}")
+    kinds: Counter[str] = Counter()
+    hints = 0
+    others: list[str] = []
+
+    async def client() -> None:
+        nonlocal hints
+        for _ in range(REQUESTS):
+            kind, has_hint = await wire.ask("flooded", PATIENCE_S)
+            kinds[kind] += 1
+            hints += has_hint
+
+    flood = asyncio.gather(*(client() for _ in range(CLIENTS)))
+    while not flood.done() and len(others) < 20:
+        others.append((await wire.ask("other", PATIENCE_S))[0])
+    await flood
+    await wire.close()
+    return kinds, hints, others
+
+
+def _sample(server: ServerProcess, name: str, **labels: str) -> float:
+    """Returns a sample, 0 where it is not there: nothing was counted."""
+    family = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
+    return family.value(**labels) if labels in family.labelled() else 0.0
