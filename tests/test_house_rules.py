@@ -58,23 +58,27 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.transports.http": (
         {
+            "service.core.access",
             "service.core.bound",
             "service.core.engine",
             "service.core.inference",
             "service.core.types",
             "service.core.errors",
             "service.codecs",
+            "service.transports.peer",
         },
         {"numpy", "fastapi", "starlette", "orjson", "uvicorn"},
     ),
     "service.transports.grpc": (
         {
+            "service.core.access",
             "service.core.bound",
             "service.core.engine",
             "service.core.inference",
             "service.core.types",
             "service.core.errors",
             "service.codecs",
+            "service.transports.peer",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message", "httpunk", "uvloop"},

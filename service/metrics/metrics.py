@@ -10,6 +10,7 @@ from service.core.servable import LoadedServable
 from service.core.types import State, VersionStatus
 from service.metrics.batches import BatchCounter
 from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
+from service.metrics.reloads import ReloadCounter
 from service.metrics.requests import RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
 from service.metrics.text import CONTENT_TYPE
@@ -19,7 +20,7 @@ from service.metrics.warmups import WarmupCounter
 class Metrics:
     """What one server counts. Concurrency: any thread.
 
-    requests: core.engine's Observer. batches, warmups: who runs these reports to them.
+    requests: core.engine's Observer. batches, warmups, auth: who runs these reports to them.
 
     Args:
       loaded: tells which servables are loaded now; their tables count what was read of them.
@@ -29,6 +30,7 @@ class Metrics:
         self.requests = RequestCounter()
         self.batches = BatchCounter()
         self.warmups = WarmupCounter()
+        self.auth = ReloadCounter()
         self._loaded = loaded
         self._states: dict[tuple[str, int], int] = {}
         self._process = CollectorRegistry()
@@ -54,6 +56,7 @@ class Metrics:
         lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
         batches = self.batches.read()
         lines += batch_lines(batches)
+        lines += self.auth.lines()
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))
         text = "".join(f"{line}\n" for line in lines)
         return generate_latest(self._process) + text.encode(), CONTENT_TYPE

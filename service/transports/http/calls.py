@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -113,7 +114,9 @@ class Calls:
         body = await read_body(request, self._max_body_bytes)
         if len(body) <= self._inline_body_bytes:
             return work(body)
-        return await self._in_thread(self._parse_threads, partial(work, body), self._engine.clock() + self._timeout_s)
+        # In this request's context, which tells who asks.
+        work_here = partial(copy_context().run, work, body)
+        return await self._in_thread(self._parse_threads, work_here, self._engine.clock() + self._timeout_s)
 
     def close(self) -> None:
         """Lets running work end and drops what has not begun."""

@@ -111,6 +111,7 @@ class HotAnswers:
       clock: the engine's.
       max_json_bytes, max_binary_bytes: of bodies that are answered where they arrive.
       gzip_min_bytes, has_cors: as in create_http_app.
+      origins_matter: what pages of other origins send is left to the general path.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class HotAnswers:
         max_binary_bytes: int,
         gzip_min_bytes: int,
         has_cors: bool,
+        origins_matter: bool = False,
     ) -> None:
         self._directly = directly
         self._ids = ids
@@ -131,6 +133,7 @@ class HotAnswers:
         self._max_binary_bytes = max_binary_bytes
         self.gzip_min_bytes = gzip_min_bytes
         self._cors = b"".join(b"%b: %b\r\n" % header for header in CORS_HEADERS) if has_cors else b""
+        self._looked_at = _READ | {b"origin"} if origins_matter else _READ
         self._targets: dict[bytes, Target | None] = {}
 
     def ask(self, path: bytes, headers: Headers) -> Asked | None:
@@ -148,7 +151,7 @@ class HotAnswers:
             return None
         length, request_id, accepts_coding, is_asked_for, declared = "", b"", False, False, 0
         for name, value in headers:
-            if name not in _READ:
+            if name not in self._looked_at:
                 continue
             if name == b"content-length":
                 declared = int(value) if value.isdigit() and len(value) < 19 else _NO_LENGTH
