@@ -25,6 +25,8 @@ from service.transports.grpc.paths import PredictDirectly
 from service.transports.grpc.served import HEALTH_NAMES, SERVICES, descriptor_pool
 
 _BACKLOG = 2048
+# Between two looks for clients that are stuck.
+_CHECK_S = 5.0
 
 
 class H2Server:
@@ -102,6 +104,7 @@ class H2Server:
         self.set_serving(self._engine.is_ready)
         self._thread.start()
         self._call(self._listen(listeners))
+        self._loop.call_soon_threadsafe(self._check_connections)
         return port
 
     def set_serving(self, is_serving: bool) -> None:
@@ -151,8 +154,12 @@ class H2Server:
             self._servers.append(server)
 
     def _connect(self) -> Connection:
-        make = Connection if isinstance(self._router, Router) else KnownConnection
-        connection = make(self._router.open_call, self._lost)
+        router = self._router
+        connection: Connection
+        if isinstance(router, GuardedRouter):
+            connection = KnownConnection(router, self._lost)
+        else:
+            connection = Connection(router, self._lost)
         self._connections.add(connection)
         return connection
 
@@ -160,6 +167,11 @@ class H2Server:
         self._connections.discard(connection)
         if not self._connections:
             self._idle.set()
+
+    def _check_connections(self) -> None:
+        self._loop.call_later(_CHECK_S, self._check_connections)
+        for connection in list(self._connections):
+            connection.check()
 
     async def _drain(self, grace_s: float) -> None:
         for server in self._servers:
