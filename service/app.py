@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from service.access import create_access
+from service.admin_server import AdminServer
+from service.auth_config import AuthConfigError
+from service.codecs.model_config_proto import parse_config_text
 from service.core.admission.admission import Admission
 from service.core.admission.limits import Limits
 from service.core.engine import Engine
@@ -39,9 +42,8 @@ from service.process_limits import max_connections
 from service.settings import Settings
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.connection_guard import ConnectionGuard, ConnectionLimits
-from service.transports.http.hot_protocol import HotProtocol
+from service.transports.http.guarded_hot import hot_protocol
 from service.transports.http.http_app import create_http_app
-from service.transports.http.known_heads import KnownHeads
 from service.workers.crew import Crew, Own
 
 logger = logging.getLogger(__name__)
@@ -111,7 +113,11 @@ class App:
             admission=_admission(settings, self._metrics),
         )
         self._metrics.held = self._engine.admission.held
-        self._grpc = create_grpc_server(settings, self._engine, crew)
+        try:
+            self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
+        except AuthConfigError as error:
+            raise StartError(f"--auth_config={settings.auth_config}: {error}") from error
+        self._grpc = create_grpc_server(settings, self._engine, crew, self._access)
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -129,6 +135,7 @@ class App:
             # Before anything listens: a listener asks the crew whether it may.
             self._join(self._crew, stop)
         http_socket = self._crew.http_listener if self._crew else _listen(settings.host, settings.rest_api_port)
+        admin = self._admin_server()
         try:
             grpc_port = self._grpc.start()
         except OSError as error:
@@ -138,17 +145,24 @@ class App:
         self._handle_signals(stop, http)
         serving = asyncio.create_task(http.serve(sockets=[http_socket]))
         serving.add_done_callback(lambda _: stop.set())
+        if admin is not None:
+            admin.start()
+        if self._access is not None:
+            self._access.watch(self._stop_watching, settings.auth_config_poll_wait_seconds)
         self._models.start(configs)
         if self._config_file is not None and self._polls_config_file:
             polling = (self._reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
             threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
         if self._crew is None:
             http_port = http_socket.getsockname()[1]
-            logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
+            ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin.port if admin else None}
+            logger.info("listening", extra={"host": settings.host, **ports})
         else:
             self._crew.listening()
         await stop.wait()
         await self._shut_down(http, serving)
+        if admin is not None:
+            await admin.stop()
         try:
             return await self._stop_models()
         finally:
@@ -201,31 +215,24 @@ class App:
         return configs
 
     def _http_server(self) -> HttpServer:
-        settings = self._settings
+        settings, access = self._settings, self._access
+        engine = access.engine if access else self._engine
         http_app = create_http_app(
-            self._engine,
-            metrics=self._crew.render if self._crew else self._metrics.render,
+            engine,
+            metrics=access.metrics(self._render) if access else self._render,
             metrics_paths=self._metrics_paths(),
             max_body_bytes=settings.max_request_bytes,
             rest_api_timeout_s=settings.rest_api_timeout_s,
             graph_threads=settings.http_graph_threads,
             gzip_min_bytes=settings.rest_api_gzip_min_bytes,
             has_cors=settings.rest_api_enable_cors_support,
+            cors_origins=settings.cors_origins,
             strict_json=settings.rest_api_strict_json,
-            directly=DirectHttp(self._engine, HTTP_API, strict_json=settings.rest_api_strict_json),
+            directly=DirectHttp(engine, HTTP_API, strict_json=settings.rest_api_strict_json),
+            callers=access.callers if access else None,
         )
-        guard = ConnectionGuard(
-            ConnectionLimits(
-                connections=max_connections(settings.max_connections),
-                head_bytes=settings.rest_api_max_head_bytes,
-                body_bytes=settings.max_request_bytes,
-                head_timeout_s=settings.rest_api_head_timeout_s,
-                stall_timeout_s=settings.rest_api_stall_timeout_s,
-            ),
-            self._engine.admission,
-            self._metrics.admission.connection_dropped,
-        )
-        protocol: Any = partial(HotProtocol, answers=http_app.state.hot_answers, heads=KnownHeads(), guard=guard)
+        guard = self._connection_guard()
+        protocol: Any = hot_protocol(http_app.state.hot_answers, guard)
         return HttpServer(
             uvicorn.Config(
                 http_app,
@@ -242,6 +249,50 @@ class App:
             guard,
             self._crew.opener("http") if self._crew else None,
         )
+
+    def _connection_guard(self) -> ConnectionGuard:
+        settings = self._settings
+        return ConnectionGuard(
+            ConnectionLimits(
+                connections=max_connections(settings.max_connections),
+                head_bytes=settings.rest_api_max_head_bytes,
+                body_bytes=settings.max_request_bytes,
+                head_timeout_s=settings.rest_api_head_timeout_s,
+                stall_timeout_s=settings.rest_api_stall_timeout_s,
+            ),
+            self._engine.admission,
+            self._metrics.admission.connection_dropped,
+        )
+
+    def _admin_server(self) -> AdminServer | None:
+        settings, crew = self._settings, self._crew
+        if settings.admin_port < 0:
+            return None
+        return AdminServer(
+            self._engine,
+            self._access,
+            listener=crew.admin_listener
+            if crew and crew.admin_listener
+            else _listen(settings.admin_host, settings.admin_port, "--admin_port or --admin_host"),
+            render=self._render,
+            reload_config=self._reload_config,
+            guard=self._connection_guard(),
+            drain_timeout_s=settings.drain_timeout_s,
+        )
+
+    def _reload_config(self, engine: Engine, text: str | None) -> list[str]:
+        """Takes a list of models by an engine that knows who asks for it; see create_admin_app."""
+        if text is not None:
+            models = parse_config_text(text, "The body") or ()
+            engine.reload(models)
+        elif self._config_file is None:
+            raise ConfigConflict("There is no --model_config_file to be read; send a list of models.")
+        else:
+            models = self._config_file.reload_now(engine.reload)
+        return sorted(model.name for model in models)
+
+    def _render(self) -> tuple[bytes, str]:
+        return self._crew.render() if self._crew else self._metrics.render()
 
     def _metrics_paths(self) -> tuple[str, ...]:
         file = self._settings.monitoring_config_file
@@ -324,11 +375,11 @@ def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | No
         raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, flags: str = "--rest_api_port or --host") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise StartError(
-            f"cannot listen on {host}:{port} for HTTP: {error.strerror}. Choose another with --rest_api_port or --host."
+            f"cannot listen on {host}:{port} for HTTP: {error.strerror}. Choose another with {flags}."
         ) from error

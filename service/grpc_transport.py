@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from service.access import Access
 from service.core.engine import Engine
 from service.direct.predict import DirectPredict
 from service.settings import Settings
 from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.grpc.guard import Guard
 from service.transports.grpc.h2.server import H2Server
 from service.transports.grpc.paths import API
 from service.workers.crew import Crew
 
 
-def create_grpc_server(settings: Settings, engine: Engine, crew: Crew | None) -> GrpcServer | H2Server:
+def create_grpc_server(
+    settings: Settings, engine: Engine, crew: Crew | None, access: Access | None = None
+) -> GrpcServer | H2Server:
     """Returns a server that has not started.
 
     Args:
+      access: who may call.
       crew: the other workers that this process is one of, with the sockets that they share.
     """
-    predict_directly = DirectPredict(engine, API)
+    predict_directly = DirectPredict(access.engine if access else engine, API)
+    guard = None if access is None else Guard(access.callers, access.engine.of, predict_directly)
     if not settings.grpc_takes_sockets:
         return GrpcServer(
             engine,
@@ -28,6 +34,7 @@ def create_grpc_server(settings: Settings, engine: Engine, crew: Crew | None) ->
             channel_arguments=[*settings.channel_arguments, *([("grpc.so_reuseport", 1)] if crew else [])],
             as_content=settings.enable_serialization_as_tensor_content,
             predict_directly=predict_directly,
+            guard=guard,
         )
     return H2Server(
         engine,
@@ -40,6 +47,7 @@ def create_grpc_server(settings: Settings, engine: Engine, crew: Crew | None) ->
         predict_directly=predict_directly,
         listeners=crew.grpc_listeners if crew else (),
         open_listener=crew.opener("grpc") if crew else None,
+        guard=guard,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from service.codecs.saved_model_config import check_saved_model_config
 from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError, ServiceError
+from service.core.links import check_links
 from service.core.manifest import Manifest
 from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
@@ -66,6 +67,7 @@ class ServableLoader:
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
+        check_links(path)
         check_saved_model_config(path)
         servable = self._open(name, version, path)
         # A graph that waits for its first request is not to be opened for a recorded one.

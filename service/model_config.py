@@ -15,6 +15,7 @@ from service.core.model_config import ModelConfig
 logger = logging.getLogger(__name__)
 
 Models = tuple[ModelConfig, ...]
+_EMPTY = "{} is empty; to serve no models it must say model_config_list {{}}"
 
 
 class ConfigFile:
@@ -24,7 +25,7 @@ class ConfigFile:
     that was refused is tried again, for what it waits for may have come: at each look where asking costs nothing, and
     retry_interval_s later where a model had to be loaded to find out.
 
-    Concurrency: one caller at a time.
+    Concurrency: one caller at a time, but for reload_now.
 
     Args:
       on_taken: told each text that was taken.
@@ -45,6 +46,7 @@ class ConfigFile:
         self._failed: bytes | None = None
         self._retry_at_s = 0.0
         self._complaint = ""
+        self._turn = threading.Lock()
 
     def take(self, text: str | None) -> None:
         """Regards a text as taken, as another process has done; None: no text was."""
@@ -63,6 +65,10 @@ class ConfigFile:
 
     def poll_once(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
         """Gives a text that is new to reload; what is wrong with it is logged, once."""
+        with self._turn:
+            self._poll(reload)
+
+    def _poll(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
         try:
             data = self._read_bytes()
             if data == self._taken:
@@ -72,7 +78,7 @@ class ConfigFile:
                 return
             models = self._parse(data)
             if models is None:
-                raise InvalidRequest(f"{self._path} is empty; to serve no models it must say model_config_list {{}}")
+                raise InvalidRequest(_EMPTY.format(self._path))
             try:
                 reload(models)
             except (ReloadFailed, DeadlineExceeded):
@@ -86,6 +92,24 @@ class ConfigFile:
         self._taken, self._complaint = data, ""
         self._on_taken(data.decode())
         logger.info("model config taken", extra={"path": str(self._path)})
+
+    def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
+        """Gives reload what the file says, whether it is new or not, and returns it.
+
+        Concurrency: any thread.
+
+        Raises:
+          ServiceError: the file, or what it says, can not be used; all stays as it is.
+        """
+        with self._turn:
+            data = self._read_bytes()
+            models = self._parse(data)
+            if models is None:
+                raise InvalidRequest(_EMPTY.format(self._path))
+            reload(models)
+            self._taken, self._complaint = data, ""
+            self._on_taken(data.decode())
+        return models
 
     def run(
         self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float

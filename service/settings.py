@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ENV_PREFIX = "EMB_"
 _MAX_WORKERS = 256
+_ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
 
 
 def _num_processors() -> int:
@@ -47,6 +50,18 @@ class Settings:
         "",
         "File that says where metrics are to be had: the text form of TensorFlow Serving's MonitoringConfig. Without "
         "one they are at /metrics and /monitoring/prometheus/metrics.",
+    )
+    auth_config: str = _setting(
+        "", "TOML file that says who may do what with which models; see docs/security.md. Without one everybody may."
+    )
+    auth_config_poll_wait_seconds: float = _setting(
+        1.0, "Seconds between looks at that file and those of tokens; 0 reads them once, at the start.", 0, 86400
+    )
+    admin_port: int = _setting(
+        -1, "HTTP port of the admin routes, which change the server; 0 picks a free one, -1: there are none.", -1, 65535
+    )
+    admin_host: str = _setting(
+        "127.0.0.1", "Address to listen on for them; one that others can reach needs an auth_config."
     )
     host: str = _setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
     port: int = _setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
@@ -184,6 +199,10 @@ class Settings:
     )
     rest_api_timeout_in_ms: int = _setting(30_000, "Milliseconds after which an HTTP request gives up.", 1, 3_600_000)
     rest_api_enable_cors_support: bool = _setting(False, "Let web pages of any origin call the HTTP API.")
+    rest_api_cors_origins: str = _setting(
+        "",
+        "Comma-separated origins, such as https://app.example, whose web pages may call the HTTP API, in place of all.",
+    )
     rest_api_strict_json: bool = _setting(
         False, "Plain JSON only: bare NaN and Infinity are refused, and written as null."
     )
@@ -282,6 +301,11 @@ class Settings:
         """The MetaGraph's tags."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())
 
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        """Origins whose pages may call."""
+        return tuple(origin.strip() for origin in self.rest_api_cors_origins.split(",") if origin.strip())
+
     def faults(self) -> list[str]:
         """Returns what is wrong with these settings, all at once; empty when they can be used."""
         found = []
@@ -293,6 +317,17 @@ class Settings:
             found.append(f"--model_name is {self.model_name!r}: it must not be empty or hold a '/'")
         if self.port == self.rest_api_port != 0:
             found.append(f"--port and --rest_api_port are both {self.port}: gRPC and HTTP need one each")
+        if self.admin_port > 0 and self.admin_port in (self.port, self.rest_api_port):
+            found.append(f"--admin_port is {self.admin_port}: it must differ from --port and --rest_api_port")
+        if self.admin_port >= 0 and not self.auth_config and not _is_loopback(self.admin_host):
+            found.append(f"--admin_host is {self.admin_host!r}: where others can reach it, --auth_config is required")
+        if self.rest_api_enable_cors_support and self.cors_origins:
+            found.append(
+                "--rest_api_enable_cors_support is for all origins, --rest_api_cors_origins for some: give one"
+            )
+        for origin in self.cors_origins:
+            if not re.fullmatch(_ORIGIN, origin):
+                found.append(f"--rest_api_cors_origins: {origin!r}: expected https://host or https://host:port")
         if not 1 <= self.num_workers <= _MAX_WORKERS:
             found.append(f"--workers is {self.workers!r}: expected 1 to {_MAX_WORKERS}, or 'auto'")
         if self.num_workers > 1 and self.grpc_socket_path and not self.grpc_takes_sockets:
@@ -319,6 +354,13 @@ class Settings:
             if low is not None and not low <= value <= high:
                 found.append(f"--{setting.name} is {value}: expected {low} to {high}")
         return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _is_int32(text: str) -> bool:

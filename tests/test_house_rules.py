@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     "service.transports.http": (
         {
+            "service.core.access",
             "service.core.admission",
             "service.core.bound",
             "service.core.engine",
@@ -65,11 +66,13 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.types",
             "service.core.errors",
             "service.codecs",
+            "service.transports.peer",
         },
         {"numpy", "fastapi", "starlette", "orjson", "uvicorn"},
     ),
     "service.transports.grpc": (
         {
+            "service.core.access",
             "service.core.admission",
             "service.core.bound",
             "service.core.engine",
@@ -77,6 +80,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.types",
             "service.core.errors",
             "service.codecs",
+            "service.transports.peer",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message", "hpack", "uvloop"},

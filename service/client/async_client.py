@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from service.client.answers import ModelMetadata
+from service.client.bearer import Bearer, Token
 from service.client.calls import Arrays, Call, Flow
 from service.client.errors import EmbeddingError
 from service.client.inputs import FeatureIds, FeatureWeights, TensorInput
@@ -47,12 +48,14 @@ class AsyncEmbeddingClient:
         timeout_s: float = 1.0,
         retries: int | RetryPolicy = 2,
         tls: Tls | None = None,
+        token: Token = None,
         http_target: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         random: Callable[[], float] = random_module.random,
     ) -> None:
         self._methods = Methods(target, model, tls, http_target)
+        self._bearer = Bearer(token)
         self._policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries)
         self._timeout_s = timeout_s
         self._clock = clock
@@ -135,7 +138,7 @@ class AsyncEmbeddingClient:
         # Not in the constructor, which may run before the event loop does.
         transport = self._transports.get(target)
         if transport is None:
-            transport = self._transports[target] = _open(target)
+            transport = self._transports[target] = _open(target, self._bearer)
         return transport
 
     def _attempts(self, timeout_s: float | None) -> Attempts:
@@ -164,12 +167,12 @@ class AsyncEmbeddingClient:
                 await self._sleep(attempts.wait_s(error))
 
 
-def _open(target: Target) -> _Transport:
+def _open(target: Target, bearer: Bearer) -> _Transport:
     # Each brings its library, of which a client needs one.
     if target.wire == "grpc":
         from service.client.grpc_aio_channel import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(target)
+        return AsyncGrpcTransport(target, bearer)
     from service.client.http_async import AsyncHttpTransport
 
-    return AsyncHttpTransport(target)
+    return AsyncHttpTransport(target, bearer)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from service.client.answers import ModelMetadata
+from service.client.bearer import Bearer, Token
 from service.client.calls import Arrays, Call, Flow
 from service.client.errors import EmbeddingError
 from service.client.grpc_channel import GrpcTransport
@@ -44,6 +45,7 @@ class EmbeddingClient:
       retries: how often a call is tried again where the server can not be reached or says UNAVAILABLE, and for no other
         error; a RetryPolicy also says how soon.
       tls: certificates, where the defaults do not do.
+      token: a bearer token, or what returns it, asked for every request; it travels as it is, so over TLS or locally.
       http_target: "http://host:port" of the same server for `rows`, which gRPC lacks.
       clock, sleep, random: time in seconds (monotonic), waiting, and [0, 1); for tests.
 
@@ -60,12 +62,14 @@ class EmbeddingClient:
         timeout_s: float = 1.0,
         retries: int | RetryPolicy = 2,
         tls: Tls | None = None,
+        token: Token = None,
         http_target: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         random: Callable[[], float] = random_module.random,
     ) -> None:
         self._methods = Methods(target, model, tls, http_target)
+        self._bearer = Bearer(token)
         self._policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(retries)
         self._timeout_s = timeout_s
         self._clock = clock
@@ -173,7 +177,9 @@ class EmbeddingClient:
         self.close()
 
     def _open(self, target: Target) -> _Transport:
-        return GrpcTransport(target) if target.wire == "grpc" else HttpTransport(target, self._clock)
+        if target.wire == "grpc":
+            return GrpcTransport(target, self._bearer)
+        return HttpTransport(target, self._clock, self._bearer)
 
     def _attempts(self, timeout_s: float | None) -> Attempts:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s

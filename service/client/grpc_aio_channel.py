@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from service.client.bearer import NO_TOKEN, Bearer
 from service.client.calls import Call
 from service.client.grpc_channel import OPTIONS, credentials, rpc_error
 from service.client.targets import Target
@@ -15,8 +16,9 @@ from service.client.targets import Target
 class AsyncGrpcTransport:
     """One channel, which reconnects by itself. Concurrency: event loop only, made there too."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
+        self._bearer = bearer
         if target.tls is None:
             self._channel = grpc.aio.insecure_channel(target.address, OPTIONS)
         else:
@@ -28,8 +30,9 @@ class AsyncGrpcTransport:
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
+        metadata = self._bearer.metadata()
         try:
-            data: bytes = await method(call.body, timeout=timeout_s)
+            data: bytes = await method(call.body, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise rpc_error(error, self._target, timeout_s) from error
         return data

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from service.client.bearer import NO_TOKEN, Bearer
 from service.client.calls import Call
 from service.client.errors import EmbeddingError, error_of
 from service.client.targets import Target
@@ -25,8 +26,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 class GrpcTransport:
     """One channel, which reconnects by itself. Concurrency: any thread."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
+        self._bearer = bearer
         if target.tls is None:
             self._channel = grpc.insecure_channel(target.address, OPTIONS)
         else:
@@ -39,8 +41,9 @@ class GrpcTransport:
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
+        metadata = self._bearer.metadata()
         try:
-            data: bytes = method(call.body, timeout_s)
+            data: bytes = method(call.body, timeout_s, metadata)
         except grpc.RpcError as error:
             raise rpc_error(error, self._target, timeout_s) from error
         return data

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from service.client.bearer import NO_TOKEN, Bearer
 from service.client.calls import Call
 from service.client.errors import DeadlineExceeded, Unavailable
 from service.client.http_answers import checked
 from service.client.targets import Target
 
 _MAX_CONNECTIONS = 100
+_GET_HEADERS: dict[str, str] = {}
 _POST_HEADERS = {"Content-Type": "application/json"}
 
 
@@ -21,7 +23,7 @@ class AsyncHttpTransport:
       ImportError: httpx is not installed.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         try:
             import httpx
         except ImportError as error:
@@ -30,6 +32,7 @@ class AsyncHttpTransport:
                 "over gRPC it needs nothing more."
             ) from error
         self._target = target
+        self._bearer = bearer
         self._failure = httpx.TransportError
         self._client = httpx.AsyncClient(
             base_url=str(target),
@@ -46,9 +49,10 @@ class AsyncHttpTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 if call.body is None:
-                    response = await self._client.get(call.path)
+                    response = await self._client.get(call.path, headers=self._bearer.headers(_GET_HEADERS))
                 else:
-                    response = await self._client.post(call.path, content=call.body, headers=_POST_HEADERS)
+                    headers = self._bearer.headers(_POST_HEADERS)
+                    response = await self._client.post(call.path, content=call.body, headers=headers)
         except TimeoutError as error:
             text = f"No answer from {self._target} within {timeout_s:.3g} s."
             raise DeadlineExceeded("DEADLINE_EXCEEDED", text) from error

@@ -11,6 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from io import BufferedReader, RawIOBase
 from typing import Any
 
+from service.client.bearer import NO_TOKEN, Bearer
 from service.client.calls import Call
 from service.client.errors import DeadlineExceeded, Unavailable
 from service.client.http_answers import checked
@@ -24,8 +25,9 @@ _POST_HEADERS = {"Content-Type": "application/json"}
 class HttpTransport:
     """A connection per request at the same time, each used again. Concurrency: any thread."""
 
-    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
+    def __init__(self, target: Target, clock: Callable[[], float], bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
+        self._bearer = bearer
         self._clock = clock
         self._context: ssl.SSLContext | None = None if target.tls is None else target.tls.ssl_context()
         # The one used last is the one least likely to be closed by the server; a deque's ends need no lock.
@@ -76,9 +78,9 @@ class HttpTransport:
         connection.sock.settimeout(remaining())
         connection.response_class = partial(_response, remaining)  # type: ignore[assignment]
         if call.body is None:
-            connection.request("GET", call.path, headers=_GET_HEADERS)
+            connection.request("GET", call.path, headers=self._bearer.headers(_GET_HEADERS))
         else:
-            connection.request("POST", call.path, call.body, _POST_HEADERS)
+            connection.request("POST", call.path, call.body, self._bearer.headers(_POST_HEADERS))
         with connection.getresponse() as response:
             return response.status, response.getheader, response.read()
 

@@ -11,6 +11,8 @@ ServiceError
   NotBatchable          FAILED_PRECONDITION  a batched signature answers what is not one row per row
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
+  Unauthenticated       UNAUTHENTICATED      nobody that this server knows, where it wants to know
+  PermissionDenied      PERMISSION_DENIED    somebody that it knows, who may not do this
   DeadlineExceeded      DEADLINE_EXCEEDED
   ConfigConflict        FAILED_PRECONDITION  a new list of models does not fit what is loaded
   ReloadFailed          UNKNOWN              a new list of models names one that does not load; as TensorFlow Serving
@@ -32,6 +34,8 @@ Code = Literal[
     "FAILED_PRECONDITION",
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
+    "UNAUTHENTICATED",
+    "PERMISSION_DENIED",
     "DEADLINE_EXCEEDED",
     "UNKNOWN",
     "UNIMPLEMENTED",
@@ -140,6 +144,18 @@ class Overloaded(ServiceError):
     """The server holds as much work as it is allowed to."""
 
     code = "UNAVAILABLE"
+
+
+class Unauthenticated(ServiceError):
+    """No credentials came, or none that are known here; the message tells not which."""
+
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDenied(ServiceError):
+    """The caller is known, sees what it asks for, and may not do this with it."""
+
+    code = "PERMISSION_DENIED"
 
 
 class DeadlineExceeded(ServiceError):

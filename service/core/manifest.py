@@ -340,5 +340,5 @@ def _cross_check(manifest: Manifest) -> None:
         *(vocabulary.file for vocabulary in manifest.vocabularies.values()),
     ]
     for path in paths:
-        if Path(path).is_absolute() or ".." in Path(path).parts:
+        if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
             raise ArtifactError(f"manifest: file {path!r} lies outside the artifact")

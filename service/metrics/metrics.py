@@ -12,6 +12,7 @@ from service.core.types import State, VersionStatus
 from service.metrics.admission import AdmissionCounter
 from service.metrics.batches import BatchCounter
 from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
+from service.metrics.reloads import ReloadCounter
 from service.metrics.requests import RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
 from service.metrics.text import CONTENT_TYPE
@@ -21,7 +22,7 @@ from service.metrics.warmups import WarmupCounter
 class Metrics:
     """What one server counts. Concurrency: any thread.
 
-    requests: core.engine's Observer. batches, warmups, admission: who runs these reports to them.
+    requests: core.engine's Observer. batches, warmups, admission, auth: who runs these reports to them.
     held: tells what is in flight, once there is somebody to ask.
 
     Args:
@@ -34,6 +35,7 @@ class Metrics:
         self.warmups = WarmupCounter()
         self.admission = AdmissionCounter()
         self.held: Callable[[], Mapping[str, Held]] = dict
+        self.auth = ReloadCounter()
         self._loaded = loaded
         self._states: dict[tuple[str, int], int] = {}
         self._process = CollectorRegistry()
@@ -59,7 +61,7 @@ class Metrics:
         lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
         batches = self.batches.read()
         lines += batch_lines(batches)
-        lines += self.admission.lines(self.held())
+        lines += self.admission.lines(self.held()) + self.auth.lines()
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))
         text = "".join(f"{line}\n" for line in lines)
         return generate_latest(self._process) + text.encode(), CONTENT_TYPE

@@ -60,6 +60,7 @@ class Crew:
         self._place: int = hello["place"]
         self._counts = ConnectionCounts(hello["counts"], hello["num_workers"])
         self.http_listener = socket.socket(fileno=hello["http"])
+        self.admin_listener = None if hello["admin"] is None else socket.socket(fileno=hello["admin"])
         self.grpc_listeners = [socket.socket(fileno=descriptor) for descriptor in hello["grpc"]]
         models = hello["models"]
         self.models = None if models is None else models_from_json(models)

@@ -21,11 +21,13 @@ class PortError(Exception):
 class Ports:
     """What a server listens on.
 
+    admin: the admin routes' listener, where there is one.
     grpc: the port's listener and that of the Unix socket, where there is one; empty where the transport opens its own.
     reserved: keeps the gRPC port, without listening, for a transport that is given a number and shares it.
     """
 
     http: socket.socket
+    admin: socket.socket | None
     grpc: tuple[socket.socket, ...]
     reserved: socket.socket | None
     unix_path: str
@@ -42,8 +44,9 @@ class Ports:
 
     def close(self) -> None:
         """Lets go; the file of the Unix socket goes with it."""
-        for one in (self.http, *self.grpc, *((self.reserved,) if self.reserved else ())):
-            one.close()
+        for one in (self.http, self.admin, *self.grpc, self.reserved):
+            if one is not None:
+                one.close()
         if self.unix_path:
             Path(self.unix_path).unlink(missing_ok=True)
 
@@ -58,13 +61,18 @@ def open_ports(settings: Settings, *, grpc_takes_sockets: bool) -> Ports:
     try:
         http = _listen(settings.host, settings.rest_api_port, "HTTP", "--rest_api_port or --host")
         opened.append(http)
+        admin = None
+        if settings.admin_port >= 0:
+            admin = _listen(settings.admin_host, settings.admin_port, "HTTP", "--admin_port or --admin_host")
+            opened.append(admin)
+        first = len(opened)
         if not grpc_takes_sockets:
             reserved = _reserve(settings.host, settings.port)
-            return Ports(http, (), reserved, "")
+            return Ports(http, admin, (), reserved, "")
         opened.append(_listen(settings.host, settings.port, "gRPC", "--port or --host"))
         if settings.grpc_socket_path:
             opened.append(_listen_on_path(settings.grpc_socket_path))
-        return Ports(http, tuple(opened[1:]), None, settings.grpc_socket_path)
+        return Ports(http, admin, tuple(opened[first:]), None, settings.grpc_socket_path)
     except PortError:
         for one in opened:
             one.close()

@@ -26,6 +26,7 @@ _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "embedding_server_in_flight_bytes": sum,
     "embedding_server_in_flight_rows": sum,
     VERSION_STATE: _state,
+    "embedding_server_auth_config_is_current": min,
     "process_resident_memory_bytes": sum,
     "process_virtual_memory_bytes": sum,
     "process_open_fds": sum,

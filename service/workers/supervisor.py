@@ -92,12 +92,14 @@ class Supervisor:
             "place": place,
             "num_workers": settings.num_workers,
             "http": ports.http.fileno(),
+            "admin": ports.admin.fileno() if ports.admin else None,
             "grpc": [listener.fileno() for listener in ports.grpc],
             "counts": self._counts.descriptor,
             "models": self._reloads.models,
             "config_text": self._config_text,
         }
-        inherited = [ports.http.fileno(), *(listener.fileno() for listener in ports.grpc), self._counts.descriptor]
+        listeners = [ports.http, *([ports.admin] if ports.admin else []), *ports.grpc]
+        inherited = [*(listener.fileno() for listener in listeners), self._counts.descriptor]
         self._workers[place] = await WorkerProcess.start(
             self._num_started,
             place,
@@ -137,6 +139,8 @@ class Supervisor:
         if not self._is_announced and all(worker.is_listening for worker in self._running()):
             self._is_announced = True
             ports = {"http_port": self._ports.http_port, "grpc_port": self._ports.grpc_port}
+            if self._ports.admin is not None:
+                ports["admin_port"] = self._ports.admin.getsockname()[1]
             logger.info("listening", extra={"host": self._settings.host, **ports, "workers": len(self._workers)})
 
     async def _answer_scrape(self, worker: WorkerProcess, number: int) -> None:

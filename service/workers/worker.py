@@ -21,7 +21,8 @@ def main(descriptor: int) -> int:
     hello = read_hello(control)
     if hello is None:
         return 0
-    forget_parent_descriptors([descriptor, hello["http"], *hello["grpc"], hello["counts"]])
+    admin = [] if hello["admin"] is None else [hello["admin"]]
+    forget_parent_descriptors([descriptor, hello["http"], *admin, *hello["grpc"], hello["counts"]])
     settings = Settings(**hello["settings"])
     configure_logging(settings.log_level, settings.log_format)
     _name_worker_in_log(hello["place"])

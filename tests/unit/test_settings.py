@@ -51,6 +51,11 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "keep_freed_mib": ("7", 7),
     "model_base_path": ("/a b", "/a b"),
     "model_name": ("films", "films"),
+    "auth_config": ("auth.toml", "auth.toml"),
+    "auth_config_poll_wait_seconds": ("5", 5.0),
+    "admin_port": ("8502", 8502),
+    "admin_host": ("::1", "::1"),
+    "rest_api_cors_origins": ("https://a.example", "https://a.example"),
     "model_config_file": ("models.conf", "models.conf"),
     "model_config_file_poll_wait_seconds": ("2", 2.0),
     "model_reload_timeout_s": ("9", 9.0),
@@ -123,6 +128,40 @@ def test_every_setting_says_what_it_means_and_has_a_default_in_its_range(setting
     low, high = setting.metadata["low"], setting.metadata["high"]
     if not isinstance(setting.default, (str, bool)):
         assert low <= setting.default <= high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--admin_port=0", "--admin_host=0.0.0.0"], "--auth_config is required"),
+        (["--admin_port=8502", "--admin_host=10.0.0.1"], "--auth_config is required"),
+        (["--admin_port=8502", "--admin_host=::"], "--auth_config is required"),
+        (["--admin_port=8502", "--admin_host=admin.example"], "--auth_config is required"),
+        (["--admin_port=8500"], "must differ from --port"),
+        (["--rest_api_cors_origins=https://a.example/,https://b.example"], "'https://a.example/': expected"),
+        (["--rest_api_cors_origins=*"], "'*': expected"),
+        (["--rest_api_cors_origins=https://a.example", "--rest_api_enable_cors_support"], "give one"),
+    ],
+)
+def test_what_would_let_strangers_in_stops_the_start(arguments: list[str], told: str) -> None:
+    (fault,) = faults_of([*BASE, *arguments], {})
+    assert told in fault
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--admin_port=8502"],
+        ["--admin_port=8502", "--admin_host=127.0.0.2"],
+        ["--admin_port=8502", "--admin_host=::1"],
+        ["--admin_port=0", "--admin_host=localhost"],
+        ["--admin_host=0.0.0.0"],
+        ["--admin_port=8502", "--admin_host=0.0.0.0", "--auth_config=auth.toml"],
+        ["--rest_api_cors_origins=https://a.example, http://localhost:3000"],
+    ],
+)
+def test_what_lets_nobody_in_that_is_not_meant_does_not(arguments: list[str]) -> None:
+    read_settings([*BASE, *arguments], {})
 
 
 def test_an_unknown_variable_of_ours_stops_the_start_and_others_do_not() -> None:

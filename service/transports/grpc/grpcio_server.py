@@ -10,11 +10,14 @@ from typing import NoReturn
 import grpc
 
 from service.codecs.model_name import first_model
+from service.core.access import Grant
 from service.core.admission.room import Room
 from service.core.engine import Engine
 from service.core.errors import Unimplemented
 from service.transports.grpc import health
 from service.transports.grpc.gate import retry_hint
+from service.transports.grpc.grpcio_guard import CallerTable, ContextGuard, GuardedHealth, GuardedReflection
+from service.transports.grpc.guard import Guard
 from service.transports.grpc.paths import Handler, PredictDirectly
 from service.transports.grpc.refusals import Refusals
 from service.transports.grpc.served import (
@@ -43,6 +46,7 @@ class GrpcServer:
       channel_arguments: gRPC's own settings, which win over ours.
       as_content: answers carry tensor_content where a request does not say otherwise.
       predict_directly: answers plain Predicts; None: the general path answers all.
+      guard: who may call; None: everybody.
 
     Concurrency: any thread; start and stop once.
     """
@@ -58,17 +62,31 @@ class GrpcServer:
         channel_arguments: Sequence[tuple[str, int | str]] = (),
         as_content: bool = False,
         predict_directly: PredictDirectly | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._engine = engine
         self._address = address
         self._socket_path = socket_path
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
-        self._health = health.Health()
-        self._reflection = Reflection(SERVICES, descriptor_pool())
+        methods: grpc.GenericRpcHandler
+        if guard is None:
+            self._health = health.Health()
+            self._reflection = Reflection(SERVICES, descriptor_pool())
+            methods = _MethodTable(engine, as_content=as_content, predict_directly=predict_directly)
+        else:
+            known, by_context = guard, ContextGuard(guard)
+            self._health = GuardedHealth(by_context)
+            self._reflection = GuardedReflection(by_context, SERVICES, descriptor_pool())
+
+            def of_caller(grant: Grant) -> grpc.GenericRpcHandler:
+                directly = known.directly_for(grant)
+                return _MethodTable(known.engine_of(grant), as_content=as_content, predict_directly=directly)
+
+            methods = CallerTable(by_context, of_caller)
         self._server = grpc.server(
             self._threads,
             handlers=[
-                _MethodTable(engine, as_content=as_content, predict_directly=predict_directly),
+                methods,
                 self._health.handler(),
                 *self._reflection.handlers(),
             ],

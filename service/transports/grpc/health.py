@@ -136,15 +136,18 @@ class Health:
 
     def _check(self, data: bytes, context: grpc.ServicerContext) -> Any:
         try:
-            return self.check(_service(data, context))
+            return self._seen_by(context).check(_service(data, context))
         except NotFound as error:
             context.abort(grpc.StatusCode.NOT_FOUND, error.message)
 
     def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
-        forget = self.watch(_service(data, context), send_response_callback)
+        forget = self._seen_by(context).watch(_service(data, context), send_response_callback)
         if not context.add_callback(forget):
             # The client left before it was listened to.
             forget()
+
+    def _seen_by(self, context: grpc.ServicerContext) -> Any:
+        return self
 
     def _forget(self, service: str, watcher: _Watcher) -> bool:
         """Drops a watcher; False where it was gone already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -130,7 +131,9 @@ class Calls:
             if len(body) <= self._inline_body_bytes:
                 return work(body)
             deadline_s = self._engine.clock() + self._timeout_s
-            return await self._in_thread(self._parse_threads, room, partial(work, body), deadline_s)
+            # In this request's context, which tells who asks.
+            work_here = partial(copy_context().run, work, body)
+            return await self._in_thread(self._parse_threads, room, work_here, deadline_s)
         finally:
             room.done()
 

@@ -1,41 +1,62 @@
-"""Cross-origin requests, as TensorFlow Serving allows them: all origins, or none.
+"""Cross-origin requests: those of all origins, as TensorFlow Serving allows them, or of those that are listed.
 
-Source: tensorflow_serving/model_servers/http_rest_api_util.cc AddCORSHeaders and http_server.cc (9d981c5).
+Source: tensorflow_serving/model_servers/http_rest_api_util.cc AddCORSHeaders and http_server.cc (9d981c5); Fetch
+standard, section CORS protocol.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_METHODS = (b"access-control-allow-methods", b"POST, GET")
 CORS_HEADERS = [
     (b"access-control-allow-origin", b"*"),
-    (b"access-control-allow-methods", b"POST, GET"),
+    _METHODS,
     (b"access-control-allow-headers", b"Content-Type"),
 ]
+# An answer to one origin must not be given to another by a cache.
+_VARY = (b"vary", b"Origin")
+Headers = list[tuple[bytes, bytes]]
 
 
 class CorsMiddleware:
-    """Marks answers as readable by any origin, and answers what browsers ask first. Concurrency: event loop only."""
+    """Marks answers as readable by other origins, and answers what browsers ask first. Concurrency: event loop only.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+      origins: such as "https://app.example"; None: all.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str] | None = None) -> None:
         self._app = app
+        self._origins = None if origins is None else frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one connection event stream."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
+        marks = self._marks(origin)
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *CORS_HEADERS]
+                message["headers"] = [*message["headers"], *marks]
             await send(message)
 
-        if scope["method"] == "OPTIONS" and any(
-            name == b"origin" and value.startswith((b"http://", b"https://")) for name, value in scope["headers"]
-        ):
+        if scope["method"] == "OPTIONS" and origin.startswith((b"http://", b"https://")):
             headers = [(b"content-length", b"0"), (b"content-type", b"application/json")]
             await send_marked({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
             return
         await self._app(scope, receive, send_marked)
+
+    def _marks(self, origin: bytes) -> Headers:
+        if self._origins is None:
+            return CORS_HEADERS
+        if origin not in self._origins:
+            return [_VARY]
+        # A listed origin may send a token; "*" would not let it.
+        allowed = (b"access-control-allow-headers", b"Authorization, Content-Type")
+        return [(b"access-control-allow-origin", origin), _METHODS, allowed, _VARY]

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from service.transports.http.routing import add_route
+from service.transports.http.security_headers import page_policy
 
 _ASSETS_URL = "/docs-assets"
 # Swagger UI's files as fastapi-swagger packages them; the package itself is never imported.
@@ -38,6 +39,8 @@ def add_docs_page(app: FastAPI, assets: Path | None) -> None:
             "swagger_favicon_url": f"{_ASSETS_URL}/favicon-32x32.png",
         }
     page = get_swagger_ui_html(openapi_url="/openapi.json", title=app.title, **urls)
+    sources = "'self'" if urls else "https://cdn.jsdelivr.net https://fastapi.tiangolo.com"
+    page.headers["Content-Security-Policy"] = page_policy(bytes(page.body).decode(), sources)
 
     async def docs(request: Request) -> Response:
         return page

@@ -38,6 +38,8 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.NotBatchable: 400,
     errors.NotReady: 503,
     errors.Overloaded: 503,
+    errors.Unauthenticated: 401,
+    errors.PermissionDenied: 403,
     errors.DeadlineExceeded: 504,
     errors.ConfigConflict: 400,
     errors.ReloadFailed: 500,
@@ -47,7 +49,12 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
 }
 # Several canonical codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE.
 CODE_HEADER = "X-Error-Code"
-_RETRY_AFTER = {"Retry-After": "1"}
+# What a class has beside its code.
+_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
+    errors.Overloaded: {"Retry-After": "1"},
+    errors.Overloaded: {"Retry-After": "1"},
+    errors.Unauthenticated: {"WWW-Authenticate": "Bearer"},
+}
 
 
 def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -68,9 +75,9 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
     if isinstance(error, errors.Overloaded):
         # Thousands a second, each of which would cost more than the refusal: metrics count them.
         logger.debug("request refused: %s", ascii(text), extra=extra)
-        return error_response(status, text, {CODE_HEADER: error.code, **_RETRY_AFTER})
+        return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS[errors.Overloaded]})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-    return error_response(status, text, {CODE_HEADER: error.code})
+    return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS.get(type(error), {})})
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:

@@ -112,6 +112,7 @@ class HotAnswers:
       max_json_bytes, max_binary_bytes: of bodies that are answered where they arrive.
       gzip_min_bytes, has_cors: as in create_http_app.
       share_of: the engine's.
+      origins_matter: what pages of other origins send is left to the general path.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class HotAnswers:
         gzip_min_bytes: int,
         has_cors: bool,
         share_of: Callable[[str], str] = str,
+        origins_matter: bool = False,
     ) -> None:
         self._directly = directly
         self._ids = ids
@@ -134,6 +136,7 @@ class HotAnswers:
         self.gzip_min_bytes = gzip_min_bytes
         self._cors = b"".join(b"%b: %b\r\n" % header for header in CORS_HEADERS) if has_cors else b""
         self._share_of = share_of
+        self._looked_at = _READ | {b"origin"} if origins_matter else _READ
         self._targets: dict[bytes, Target | None] = {}
 
     def ask(self, path: bytes, headers: Headers) -> Asked | None:
@@ -151,7 +154,7 @@ class HotAnswers:
             return None
         length, request_id, accepts_coding, is_asked_for, declared = "", b"", False, False, 0
         for name, value in headers:
-            if name not in _READ:
+            if name not in self._looked_at:
                 continue
             if name == b"content-length":
                 declared = int(value) if value.isdigit() and len(value) < 19 else _NO_LENGTH

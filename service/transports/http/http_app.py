@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.core.access import Callers
 from service.core.engine import Engine
 from service.core.errors import RouteNotFound, ServiceError
 from service.transports.http import openapi
+from service.transports.http.access import AccessMiddleware
 from service.transports.http.admin_routes import add_admin_routes
 from service.transports.http.calls import Calls
 from service.transports.http.cors import CorsMiddleware
 from service.transports.http.docs_page import add_docs_page, installed_assets
 from service.transports.http.errors import error_response, service_error_response
+from service.transports.http.guarded_hot import GuardedHotAnswers
 from service.transports.http.gzip_answers import GzipMiddleware
 from service.transports.http.hot_answers import INLINE_BINARY_BYTES, Directly, HotAnswers
 from service.transports.http.hot_routes import HotRoutesMiddleware
@@ -26,6 +30,7 @@ from service.transports.http.oip_routes import add_open_inference_routes
 from service.transports.http.path_case import PathCaseMiddleware
 from service.transports.http.request_id import RequestIdMiddleware, RequestIds
 from service.transports.http.routing import malformed, raw_path
+from service.transports.http.security_headers import SecurityHeadersMiddleware
 from service.transports.http.tfs_routes import add_tfs_routes
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
@@ -46,8 +51,10 @@ def create_http_app(
     max_table_rows: int = DEFAULT_MAX_TABLE_ROWS,
     gzip_min_bytes: int = 0,
     has_cors: bool = False,
+    cors_origins: Collection[str] = (),
     strict_json: bool = False,
     directly: Directly | None = None,
+    callers: Callers | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -60,9 +67,10 @@ def create_http_app(
         the lookup.
       max_table_rows: how many rows one :rows request may ask for.
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
-      has_cors: let pages of other origins read the answers.
+      has_cors: let pages of other origins read the answers; of cors_origins only, where there are some.
       strict_json: neither take nor give bare NaN and Infinity.
       directly: answers plain lookups; None: the general path answers all.
+      callers: who may come in; the engine then asks them who it is. None: everybody.
     """
     calls = Calls(
         engine,
@@ -97,21 +105,26 @@ def create_http_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     if gzip_min_bytes:
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
-    if has_cors:
-        app.add_middleware(CorsMiddleware)
+    if callers is not None:
+        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=tuple(metrics_paths))
+    if has_cors or cors_origins:
+        app.add_middleware(CorsMiddleware, origins=cors_origins or None)
+    app.add_middleware(SecurityHeadersMiddleware)
     ids = RequestIds()
     app.add_middleware(RequestIdMiddleware, ids=ids)
     app.add_middleware(PathCaseMiddleware)
     if directly is not None:
-        answers = HotAnswers(
+        make = HotAnswers if callers is None else partial(GuardedHotAnswers, callers=callers)
+        answers = make(
             directly,
             ids,
             engine.clock,
             max_json_bytes=min(inline_body_bytes, max_body_bytes),
             max_binary_bytes=min(INLINE_BINARY_BYTES, max_body_bytes),
             gzip_min_bytes=gzip_min_bytes,
-            has_cors=has_cors,
+            has_cors=has_cors and not cors_origins,
             share_of=engine.share_of,
+            origins_matter=bool(cors_origins),
         )
         app.add_middleware(HotRoutesMiddleware, answers=answers)
         # For who serves the application: the same answers, before there is a request of ASGI's.

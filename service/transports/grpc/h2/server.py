@@ -13,10 +13,13 @@ from typing import Any
 import uvloop
 from grpc_reflection.v1alpha import reflection
 
+from service.core.access import Grant
 from service.core.engine import Engine
 from service.transports.grpc import health
 from service.transports.grpc.gate import Gate
+from service.transports.grpc.guard import Guard, HealthFor
 from service.transports.grpc.h2.connection import Connection
+from service.transports.grpc.h2.guarded_router import GuardedRouter, KnownConnection
 from service.transports.grpc.h2.router import Router
 from service.transports.grpc.paths import PredictDirectly
 from service.transports.grpc.served import HEALTH_NAMES, SERVICES, descriptor_pool
@@ -50,6 +53,7 @@ class H2Server:
         predict_directly: PredictDirectly | None = None,
         listeners: Sequence[socket.socket] = (),
         open_listener: Callable[..., Any] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._engine = engine
         self._host, self._port, self._socket_path = host, port, socket_path
@@ -61,16 +65,30 @@ class H2Server:
         self._connections: set[Connection] = set()
         self._idle = asyncio.Event()
         self._servers: list[Any] = []
-        self._router = Router(
-            engine,
-            loop=self._loop,
-            threads=self._threads,
-            health=self._health,
-            reflection=reflection.ReflectionServicer(SERVICES, descriptor_pool()),
-            max_message_bytes=max_message_bytes,
-            as_content=as_content,
-            predict_directly=predict_directly,
-        )
+        shown = reflection.ReflectionServicer(SERVICES, descriptor_pool())
+
+        def router(engine: Engine, health: Any, predict_directly: PredictDirectly | None) -> Router:
+            return Router(
+                engine,
+                loop=self._loop,
+                threads=self._threads,
+                health=health,
+                reflection=shown,
+                max_message_bytes=max_message_bytes,
+                as_content=as_content,
+                predict_directly=predict_directly,
+            )
+
+        self._router: Router | GuardedRouter
+        if guard is None:
+            self._router = router(engine, self._health, predict_directly)
+        else:
+            known = guard
+
+            def of_caller(grant: Grant, health: HealthFor) -> Router:
+                return router(known.engine_of(grant), health, known.directly_for(grant))
+
+            self._router = GuardedRouter(guard, self._health, of_caller)
         self._stop_lock = threading.Lock()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-loop", daemon=True)
@@ -136,7 +154,12 @@ class H2Server:
             self._servers.append(server)
 
     def _connect(self) -> Connection:
-        connection = Connection(self._router, self._lost)
+        router = self._router
+        connection: Connection
+        if isinstance(router, GuardedRouter):
+            connection = KnownConnection(router, self._lost)
+        else:
+            connection = Connection(router, self._lost)
         self._connections.add(connection)
         return connection
 

@@ -1,0 +1,60 @@
+"""Joins --auth_config with the engine: what App gives the transports in place of an engine that is open to all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.auth_config import AuthFile
+from service.core.access import Callers
+from service.core.bound import Observer
+from service.core.engine import Engine
+from service.core.guarded_engine import GuardedEngine
+from service.core.registry import Registry
+from service.metrics.reloads import ReloadCounter
+
+Text = tuple[bytes, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what. engine: the one that asks who the current caller is."""
+
+    file: AuthFile
+    engine: GuardedEngine
+
+    @property
+    def callers(self) -> Callers:
+        """Who may come in now."""
+        return self.file.callers
+
+    def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:
+        """Returns render for those who may see all models."""
+
+        def guarded() -> Text:
+            self.callers.require_everywhere("metadata", "metrics")
+            return render()
+
+        return guarded
+
+    def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
+        """Begins to look at the file, unless the interval is 0."""
+        if poll_interval_s > 0:
+            threading.Thread(
+                target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True
+            ).start()
+
+
+def create_access(path: str, engine: Engine, observer: Observer, counter: ReloadCounter) -> Access | None:
+    """Returns what --auth_config asks for; None without one.
+
+    Raises:
+      AuthConfigError: it can not be used.
+    """
+    if not path:
+        return None
+    file = AuthFile(Path(path), counter)
+    absent = Engine(Registry(lambda model, status: None), observer, engine.clock)
+    return Access(file, GuardedEngine(engine, absent, file.callers.current.get))

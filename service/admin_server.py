@@ -1,0 +1,89 @@
+"""The listener of the admin routes, beside those of the models."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from service.access import Access
+from service.core.engine import Engine
+from service.http_server import HttpServer
+from service.transports.http.access import state_with_names
+from service.transports.http.admin_app import create_admin_app
+from service.transports.http.connection_guard import ConnectionGuard
+from service.transports.http.guarded_protocol import GuardedProtocol
+
+Text = tuple[bytes, str]
+
+
+class AdminServer:
+    """Serves the admin routes on a socket. Concurrency: event loop only.
+
+    Args:
+      listener: listens already.
+      render, reload_config: as in create_admin_app.
+      guard: of its connections.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        access: Access | None,
+        *,
+        listener: socket.socket,
+        render: Callable[[], Text],
+        reload_config: Callable[[Engine, str | None], Sequence[str]],
+        guard: ConnectionGuard,
+        drain_timeout_s: float,
+    ) -> None:
+        seen = access.engine if access else engine
+        app = create_admin_app(
+            seen,
+            metrics=access.metrics(render) if access else render,
+            reload_config=partial(reload_config, seen),
+            callers=access.callers if access else None,
+        )
+        self._listener = listener
+        self._server = HttpServer(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http=partial(_Protocol, guard=guard),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
+            ),
+            guard,
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port's number."""
+        return int(self._listener.getsockname()[1])
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        """Answers what is under way, and no more."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+
+
+class _Protocol(GuardedProtocol):
+    """uvicorn's connection, which tells requests of the client's certificate."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.app_state = state_with_names(self.app_state, transport)

@@ -1,0 +1,54 @@
+"""A bearer token, as requests carry it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+# What a token may hold, so that it can not end its header and begin another.
+_TOKEN = re.compile(r"[!-~]+")
+
+Token = str | Callable[[], str] | None
+
+
+class Bearer:
+    """Gives each request the token of that moment. Concurrency: any thread, if the callable is.
+
+    Args:
+      token: itself, or what returns it, asked for every request; None: none is sent.
+
+    Raises:
+      ValueError: it is no token; the message does not show it.
+    """
+
+    __slots__ = ("_token", "_value")
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+        self._value = _value(token) if isinstance(token, str) else None
+
+    def value(self) -> str | None:
+        """Returns the value of the Authorization header; None: without one."""
+        if self._value is not None or self._token is None:
+            return self._value
+        assert callable(self._token)
+        return _value(self._token())
+
+    def headers(self, others: dict[str, str]) -> dict[str, str]:
+        """Returns headers with it, if there is one."""
+        value = self.value()
+        return others if value is None else {**others, "Authorization": value}
+
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """Returns it as gRPC's metadata; None: there is none."""
+        value = self.value()
+        return None if value is None else (("authorization", value),)
+
+
+def _value(token: str) -> str:
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise ValueError("token: expected printable ASCII without spaces")
+    return f"Bearer {token}"
+
+
+NO_TOKEN = Bearer(None)

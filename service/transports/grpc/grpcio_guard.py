@@ -1,0 +1,92 @@
+"""Who makes a call of grpcio's server: asked where a handler has its context, which alone knows of certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from service.core.access import Grant
+from service.core.errors import Unauthenticated
+from service.transports.grpc.guard import Guard, HealthFor
+from service.transports.grpc.health import SERVICE_NAME, Health
+from service.transports.grpc.refusals import Refusals
+from service.transports.grpc.server_reflection import REFLECTION_NAMES, Reflection
+from service.transports.grpc.status_codes import STATUS_CODES
+from service.transports.peer import names_of_auth_context
+
+
+class ContextGuard:
+    """Guard over grpcio's contexts. Concurrency: any thread."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._refusals = Refusals()
+
+    def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
+        """Returns what the caller may do; ends a call that nobody known makes."""
+        metadata = context.invocation_metadata() or ()
+        values = [_bytes(value) for key, value in metadata if key == "authorization"]
+        # Its stubs have it that there is one value for each key; there are any number.
+        auth_context: Any = context.auth_context()
+        try:
+            return self._guard.grant(path, values, names_of_auth_context(auth_context))
+        except Unauthenticated as error:
+            code, text = self._refusals(error)
+            context.abort(STATUS_CODES[code], text)
+
+
+class CallerTable(grpc.GenericRpcHandler):
+    """Has each caller a table of methods of its own, over the engine as that caller sees it.
+
+    Args:
+      make: a caller's table.
+    """
+
+    def __init__(self, guard: ContextGuard, make: Callable[[Grant], grpc.GenericRpcHandler]) -> None:
+        self._guard = guard
+        self._make = make
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """See grpc.GenericRpcHandler; health and reflection have handlers of their own."""
+        path = handler_call_details.method
+        if path.startswith((f"/{SERVICE_NAME}/", *(f"/{name}/" for name in REFLECTION_NAMES))):
+            return None
+
+        def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
+            grant = self._guard.grant(path, context)
+            handler: Any = grant.keep("grpcio", lambda: self._make(grant)).service(handler_call_details)
+            if handler is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            answer: bytes = handler.unary_unary(data, context)
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+
+class GuardedHealth(Health):
+    """Health as each caller sees it."""
+
+    def __init__(self, guard: ContextGuard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def _seen_by(self, context: grpc.ServicerContext) -> HealthFor:
+        return HealthFor(self, self._guard.grant(f"/{SERVICE_NAME}/Check", context))
+
+
+class GuardedReflection(Reflection):
+    """Reflection for whoever may have it."""
+
+    def __init__(self, guard: ContextGuard, *args: Any) -> None:
+        super().__init__(*args)
+        self._guard = guard
+
+    def _answer(self, requests: Any, context: grpc.ServicerContext) -> Any:
+        self._guard.grant(f"/{REFLECTION_NAMES[0]}/ServerReflectionInfo", context)
+        return super()._answer(requests, context)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()

@@ -1,0 +1,40 @@
+"""What a verified client certificate calls its holder: the same words whatever carries the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP", "email": "email"}
+NO_NAMES: frozenset[str] = frozenset()
+
+
+def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str]:
+    """Returns the names in a certificate as Python's ssl tells it, each with its kind; none where there is none.
+
+    >>> sorted(names_of_certificate({"subject": ((("commonName", "a"),),), "subjectAltName": (("DNS", "a.example"),)}))
+    ['CN:a', 'DNS:a.example']
+    """
+    if not certificate:
+        return NO_NAMES
+    names = {f"CN:{value}" for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"}
+    alternatives = certificate.get("subjectAltName", ())
+    return frozenset(names | {f"{_KINDS[kind]}:{value}" for kind, value in alternatives if kind in _KINDS})
+
+
+def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
+    """Returns the names of whoever is at the other end of a connection: of a certificate that was verified only."""
+    # Python and uvloop give the fields of a certificate only where its chain was verified.
+    return names_of_certificate(transport.get_extra_info("peercert"))
+
+
+def names_of_auth_context(context: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
+    """Returns the names that grpcio has verified.
+
+    Source: grpc/grpc_security_constants.h, of 1.85: which properties a verified peer has.
+    """
+    kinds = {"x509_common_name": "CN", "peer_dns": "DNS", "peer_uri": "URI", "peer_ip": "IP", "peer_email": "email"}
+    return frozenset(
+        f"{kind}:{value.decode('utf-8', 'replace')}" for key, kind in kinds.items() for value in context.get(key, ())
+    )

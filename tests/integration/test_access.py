@@ -1,0 +1,477 @@
+"""A server that lets in whom it knows: on every route and method, over both wires and both gRPC transports."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from service.client import AsyncEmbeddingClient, EmbeddingClient
+from service.client.errors import Refused
+from service.codecs.protos import message_class
+from tests.conformance.wires import fill_tensor
+from tests.grpc_servers import TRANSPORTS
+from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.toy_model import write_toy_model
+
+TOKENS = {name: f"{name}-token-that-nobody-may-see" for name in ("user", "reader", "boss")}
+PREDICTION, MODEL, INFERENCE = (
+    "/tensorflow.serving.PredictionService",
+    "/tensorflow.serving.ModelService",
+    "/inference.GRPCInferenceService",
+)
+HEALTH, REFLECTION = "/grpc.health.v1.Health/Check", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+BODY = {"features": {"user": [1]}}
+ANSWER = [[1.0, 10.0]]
+
+
+class Guarded:
+    """A server of models "shown" and "hidden" with callers: user may predict shown, reader see it, boss everything."""
+
+    def __init__(self, folder: Path, stack: ExitStack, transport: str, kernels: Path) -> None:
+        self.auth, self.models = folder / "auth.toml", folder / "models.conf"
+        for name in ("shown", "hidden"):
+            write_toy_model(folder / name / "1")
+        entries = (
+            f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}\n'
+            for name in ("shown", "hidden")
+        )
+        self.models.write_text(f"model_config_list {{\n{''.join(entries)}}}\n")
+        (folder / "boss-token").write_text(TOKENS["boss"] + "\n")
+        self.good = (
+            caller("user", token="user", shown='["predict"]')
+            + caller("reader", token="reader", shown='["metadata"]')
+            + '[[caller]]\nname = "boss"\ntoken_file = ["boss-token"]\n'
+            + '[[caller.allow]]\nmodels = ["*"]\nrights = ["predict", "metadata", "admin"]\n'
+        )
+        self.auth.write_text(self.good)
+        self.server = stack.enter_context(
+            ServerProcess(
+                auth_config=self.auth,
+                auth_config_poll_wait_seconds=0.05,
+                model_config_file=self.models,
+                admin_port=0,
+                graph_signatures="off",
+                grpc_transport=transport,
+                kernel_cache_dir=kernels,
+                log_level="debug",
+            )
+        ).answering()
+        self.admin_port = self.server.wait_for_log("listening")["admin_port"]
+        until(lambda: self.server.http.get("/readyz").status_code == 200)
+
+    def http(self, method: str, path: str, token: str = "", *, content: Any = None) -> httpx.Response:
+        """Sends a request by the name of a caller's token."""
+        body = None if content is None else json.dumps(content)
+        return self.server.http.request(method, path, content=body, headers=bearer(token))
+
+    def grpc(self, path: str, message: Any, token: str = "") -> tuple[str, bytes | str]:
+        """Calls a method; returns the code, and the answer or the text."""
+        metadata = [(name.lower(), value) for name, value in bearer(token).items()]
+        try:
+            data = self.server.channel.unary_unary(path)(
+                message.SerializeToString(), timeout=PATIENCE_S, metadata=metadata
+            )
+        except grpc.RpcError as error:
+            return error.code().name, str(error.details())
+        return "OK", data
+
+    def write(self, text: str) -> None:
+        """Replaces the file of callers as an editor does."""
+        draft = self.auth.with_suffix(".new")
+        draft.write_text(text)
+        os.replace(draft, self.auth)
+
+
+def caller(name: str, *, token: str, **rights: str) -> str:
+    """Returns the entry of a caller."""
+    allowed = "".join(f'[[caller.allow]]\nmodels = ["{model}"]\nrights = {given}\n' for model, given in rights.items())
+    return f'[[caller]]\nname = "{name}"\ntoken_sha256 = ["{sha256(TOKENS[token].encode()).hexdigest()}"]\n{allowed}'
+
+
+def bearer(token: str) -> dict[str, str]:
+    """Returns the header of a caller's token; "" is none at all."""
+    return {"Authorization": f"Bearer {TOKENS.get(token, token)}"} if token else {}
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> Iterator[Guarded]:
+    with ExitStack() as stack:
+        yield Guarded(tmp_path_factory.mktemp("guarded"), stack, request.param, kernel_cache)
+
+
+def spec(message: str, model: str, **more: Any) -> Any:
+    """Returns a request with a ModelSpec."""
+    made = message_class(f"tensorflow.serving.{message}")(**more)
+    made.model_spec.name = model
+    return made
+
+
+def predict(model: str) -> Any:
+    """Returns a lookup of user 1."""
+    request = spec("PredictRequest", model)
+    request.model_spec.signature_name = "lookup"
+    fill_tensor(request.inputs["user"], np.array([1]))
+    return request
+
+
+def examples(message: str, model: str) -> Any:
+    request = spec(message, model)
+    request.input.example_list.examples.add()
+    return request
+
+
+def infer(model: str) -> Any:
+    request = message_class("inference.ModelInferRequest")(model_name=model)
+    tensor = request.inputs.add(name="user", datatype="INT64", shape=[1])
+    tensor.contents.int64_contents.append(1)
+    return request
+
+
+def named(message: str, model: str) -> Any:
+    return message_class(f"inference.{message}")(name=model)
+
+
+INFER = {"inputs": [{"name": "user", "datatype": "INT64", "shape": [1], "data": [1]}]}
+EXAMPLES = {"examples": [{"user": 1}]}
+# Every route and method that is about one model, by the right that it needs; {} is the model.
+HTTP: Mapping[str, list[tuple[str, str, Any]]] = {
+    "predict": [
+        ("POST", "/v1/models/{}:lookup", BODY),
+        ("POST", "/v1/models/{}/versions/1:lookup", BODY),
+        ("POST", "/v1/models/{}/labels/stable:lookup", BODY),
+        ("POST", "/v1/models/{}:predict", {"signature_name": "lookup", "inputs": {"user": [1]}}),
+        ("POST", "/v1/models/{}:predict", {"signature_name": "lookup", "instances": [{"user": 1}]}),
+        ("POST", "/v1/models/{}:classify", EXAMPLES),
+        ("POST", "/v1/models/{}:regress", EXAMPLES),
+        ("POST", "/V1/MODELS/{}:lookup", BODY),
+        ("POST", "/v1/models/{}/tables/user:rows", {"ids": [1]}),
+        ("POST", "/v2/models/{}/infer", INFER),
+        ("POST", "/v2/models/{}/versions/1/infer", INFER),
+    ],
+    "metadata": [
+        ("GET", "/v1/models/{}", None),
+        ("HEAD", "/v1/models/{}", None),
+        ("GET", "/v1/models/{}/versions/1", None),
+        ("GET", "/v1/models/{}/metadata", None),
+        ("GET", "/v1/models/{}/tables", None),
+        ("GET", "/v2/models/{}", None),
+        ("GET", "/v2/models/{}/config", None),
+        ("GET", "/v2/models/{}/ready", None),
+    ],
+}
+GRPC: Mapping[str, list[tuple[str, Callable[[str], Any]]]] = {
+    "predict": [
+        (f"{PREDICTION}/Predict", predict),
+        (f"{PREDICTION}/Classify", lambda model: examples("ClassificationRequest", model)),
+        (f"{PREDICTION}/Regress", lambda model: examples("RegressionRequest", model)),
+        (f"{INFERENCE}/ModelInfer", infer),
+    ],
+    "metadata": [
+        (
+            f"{PREDICTION}/GetModelMetadata",
+            lambda model: spec("GetModelMetadataRequest", model, metadata_field=["signature_def"]),
+        ),
+        (f"{MODEL}/GetModelStatus", lambda model: spec("GetModelStatusRequest", model)),
+        (f"{INFERENCE}/ModelMetadata", lambda model: named("ModelMetadataRequest", model)),
+        (f"{INFERENCE}/ModelConfig", lambda model: named("ModelConfigRequest", model)),
+    ],
+}
+MAY = {"predict": "user", "metadata": "reader"}
+# The toy model has no such signatures: whoever is let in hears of that.
+_LET_IN = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
+
+
+@pytest.mark.parametrize("right", HTTP)
+def test_every_route_of_a_model_asks_for_its_right(guarded: Guarded, right: str) -> None:
+    (other,) = set(MAY.values()) - {MAY[right]}
+    for method, path, content in HTTP[right]:
+
+        def ask(model: str, token: str, *, path: str = path, method: str = method, content: Any = content) -> Any:
+            return guarded.http(method, path.format(model), token, content=content)
+
+        for token in ("", "wrong", TOKENS["user"] + "x"):
+            for model in ("shown", "hidden", "absent"):
+                answer = ask(model, token)
+                assert answer.status_code == 401, (method, path, answer.text)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert answer.headers["x-error-code"] == "UNAUTHENTICATED"
+        # Twice: the second comes by a head that is known.
+        for _ in range(2):
+            assert ask("shown", MAY[right]).status_code in (200, 400), path
+            assert ask("shown", other).status_code == 403, path
+        for token in ("user", "reader"):
+            texts = {name: ask(name, token) for name in ("hidden", "absent")}
+            told = {(one.status_code, one.text.replace(name, "NAME")) for name, one in texts.items()}
+            assert len(told) == 1 and told.pop()[0] in (400, 404), path
+        assert ask("hidden", "boss").status_code in (200, 400), path
+
+
+@pytest.mark.parametrize("right", GRPC)
+def test_every_method_of_a_model_asks_for_its_right(guarded: Guarded, right: str) -> None:
+    (other,) = set(MAY.values()) - {MAY[right]}
+    for path, make in GRPC[right]:
+        for token in ("", "wrong", TOKENS["user"] + "x"):
+            told = {guarded.grpc(path, make(model), token) for model in ("shown", "hidden", "absent")}
+            assert len(told) == 1 and told.pop()[0] == "UNAUTHENTICATED", path
+        assert guarded.grpc(path, make("shown"), MAY[right])[0] in _LET_IN, path
+        assert guarded.grpc(path, make("shown"), other)[0] == "PERMISSION_DENIED", path
+        for token in ("user", "reader"):
+            refusals = {name: guarded.grpc(path, make(name), token) for name in ("hidden", "absent")}
+            told = {(code, str(text).replace(name, "NAME")) for name, (code, text) in refusals.items()}
+            assert len(told) == 1 and told.pop()[0] == "NOT_FOUND", path
+        assert guarded.grpc(path, make("hidden"), "boss")[0] in _LET_IN, path
+
+
+def test_answers_are_those_of_an_open_server(guarded: Guarded) -> None:
+    assert guarded.http("POST", "/v1/models/shown:lookup", "user", content=BODY).json()["embeddings"]["user"] == ANSWER
+    code, data = guarded.grpc(f"{PREDICTION}/Predict", predict("shown"), "user")
+    assert code == "OK" and isinstance(data, bytes)
+    (output,) = message_class("tensorflow.serving.PredictResponse").FromString(data).outputs.values()
+    assert list(output.float_val) == ANSWER[0]
+    # A body that is read in a thread is still its caller's.
+    many = {"ids": [1] * 30000}
+    path = "/v1/models/{}/tables/user:rows"
+    assert len(guarded.http("POST", path.format("shown"), "user", content=many).json()["rows"]) == 30000
+    assert guarded.http("POST", path.format("shown"), "reader", content=many).status_code == 403
+    assert guarded.http("POST", path.format("hidden"), "user", content=many).status_code == 404
+
+
+def test_lists_show_what_the_caller_may_see(guarded: Guarded) -> None:
+    index = message_class("inference.RepositoryIndexRequest")()
+    for token, names in (("user", set()), ("reader", {"shown"}), ("boss", {"shown", "hidden"})):
+        listed = guarded.http("POST", "/v2/repository/index", token, content={}).json()
+        assert {one["name"] for one in listed} == names
+        code, data = guarded.grpc(f"{INFERENCE}/RepositoryIndex", index, token)
+        assert code == "OK" and isinstance(data, bytes)
+        answer = message_class("inference.RepositoryIndexResponse").FromString(data)
+        assert {one.name for one in answer.models} == names
+    assert guarded.http("POST", "/v2/repository/index", content={}).status_code == 401
+    assert guarded.grpc(f"{INFERENCE}/RepositoryIndex", index)[0] == "UNAUTHENTICATED"
+
+
+def test_what_is_open_tells_nothing_of_models(guarded: Guarded) -> None:
+    for path in ("/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready", "/docs", "/openapi.json"):
+        answer = guarded.http("GET", path)
+        assert answer.status_code == 200, path
+        assert not re.search("shown|hidden", answer.text), path
+    for path in ("/metrics", "/monitoring/prometheus/metrics", "/nothing", "/v1/models", "/docs/../metrics"):
+        assert guarded.http("GET", path).status_code == 401, path
+    assert guarded.http("GET", "/metrics", "reader").status_code == 403
+    assert 'model="hidden"' in guarded.http("GET", "/metrics", "boss").text
+    for method in ("ServerLive", "ServerReady", "ServerMetadata"):
+        assert guarded.grpc(f"{INFERENCE}/{method}", message_class(f"inference.{method}Request")())[0] == "OK"
+    assert guarded.grpc(f"{PREDICTION}/Nothing", predict("shown"))[0] == "UNAUTHENTICATED"
+    assert guarded.grpc(f"{PREDICTION}/Nothing", predict("shown"), "user")[0] == "UNIMPLEMENTED"
+
+    def health(service: str, token: str = "") -> str:
+        return guarded.grpc(HEALTH, health_pb2.HealthCheckRequest(service=service), token)[0]
+
+    assert [health(name) for name in ("", "PredictionService", "shown", "absent")] == ["OK", "OK"] + ["NOT_FOUND"] * 2
+    assert [health(name, "user") for name in ("shown", "hidden", "absent")] == ["OK", "NOT_FOUND", "NOT_FOUND"]
+    watch = guarded.server.channel.unary_stream("/grpc.health.v1.Health/Watch")
+    watched = {}
+    for name in ("shown", "absent", ""):
+        stream = watch(health_pb2.HealthCheckRequest(service=name).SerializeToString(), timeout=PATIENCE_S)
+        watched[name] = health_pb2.HealthCheckResponse.FromString(next(stream)).status
+        stream.cancel()
+    unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    assert watched == {"shown": unknown, "absent": unknown, "": health_pb2.HealthCheckResponse.SERVING}
+    ask = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    assert next(guarded.server.channel.stream_stream(REFLECTION)(iter([ask]), timeout=PATIENCE_S))
+
+
+def test_a_reload_by_request_is_the_admins(guarded: Guarded) -> None:
+    request = message_class("tensorflow.serving.ReloadConfigRequest")()
+    request.config.model_config_list.SetInParent()
+    path = f"{MODEL}/HandleReloadConfigRequest"
+    assert [guarded.grpc(path, request, token)[0] for token in ("", "user", "reader")] == [
+        "UNAUTHENTICATED",
+        "PERMISSION_DENIED",
+        "PERMISSION_DENIED",
+    ]
+    assert guarded.http("GET", "/v1/models/shown", "boss").status_code == 200
+    config = message_class("tensorflow.serving.ReloadConfigRequest")()
+    for name in ("shown", "hidden"):
+        base = str(guarded.models.parent / name)
+        config.config.model_config_list.config.add(name=name, base_path=base, model_platform="tensorflow")
+    assert guarded.grpc(path, config, "boss")[0] == "OK"
+
+
+def test_the_admin_routes_have_a_port_of_their_own(guarded: Guarded) -> None:
+    base = f"http://127.0.0.1:{guarded.admin_port}"
+    with httpx.Client(base_url=base, timeout=PATIENCE_S) as admin:
+
+        def reload(token: str = "", **more: Any) -> httpx.Response:
+            return admin.post("/v1/config:reload", headers=bearer(token) | more.pop("headers", {}), **more)
+
+        assert [reload(token).status_code for token in ("", "wrong", "user", "reader")] == [401, 401, 403, 403]
+        assert reload("boss").json() == {"models": ["hidden", "shown"]}
+        refused = reload("boss", content="model_config_list {")
+        assert refused.status_code == 400 and "The body" in refused.json()["error"]
+        assert reload("boss", headers={"Origin": base}).status_code == 403
+        assert admin.get("/v1/models/shown", headers=bearer("boss")).status_code == 404
+        assert admin.get("/metrics").status_code == 401
+        assert "embedding_server_auth_config_is_current" in admin.get("/metrics", headers=bearer("boss")).text
+        assert admin.get("/healthz").status_code == 200
+    assert guarded.http("POST", "/v1/config:reload", "boss").status_code in (400, 404)
+
+
+def test_a_list_that_changes_holds_at_once_and_a_broken_one_does_not(guarded: Guarded) -> None:
+    def statuses() -> list[Any]:
+        by_http = [guarded.http("POST", "/v1/models/shown:lookup", name, content=BODY) for name in ("user", "reader")]
+        by_grpc = [guarded.grpc(f"{PREDICTION}/Predict", predict("shown"), name)[0] for name in ("user", "reader")]
+        return [answer.status_code for answer in by_http] + by_grpc
+
+    before = [200, 403, "OK", "PERMISSION_DENIED"]
+    assert statuses() == before
+    try:
+        guarded.write(guarded.good + "[[")
+        guarded.server.wait_for_log("auth config refused; the one before stays in force")
+        assert statuses() == before
+        current = "embedding_server_auth_config_is_current{} "
+        assert current + "0.0" in guarded.http("GET", "/metrics", "boss").text
+        # The user's token is the reader's now, and the reader's is taken back: on the very connections that it came by.
+        guarded.write(
+            caller("reader", token="user", shown='["metadata"]')
+            + guarded.good.partition('[[caller]]\nname = "boss"')[1]
+            + guarded.good.partition('[[caller]]\nname = "boss"')[2]
+        )
+        until(lambda: statuses() == [403, 401, "PERMISSION_DENIED", "UNAUTHENTICATED"])
+        assert current + "1.0" in guarded.http("GET", "/metrics", "boss").text
+        (guarded.auth.parent / "boss-token").write_text("the-next-token-of-the-boss")
+        until(lambda: guarded.http("GET", "/metrics", "boss").status_code == 401)
+        assert guarded.http("GET", "/metrics", "the-next-token-of-the-boss").status_code == 200
+    finally:
+        (guarded.auth.parent / "boss-token").write_text(TOKENS["boss"])
+        guarded.write(guarded.good)
+    until(lambda: statuses() == before)
+
+
+def test_credentials_that_come_twice_are_none(guarded: Guarded) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.server.http_port, timeout=PATIENCE_S)
+    connection.putrequest("POST", "/v1/models/shown:lookup")
+    for token in ("user", "reader"):
+        connection.putheader("Authorization", bearer(token)["Authorization"])
+    body = json.dumps(BODY).encode()
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body)
+    assert connection.getresponse().status == 401
+    connection.close()
+    call = guarded.server.channel.unary_unary(f"{PREDICTION}/Predict")
+    metadata = [("authorization", bearer(token)["Authorization"]) for token in ("user", "reader")]
+    with pytest.raises(grpc.RpcError) as caught:
+        call(predict("shown").SerializeToString(), timeout=PATIENCE_S, metadata=metadata)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_the_clients_send_a_token(guarded: Guarded) -> None:
+    targets = [f"127.0.0.1:{guarded.server.grpc_port}", f"http://127.0.0.1:{guarded.server.http_port}"]
+    given = iter([TOKENS["user"], TOKENS["reader"], TOKENS["user"], TOKENS["reader"]])
+    asked: Callable[[], str] = given.__next__
+    for target in targets:
+        with EmbeddingClient(target, model="shown", token=TOKENS["user"], timeout_s=PATIENCE_S) as client:
+            assert client.lookup({"user": [1]})["user"].tolist() == ANSWER
+            with pytest.raises(Refused, match="PERMISSION_DENIED"):
+                client.status()
+        # A token of each moment: the second is another caller's.
+        with EmbeddingClient(target, model="shown", token=asked, timeout_s=PATIENCE_S) as client:
+            assert client.lookup({"user": [1]})["user"].tolist() == ANSWER
+            assert client.status()[0].version == 1
+        with EmbeddingClient(target, model="shown", timeout_s=PATIENCE_S) as client:
+            with pytest.raises(Refused, match="UNAUTHENTICATED"):
+                client.lookup({"user": [1]})
+
+    async def ask() -> list[Any]:
+        answers = []
+        for target in targets:
+            async with AsyncEmbeddingClient(
+                target, model="shown", token=TOKENS["user"], timeout_s=PATIENCE_S
+            ) as client:
+                answers.append((await client.lookup({"user": [1]}))["user"].tolist())
+        return answers
+
+    assert asyncio.run(ask()) == [ANSWER, ANSWER]
+
+
+def test_secrets_show_nowhere(guarded: Guarded) -> None:
+    # Its own requests, so that it tells as much alone; what the other tests did is in the log as well.
+    path = "/v1/models/shown:lookup"
+    texts = [
+        guarded.http("POST", path, token, content=content).text
+        for token in (*TOKENS, TOKENS["user"] + "x")
+        for content in (BODY, {"features": {}}, {"x": 1})
+    ]
+    texts += [str(guarded.grpc(f"{PREDICTION}/Predict", predict("shown"), token)[1]) for token in (*TOKENS, "wrong")]
+    texts += [guarded.http("GET", name, "boss").text for name in ("/metrics", "/readyz", "/openapi.json", "/v2")]
+    guarded.server.wait_for_log("settings")
+    texts.append(json.dumps(guarded.server.records))
+    assert guarded.server.wait_for_log(
+        "request refused: 'Valid credentials are required: Authorization: Bearer <token>, or a certificate.'"
+    )
+    secrets = [*TOKENS.values(), *(sha256(token.encode()).hexdigest() for token in TOKENS.values())]
+    for text in texts:
+        assert not any(secret in text for secret in secrets)
+
+
+def test_a_file_of_callers_that_can_not_be_read_stops_the_start(tmp_path: Path, kernel_cache: Path) -> None:
+    write_toy_model(tmp_path / "m" / "1")
+    path = tmp_path / "auth.toml"
+    path.write_text('[[caller]]\nname = "a"\n')
+    with ServerProcess(model_base_path=tmp_path / "m", auth_config=path, kernel_cache_dir=kernel_cache) as server:
+        assert server.exit_code() == 2
+        assert 'caller "a" has neither token_sha256' in server.text()
+
+
+def test_all_workers_know_the_callers_and_any_takes_an_admins_request(tmp_path: Path, kernel_cache: Path) -> None:
+    with ExitStack() as stack:
+        write_toy_model(tmp_path / "m" / "1")
+        auth, models = tmp_path / "auth.toml", tmp_path / "models.conf"
+        auth.write_text(caller("boss", token="boss", **{"*": '["predict", "metadata", "admin"]'}))
+        models.write_text(
+            f'model_config_list {{ config {{ name: "m" base_path: "{tmp_path / "m"}" model_platform: "tensorflow" }} }}'
+        )
+        server = stack.enter_context(
+            ServerProcess(
+                workers=2,
+                auth_config=auth,
+                auth_config_poll_wait_seconds=0.05,
+                model_config_file=models,
+                admin_port=0,
+                graph_signatures="off",
+                kernel_cache_dir=kernel_cache,
+            )
+        ).answering()
+        admin_port = server.wait_for_log("listening")["admin_port"]
+        until(lambda: server.http.get("/readyz").status_code == 200)
+
+        def lookup(name: str) -> int:
+            url = f"http://127.0.0.1:{server.http_port}/v1/models/{name}:lookup"
+            return httpx.post(url, json=BODY, headers=bearer("boss"), timeout=PATIENCE_S).status_code
+
+        assert {lookup("m") for _ in range(8)} == {200}
+        models.write_text(models.read_text().replace('"m"', '"n"'))
+        url = f"http://127.0.0.1:{admin_port}/v1/config:reload"
+        assert httpx.post(url, timeout=PATIENCE_S).status_code == 401
+        assert httpx.post(url, headers=bearer("boss"), timeout=PATIENCE_S).json() == {"models": ["n"]}
+        assert {lookup("n") for _ in range(8)} == {200} and {lookup("m") for _ in range(8)} == {404}
+        auth.write_text(caller("boss", token="user", **{"*": '["predict"]'}))
+        for _ in range(2):
+            # Each worker looks for itself, and the connections are spread over both.
+            until(lambda: {lookup("n") for _ in range(8)} == {401})
