@@ -33,6 +33,7 @@ from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.settings import Settings
+from service.tls.wires import TlsError, Wires, opener
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
@@ -104,7 +105,11 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
         )
-        self._grpc = create_grpc_server(settings, self._engine, crew)
+        try:
+            self._tls = Wires(settings, self._metrics.tls)
+        except TlsError as error:
+            raise StartError(str(error)) from error
+        self._grpc = create_grpc_server(settings, self._engine, crew, self._tls)
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -135,6 +140,7 @@ class App:
         if self._config_file is not None and self._polls_config_file:
             polling = (self._reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
             threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
+        self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
         if self._crew is None:
             http_port = http_socket.getsockname()[1]
             logger.info("listening", extra={"host": settings.host, "http_port": http_port, "grpc_port": grpc_port})
@@ -219,7 +225,7 @@ class App:
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
             ),
-            self._crew.opener("http") if self._crew else None,
+            opener("http", self._tls.http_handshakes(), self._crew),
         )
 
     def _metrics_paths(self) -> tuple[str, ...]:

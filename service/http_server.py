@@ -15,7 +15,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is App's decision.
 
     Args:
-      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
+      open_listener: listens in place of the event loop's own server, see workers.fair_listener, tls_listener.
     """
 
     def __init__(self, config: uvicorn.Config, open_listener: Callable[..., Any] | None = None) -> None:

@@ -13,13 +13,14 @@ from service.metrics.own_names import batch_lines, request_lines, servable_lines
 from service.metrics.requests import RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
 from service.metrics.text import CONTENT_TYPE
+from service.metrics.tls import TlsCounter
 from service.metrics.warmups import WarmupCounter
 
 
 class Metrics:
     """What one server counts. Concurrency: any thread.
 
-    requests: core.engine's Observer. batches, warmups: who runs these reports to them.
+    requests: core.engine's Observer. batches, warmups, tls: who runs these reports to them.
 
     Args:
       loaded: tells which servables are loaded now; their tables count what was read of them.
@@ -29,6 +30,7 @@ class Metrics:
         self.requests = RequestCounter()
         self.batches = BatchCounter()
         self.warmups = WarmupCounter()
+        self.tls = TlsCounter()
         self._loaded = loaded
         self._states: dict[tuple[str, int], int] = {}
         self._process = CollectorRegistry()
@@ -52,6 +54,7 @@ class Metrics:
         """Returns the exposition text and its content type."""
         now, ever = self.requests.read()
         lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
+        lines += self.tls.lines()
         batches = self.batches.read()
         lines += batch_lines(batches)
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))

@@ -24,6 +24,7 @@ def _state(values: Sequence[Number]) -> Number:
 _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "embedding_server_requests_in_flight": sum,
     VERSION_STATE: _state,
+    "embedding_server_tls_certificate_end_timestamp_seconds": min,
     "process_resident_memory_bytes": sum,
     "process_virtual_memory_bytes": sum,
     "process_open_fds": sum,

@@ -30,7 +30,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class GrpcServer:
-    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address, plaintext.
+    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address.
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".
@@ -40,6 +40,7 @@ class GrpcServer:
       channel_arguments: gRPC's own settings, which win over ours.
       as_content: answers carry tensor_content where a request does not say otherwise.
       predict_directly: answers plain Predicts; None: the general path answers all.
+      credentials: TLS of the address, unless that is a Unix socket's; None: it is plaintext.
 
     Concurrency: any thread; start and stop once.
     """
@@ -55,10 +56,12 @@ class GrpcServer:
         channel_arguments: Sequence[tuple[str, int | str]] = (),
         as_content: bool = False,
         predict_directly: PredictDirectly | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._engine = engine
         self._address = address
         self._socket_path = socket_path
+        self._credentials = credentials
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         self._health = health.Health()
         self._reflection = Reflection(SERVICES, descriptor_pool())
@@ -88,7 +91,9 @@ class GrpcServer:
 
     def _listen(self, address: str) -> int:
         try:
-            return int(self._server.add_insecure_port(address))
+            if self._credentials is None or address.startswith("unix:"):
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, self._credentials))
         except RuntimeError as error:
             raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
 
