@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.codecs",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
-        {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message", "httpunk", "uvloop"},
+        {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message", "hpack", "uvloop"},
     ),
     "service.client": (
         {"service.core.types", "service.core.errors", "service.codecs"},

@@ -5,30 +5,58 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import uvloop
 
 from loadtest.bench.baselines.answers import constant_answers, listening
 from service.transports.grpc.h2.connection import Connection
-from service.transports.grpc.h2.messages import MessageReader
-from service.transports.grpc.h2.metadata import read_options
+from service.transports.grpc.h2.inbound import Budget
+from service.transports.grpc.h2.metadata import error_head, read_options
+from service.transports.grpc.h2.request_head import RequestHead
+from service.transports.grpc.h2.route import Route
+from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.unary import Runner, UnaryCall
+
+_MAX_BYTES = 1 << 28
+
+
+class _Constants:
+    """Routes to handlers that know one answer each; see Routes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._answers = constant_answers("grpc")
+        self._runner = Runner(loop, ThreadPoolExecutor(8), time.monotonic, self.refusal_block)
+        self.generation = 0
+        self.budget = Budget(_MAX_BYTES)
+        self.now = time.monotonic
+
+    def route(self, head: RequestHead) -> Route:
+        options = read_options(head.headers)
+        answer = self._answers[head.path]
+
+        def handler(_request: bytes, _deadline_s: float | None) -> bytes:
+            return answer
+
+        def open_call(stream: Stream, _may_be_quick: bool) -> UnaryCall:
+            return UnaryCall(
+                self._runner,
+                stream,
+                handler=handler,
+                quickly=handler,
+                options=options,
+                max_message_bytes=_MAX_BYTES,
+            )
+
+        return Route(open_call, handler, options.timeout_s, options.head_block)
+
+    def refusal_block(self, error: BaseException) -> bytes:
+        return error_head(13, str(error))
 
 
 async def _serve() -> None:
-    answers = constant_answers("grpc")
-    handlers = {path: (lambda _request, _deadline, answer=answer: answer) for path, answer in answers.items()}
     loop = asyncio.get_running_loop()
-    runner = Runner(loop, ThreadPoolExecutor(8), time.monotonic, lambda error: (13, str(error)))
-
-    def open_call(connection: Any, stream: Any, _method: str, path: str, headers: Any) -> UnaryCall:
-        options = read_options(headers)
-        reader = MessageReader(options.encoding, 1 << 28)
-        handler: Any = handlers[path]
-        return UnaryCall(runner, connection, stream, handler=handler, quickly=handler, options=options, reader=reader)
-
-    server = await loop.create_server(lambda: Connection(open_call, lambda _lost: None), "127.0.0.1", 0)
+    routes = _Constants(loop)
+    server = await loop.create_server(lambda: Connection(routes, lambda _lost: None), "127.0.0.1", 0)
     listening(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 

@@ -1,1 +1,1 @@
-"""gRPC over HTTP/2 without a framework: an event loop, httpunk (hyper's h2) for the protocol, calls as bytes."""
+"""gRPC over HTTP/2 without a framework: an event loop, the protocol's frames, calls as bytes."""

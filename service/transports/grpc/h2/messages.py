@@ -9,7 +9,10 @@ import zlib
 
 from service.core.errors import MalformedPayload, PayloadTooLarge, Unimplemented
 
-_PREFIX_BYTES = 5
+# In front of each message: whether it is compressed, and its length.
+PREFIX_BYTES = 5
+# A message of more bytes is worth a thread by its size alone.
+INLINE_BYTES = 16 << 10
 _GZIP, _ZLIB = 31, 15
 _WINDOW_BITS = {"gzip": _GZIP, "deflate": _ZLIB}
 
@@ -29,7 +32,7 @@ class MessageReader:
         self._max_bytes = max_bytes
         self._chunks: list[bytes] = []
         self._held = 0
-        self._needed = _PREFIX_BYTES
+        self._needed = PREFIX_BYTES
 
     @property
     def is_between_messages(self) -> bool:
@@ -44,27 +47,27 @@ class MessageReader:
           MalformedPayload: a prefix or a compressed message that is none.
           Unimplemented: an unknown compression.
         """
-        if not self._chunks and len(data) >= _PREFIX_BYTES:
+        if not self._chunks and len(data) >= PREFIX_BYTES:
             # Nearly always one frame holds one message.
             needed = self._length(data)
             if len(data) == needed:
-                return [self._message(data[0], data[_PREFIX_BYTES:])]
+                return [self._message(data[0], data[PREFIX_BYTES:])]
         messages = []
         self._chunks.append(data)
         self._held += len(data)
         while self._held >= self._needed:
-            if self._needed == _PREFIX_BYTES:
-                self._join(_PREFIX_BYTES)
+            if self._needed == PREFIX_BYTES:
+                self._join(PREFIX_BYTES)
                 self._needed = self._length(self._chunks[0])
                 if self._held < self._needed:
                     break
             self._join(self._needed)
             whole = self._chunks[0]
             rest = self._held - self._needed
-            message = memoryview(whole)[_PREFIX_BYTES : self._needed]
+            message = memoryview(whole)[PREFIX_BYTES : self._needed]
             messages.append(self._message(whole[0], bytes(message)))
             self._chunks = [whole[self._needed :]] if rest else []
-            self._held, self._needed = rest, _PREFIX_BYTES
+            self._held, self._needed = rest, PREFIX_BYTES
         return messages
 
     def _join(self, size: int) -> None:
@@ -73,12 +76,12 @@ class MessageReader:
             self._chunks = [b"".join(self._chunks)]
 
     def _length(self, data: bytes) -> int:
-        length = int.from_bytes(data[1:_PREFIX_BYTES], "big")
+        length = int.from_bytes(data[1:PREFIX_BYTES], "big")
         if length > self._max_bytes:
             raise _too_large(length, self._max_bytes)
         if data[0] > 1:
             raise MalformedPayload(f"The message's first byte is {data[0]}, expected 0 or 1.")
-        return _PREFIX_BYTES + length
+        return PREFIX_BYTES + length
 
     def _message(self, flag: int, data: bytes) -> bytes:
         if not flag or self._encoding == "identity":

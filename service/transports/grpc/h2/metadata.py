@@ -6,50 +6,57 @@ Source: gRPC over HTTP2 (PROTOCOL-HTTP2.md), sections Requests, Responses and St
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from httpunk.http import HeaderMap
-
 from service.core.errors import InvalidRequest
+from service.transports.grpc.h2.header_blocks import header_block
 from service.transports.grpc.served import RESPONSE_ENCODING_KEY, TENSOR_ENCODING_KEY
 
 ENCODINGS = ("identity", "deflate", "gzip")
 
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+# A client's name for its request comes back with the answer.
+_REQUEST_ID, _MOST_ID_BYTES = b"x-request-id", 256
+_TENSOR_ENCODING, _RESPONSE_ENCODING = TENSOR_ENCODING_KEY.encode(), RESPONSE_ENCODING_KEY.encode()
 _ACCEPTED = ("grpc-accept-encoding", ",".join(ENCODINGS))
 _CONTENT = ("content-type", "application/grpc")
 
-RESPONSE_HEAD = HeaderMap([_CONTENT, _ACCEPTED])
-GZIP_RESPONSE_HEAD = HeaderMap([_CONTENT, ("grpc-encoding", "gzip"), _ACCEPTED])
-OK_TRAILERS = HeaderMap([("grpc-status", "0")])
-NOT_GRPC = HeaderMap([("content-type", "text/plain")])
+RESPONSE_HEAD = header_block([_CONTENT, _ACCEPTED], 200)
+OK_TRAILERS = header_block([("grpc-status", "0")])
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a client asked for beside the method. timeout_s: None for no deadline; as_content: None for the default."""
+    """What a client asked for beside the method.
+
+    timeout_s: None for no deadline; as_content: None for the default; head_block: before an answer's messages.
+    """
 
     timeout_s: float | None
     encoding: str
     as_content: bool | None
     is_gzip_wanted: bool
+    head_block: bytes
 
 
-def read_options(headers: HeaderMap) -> CallOptions:
+def read_options(headers: Mapping[bytes, bytes]) -> CallOptions:
     """Returns what headers ask for; raises InvalidRequest for a timeout that is none."""
-    tensors = headers.get(TENSOR_ENCODING_KEY)
     return _options(
-        headers.get("grpc-timeout", b""),
-        headers.get("grpc-encoding", b"identity"),
-        tensors,
-        headers.get(RESPONSE_ENCODING_KEY) == b"gzip",
+        headers.get(b"grpc-timeout", b""),
+        headers.get(b"grpc-encoding", b"identity"),
+        headers.get(_TENSOR_ENCODING),
+        headers.get(_RESPONSE_ENCODING) == b"gzip",
+        headers.get(_REQUEST_ID, b""),
     )
 
 
 @lru_cache(maxsize=256)
-def _options(timeout: bytes, encoding: bytes, tensors: bytes | None, is_gzip_wanted: bool) -> CallOptions:
+def _options(
+    timeout: bytes, encoding: bytes, tensors: bytes | None, is_gzip_wanted: bool, request_id: bytes
+) -> CallOptions:
     # Remembered: few clients send many combinations, but for timeouts, which stock clients round to few digits.
     seconds = None
     if timeout:
@@ -57,20 +64,28 @@ def _options(timeout: bytes, encoding: bytes, tensors: bytes | None, is_gzip_wan
         if match is None:
             raise InvalidRequest(f"grpc-timeout {ascii(timeout.decode('latin-1'))} is not a number and a unit")
         seconds = int(match[1]) * _SECONDS[match[2]]
-    return CallOptions(
-        seconds, encoding.decode("latin-1"), None if tensors is None else tensors == b"content", is_gzip_wanted
-    )
+    more = [("grpc-encoding", "gzip")] if is_gzip_wanted else []
+    if request_id and len(request_id) <= _MOST_ID_BYTES:
+        more.append((_REQUEST_ID.decode(), request_id.decode("latin-1")))
+    as_content = None if tensors is None else tensors == b"content"
+    head_block = header_block([_CONTENT, *more, _ACCEPTED], 200)
+    return CallOptions(seconds, encoding.decode("latin-1"), as_content, is_gzip_wanted, head_block)
 
 
-def error_trailers(code: int, text: str) -> HeaderMap:
+def not_grpc(status: int) -> bytes:
+    """Returns the head of an answer to what is no call."""
+    return header_block([("content-type", "text/plain")], status)
+
+
+def error_trailers(code: int, text: str) -> bytes:
     """Returns the trailers of a status; they follow an answer's messages."""
-    return HeaderMap([("grpc-status", str(code)), ("grpc-message", percent_encoded(text))])
+    return header_block([("grpc-status", str(code)), ("grpc-message", percent_encoded(text))])
 
 
-def error_head(code: int, text: str) -> HeaderMap:
+def error_head(code: int, text: str) -> bytes:
     """Returns the head of an answer that is a status alone."""
     status = [("grpc-status", str(code)), ("grpc-message", percent_encoded(text))]
-    return HeaderMap([_CONTENT, _ACCEPTED, *status])
+    return header_block([_CONTENT, _ACCEPTED, *status], 200)
 
 
 def percent_encoded(text: str) -> str:

@@ -9,16 +9,17 @@ from functools import partial
 from typing import Any
 
 from grpc_reflection.v1alpha import reflection as grpc_reflection
-from httpunk.http import HeaderMap
 
 from service.core.engine import Engine
 from service.core.errors import ServiceError, Unimplemented
 from service.transports.grpc import health as grpc_health
-from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.conversations import HealthWatch, Reflection, health_check
+from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.messages import MessageReader
-from service.transports.grpc.h2.metadata import ENCODINGS, NOT_GRPC, CallOptions, error_head, read_options
-from service.transports.grpc.h2.stream import Call, Stream
+from service.transports.grpc.h2.metadata import ENCODINGS, CallOptions, error_head, not_grpc, read_options
+from service.transports.grpc.h2.request_head import RequestHead
+from service.transports.grpc.h2.route import Route, refused
+from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.streaming import Answers, Conversation, StreamingCall
 from service.transports.grpc.h2.unary import Runner, UnaryCall
 from service.transports.grpc.health import Health
@@ -28,9 +29,12 @@ from service.transports.grpc.served import UNIMPLEMENTED, unary_handlers
 from service.transports.grpc.server_reflection import REFLECTION_NAMES
 from service.transports.grpc.status_codes import STATUS_CODES
 
+# How many of the largest messages half-sent requests may hold, over all connections.
+_MESSAGES_HELD = 4
+
 
 class Router:
-    """Knows every method. Event loop only."""
+    """Knows every method; see Routes. Event loop only."""
 
     def __init__(
         self,
@@ -48,7 +52,10 @@ class Router:
         self._max_bytes = max_message_bytes
         self._as_content = as_content
         self._refusals = Refusals()
-        self._runner = Runner(loop, threads, engine.clock, self._refusal)
+        self._runner = Runner(loop, threads, engine.clock, self.refusal_block)
+        self.now = engine.clock
+        self.generation = 0
+        self.budget = Budget(_MESSAGES_HELD * max_message_bytes)
         # By whether answers carry tensor_content.
         self._unary: dict[bool, dict[str, Handler]] = {
             in_content: unary_handlers(engine, as_content=in_content, predict_directly=predict_directly)
@@ -65,40 +72,50 @@ class Router:
             **{f"/{name}/ServerReflectionInfo": partial(Reflection, reflection) for name in REFLECTION_NAMES},
         }
 
-    def open_call(
-        self, connection: Connection, stream: Stream, method: str, path: str, headers: HeaderMap
-    ) -> Call | None:
-        """Returns the call of a stream; None where it was refused."""
-        if method != "POST" or not (headers.get("content-type") or b"").startswith(b"application/grpc"):
-            stream.only_head(NOT_GRPC, 405 if method != "POST" else 415)
-            return None
+    def route(self, head: RequestHead) -> Route:
+        """See Routes."""
+        if head.method != "POST" or not head.headers.get(b"content-type", b"").startswith(b"application/grpc"):
+            return refused(not_grpc(405 if head.method != "POST" else 415))
         try:
-            return self._call(connection, stream, path, read_options(headers))
+            return self._route(head.path, read_options(head.headers))
         except ServiceError as error:
-            stream.only_head(error_head(*self._refusal(error)))
-            return None
+            return refused(self.refusal_block(error))
 
-    def _call(self, connection: Connection, stream: Stream, path: str, options: CallOptions) -> Call:
+    def refusal_block(self, error: BaseException) -> bytes:
+        """See Routes."""
+        return error_head(*self._refusal(error))
+
+    def _route(self, path: str, options: CallOptions) -> Route:
         if options.encoding not in ENCODINGS:
             raise Unimplemented(f"Message encoding {ascii(options.encoding)} is not supported")
-        reader = MessageReader(options.encoding, self._max_bytes)
         as_content = self._as_content if options.as_content is None else options.as_content
         handler = self._unary[as_content].get(path)
         if handler is not None:
-            return UnaryCall(
-                self._runner,
-                connection,
-                stream,
-                handler=handler,
-                quickly=self._quick[as_content].get(path),
-                options=options,
-                reader=reader,
-            )
+            return self._unary_route(handler, self._quick[as_content].get(path), options)
         converse = self._streaming.get(path)
         if converse is None:
             raise Unimplemented(UNIMPLEMENTED.get(path, "Method not found!"))
-        answers = Answers(self._loop, connection, stream)
-        return StreamingCall(answers, converse(answers), reader=reader, refusal=self._refusal)
+
+        def open_call(stream: Stream, _may_be_quick: bool) -> StreamingCall:
+            answers = Answers(self._loop, stream)
+            reader = MessageReader(options.encoding, self._max_bytes)
+            return StreamingCall(answers, converse(answers), reader=reader, refusal=self._refusal)
+
+        return Route(open_call)
+
+    def _unary_route(self, handler: Handler, quickly: QuickHandler | None, options: CallOptions) -> Route:
+        def open_call(stream: Stream, may_be_quick: bool) -> UnaryCall:
+            return UnaryCall(
+                self._runner,
+                stream,
+                handler=handler,
+                quickly=quickly if may_be_quick else None,
+                options=options,
+                max_message_bytes=self._max_bytes,
+            )
+
+        # A compressed answer is worth a call of its own.
+        return Route(open_call, None if options.is_gzip_wanted else quickly, options.timeout_s, options.head_block)
 
     def _refusal(self, error: BaseException) -> tuple[int, str]:
         code, text = self._refusals(error)

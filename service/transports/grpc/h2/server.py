@@ -22,6 +22,8 @@ from service.transports.grpc.paths import PredictDirectly
 from service.transports.grpc.served import HEALTH_NAMES, SERVICES, descriptor_pool
 
 _BACKLOG = 2048
+# Between two looks for clients that are stuck.
+_CHECK_S = 5.0
 
 
 class H2Server:
@@ -85,6 +87,7 @@ class H2Server:
         self.set_serving(self._engine.is_ready)
         self._thread.start()
         self._call(self._listen(listeners))
+        self._loop.call_soon_threadsafe(self._check_connections)
         return port
 
     def set_serving(self, is_serving: bool) -> None:
@@ -134,7 +137,7 @@ class H2Server:
             self._servers.append(server)
 
     def _connect(self) -> Connection:
-        connection = Connection(self._router.open_call, self._lost)
+        connection = Connection(self._router, self._lost)
         self._connections.add(connection)
         return connection
 
@@ -142,6 +145,11 @@ class H2Server:
         self._connections.discard(connection)
         if not self._connections:
             self._idle.set()
+
+    def _check_connections(self) -> None:
+        self._loop.call_later(_CHECK_S, self._check_connections)
+        for connection in list(self._connections):
+            connection.check()
 
     async def _drain(self, grace_s: float) -> None:
         for server in self._servers:

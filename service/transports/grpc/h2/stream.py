@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from httpunk.http import HeaderMap
+from service.transports.grpc.h2.frames import END_HEADERS, END_STREAM, HEADERS, NO_ERROR, frame, rst_stream
 
 if TYPE_CHECKING:
-    from service.transports.grpc.h2.connection import Connection
+    from service.transports.grpc.h2.session import Session
 
 
 class Call(Protocol):
@@ -28,65 +29,103 @@ class Call(Protocol):
     def draining(self) -> None:
         """The server stops once all calls have ended."""
 
+    def stalled(self) -> None:
+        """No more of the request has come for long."""
+
 
 class Stream:
-    """Where one call's answer goes; methods do nothing after the stream has ended. Event loop only."""
+    """Where one call's answer goes; methods do nothing after the stream has ended. Event loop only.
 
-    __slots__ = ("_connection", "id", "call", "_queue", "_offset", "_trailers", "is_open", "has_request")
+    window: what the client takes now; allowed: what it may still send.
+    has_request: whether all of the request has come; num_received: its bytes so far, of num_expected where
+      that is said; active_s: when some of it came.
+    """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.id = 0
+    __slots__ = (
+        "_session",
+        "id",
+        "call",
+        "queue",
+        "held_bytes",
+        "window",
+        "allowed",
+        "active_s",
+        "num_received",
+        "num_expected",
+        "_trailers",
+        "is_open",
+        "has_request",
+    )
+
+    def __init__(self, session: Session, stream_id: int, *, window: int, allowed: int, now_s: float) -> None:
+        self._session = session
+        self.id = stream_id
         self.call: Call | None = None
-        self._queue: list[bytes] = []
-        self._offset = 0
-        self._trailers: HeaderMap | None = None
-        self.is_open = False
-        # Whether all of it has come.
+        self.queue: deque[memoryview] = deque()
+        self.held_bytes = 0
+        self.window = window
+        self.allowed = allowed
+        self.active_s = now_s
+        self.num_received = 0
+        self.num_expected: int | None = None
+        self._trailers: bytes | None = None
+        self.is_open = True
         self.has_request = False
 
-    def head(self, headers: HeaderMap, status: int = 200) -> None:
-        """Begins the answer."""
+    def head(self, block: bytes) -> None:
+        """Begins the answer with a header block."""
         if self.is_open:
-            self._connection.send_head(self, headers, status, end_stream=False)
+            self._session.sender.queue(frame(HEADERS, END_HEADERS, self.id, block))
 
-    def only_head(self, headers: HeaderMap, status: int = 200) -> None:
+    def only_head(self, block: bytes) -> None:
         """Answers with headers alone."""
         if self.is_open:
-            self._connection.send_head(self, headers, status, end_stream=True)
-            self._connection.close(self)
+            self._end(block)
 
     def write(self, data: bytes) -> None:
         """Sends data, as fast as the client takes it."""
-        if self.is_open:
-            self._queue.append(data)
-            if len(self._queue) == 1:
+        if self.is_open and data:
+            is_first = not self.queue
+            self.queue.append(memoryview(data))
+            self.held_bytes += len(data)
+            self._session.sender.held_bytes += len(data)
+            if is_first:
                 self.resume()
 
-    def trailers(self, trailers: HeaderMap) -> None:
+    def trailers(self, block: bytes) -> None:
         """Ends the answer once all of it is sent."""
         if self.is_open:
-            self._trailers = trailers
-            if not self._queue:
-                self.resume()
+            self._trailers = block
+            if not self.queue:
+                self._end(block)
 
     @property
     def is_flowing(self) -> bool:
         """Whether nothing waits for the client to read."""
-        return not self._queue
+        return not self.queue
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client reads its answers, so that another may be kept for it."""
+        return self._session.sender.has_room
+
+    def flush(self) -> None:
+        """Writes what was sent from outside the connection's own callbacks."""
+        self._session.flush()
+
+    def work_left(self, change: int) -> None:
+        """Counts work that goes on although the stream has ended: +1, and -1 when it is done."""
+        self._session.work_left(change)
 
     def resume(self) -> None:
         """Sends what the windows take now."""
-        connection = self._connection
-        while self._queue and self.is_open:
-            sent, is_whole = connection.send_data(self.id, self._queue[0], self._offset)
-            if is_whole:
-                del self._queue[0]
-                self._offset = 0
-            elif sent:
-                self._offset += sent
-            else:
-                return
-        if self._trailers is not None and self.is_open:
-            connection.send_trailers(self.id, self._trailers)
-            connection.close(self)
+        if self.is_open and self._session.sender.pump(self) and self._trailers is not None:
+            self._end(self._trailers)
+
+    def _end(self, block: bytes) -> None:
+        frames = frame(HEADERS, END_HEADERS | END_STREAM, self.id, block)
+        if not self.has_request:
+            # The answer is complete; the rest of the request need not be sent.
+            frames += rst_stream(self.id, NO_ERROR)
+        self._session.sender.queue(frames)
+        self._session.close(self)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from service.core.errors import MalformedPayload, ServiceError
-from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.messages import MessageReader, prefix
 from service.transports.grpc.h2.metadata import OK_TRAILERS, RESPONSE_HEAD, error_head, error_trailers
 from service.transports.grpc.h2.stream import Stream
@@ -32,9 +31,8 @@ class Conversation(Protocol):
 class Answers:
     """Where a conversation's answers go. send and end: any thread; they do nothing after the end."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection, stream: Stream) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, stream: Stream) -> None:
         self._loop = loop
-        self._connection = connection
         self._stream = stream
         self._has_head = False
 
@@ -56,12 +54,12 @@ class Answers:
     def _send(self, data: bytes) -> None:
         self._begin()
         self._stream.write(prefix(len(data)) + data)
-        self._connection.flush()
+        self._stream.flush()
 
     def _end(self) -> None:
         self._begin()
         self._stream.trailers(OK_TRAILERS)
-        self._connection.flush()
+        self._stream.flush()
 
     def _begin(self) -> None:
         if not self._has_head:
@@ -110,6 +108,9 @@ class StreamingCall:
             self._conversation.draining()
         except ServiceError as error:
             self._refuse(error)
+
+    def stalled(self) -> None:
+        """See Call; a conversation may be silent."""
 
     def cancelled(self) -> None:
         """See Call."""

@@ -7,23 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from service.core.errors import DeadlineExceeded, MalformedPayload, ServiceError
-from service.transports.grpc.h2.connection import Connection
-from service.transports.grpc.h2.messages import MessageReader, gzipped, prefix
-from service.transports.grpc.h2.metadata import (
-    GZIP_RESPONSE_HEAD,
-    OK_TRAILERS,
-    RESPONSE_HEAD,
-    CallOptions,
-    error_head,
-)
+from service.core.errors import DeadlineExceeded, MalformedPayload, Overloaded, ServiceError
+from service.transports.grpc.h2.answers import send_answer
+from service.transports.grpc.h2.messages import INLINE_BYTES, MessageReader, gzipped
+from service.transports.grpc.h2.metadata import CallOptions
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.paths import Handler, QuickHandler
-
-# An answer up to this size is joined with its prefix into one frame.
-_ONE_FRAME_BYTES = 16 << 10
-# A message of more bytes is worth a thread by its size alone.
-_INLINE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +20,14 @@ class Runner:
     """What all unary calls of a server share.
 
     Args:
-      refusal: an exception to the status and text that the client gets.
       clock: what deadlines are measured on.
+      refusal_block: an exception to the head that the client gets.
     """
 
     loop: asyncio.AbstractEventLoop
     threads: Executor
     clock: Callable[[], float]
-    refusal: Callable[[BaseException], tuple[int, str]]
+    refusal_block: Callable[[BaseException], bytes]
 
 
 class UnaryCall:
@@ -52,7 +41,6 @@ class UnaryCall:
     __slots__ = (
         "_runner",
         "_stream",
-        "_connection",
         "_handler",
         "_quickly",
         "_options",
@@ -66,21 +54,19 @@ class UnaryCall:
     def __init__(
         self,
         runner: Runner,
-        connection: Connection,
         stream: Stream,
         *,
         handler: Handler,
         quickly: QuickHandler | None,
         options: CallOptions,
-        reader: MessageReader,
+        max_message_bytes: int,
     ) -> None:
         self._runner = runner
-        self._connection = connection
         self._stream = stream
         self._handler = handler
         self._quickly = quickly
         self._options = options
-        self._reader = reader
+        self._reader = MessageReader(options.encoding, max_message_bytes)
         self._message: bytes | None = None
         timeout_s = options.timeout_s
         self._deadline_s = None if timeout_s is None else runner.clock() + timeout_s
@@ -114,12 +100,16 @@ class UnaryCall:
     def draining(self) -> None:
         """See Call; it is waited for."""
 
+    def stalled(self) -> None:
+        """See Call."""
+        self._refuse(DeadlineExceeded("The request did not arrive whole, and nothing more of it came for too long."))
+
     def cancelled(self) -> None:
         """See Call."""
         self._drop()
 
     def _is_answered_quickly(self, message: bytes) -> bool:
-        if self._quickly is None or len(message) > _INLINE_BYTES:
+        if self._quickly is None or len(message) > INLINE_BYTES:
             return False
         try:
             answer = self._quickly(message, self._deadline_s)
@@ -141,36 +131,34 @@ class UnaryCall:
             self._runner.loop.call_soon_threadsafe(self._ran, answer, None)
 
     def _ran(self, answer: bytes | None, error: Exception | None) -> None:
+        if self._work is None:
+            self._stream.work_left(-1)
+        self._work = None
         if self._stream.is_open:
             if error is not None:
                 self._refuse(error)
             elif answer is not None:
                 self._answer(answer)
-            self._connection.flush()
+            self._stream.flush()
 
     def _expired(self) -> None:
         self._timer = None
         if self._stream.is_open and self._stream.is_flowing:
             self._refuse(DeadlineExceeded("Deadline Exceeded"))
-            self._connection.flush()
+            self._stream.flush()
 
     def _answer(self, answer: bytes) -> None:
-        stream = self._stream
-        is_compressed = self._options.is_gzip_wanted
-        if is_compressed:
+        if not self._stream.has_room:
+            self._refuse(Overloaded("The client leaves too many of its answers unread."))
+            return
+        options = self._options
+        if options.is_gzip_wanted:
             answer = gzipped(answer)
-        stream.head(GZIP_RESPONSE_HEAD if is_compressed else RESPONSE_HEAD)
-        head = prefix(len(answer), is_compressed=is_compressed)
-        if len(answer) <= _ONE_FRAME_BYTES:
-            stream.write(head + answer)
-        else:
-            stream.write(head)
-            stream.write(answer)
-        stream.trailers(OK_TRAILERS)
+        send_answer(self._stream, options.head_block, answer, is_compressed=options.is_gzip_wanted)
         self._drop()
 
     def _refuse(self, error: BaseException) -> None:
-        self._stream.only_head(error_head(*self._runner.refusal(error)))
+        self._stream.only_head(self._runner.refusal_block(error))
         self._drop()
 
     def _drop(self) -> None:
@@ -178,7 +166,8 @@ class UnaryCall:
             self._timer.cancel()
             self._timer = None
         if self._work is not None:
-            # Not begun yet: nobody waits for it any more.
-            self._work.cancel()
+            # Not begun yet: nobody waits for it any more. Begun: it goes on, and is waited for.
+            if not self._work.cancel():
+                self._stream.work_left(+1)
             self._work = None
         self._message = None

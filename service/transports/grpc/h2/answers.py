@@ -1,0 +1,59 @@
+"""Whole requests and whole answers as frames: the shape that nearly all calls have.
+
+Source: RFC 9113, section 6; gRPC over HTTP2 (PROTOCOL-HTTP2.md), Requests and Responses.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from service.transports.grpc.h2 import frames as f
+from service.transports.grpc.h2.messages import INLINE_BYTES, PREFIX_BYTES, prefix
+from service.transports.grpc.h2.metadata import OK_TRAILERS
+from service.transports.grpc.h2.stream import Stream
+
+# A frame's head, and the prefix of an uncompressed message.
+_read_start = struct.Struct(">BHBBIBI").unpack_from
+# An answer up to this size is joined with its prefix into one frame.
+_JOINED_BYTES = 8 << 10
+_START_BYTES = f.HEAD_BYTES + PREFIX_BYTES
+_DATA_START = struct.Struct(">BHBBIBI").pack
+
+
+def only_message(data: bytes, at: int, stream_id: int) -> bytes | None:
+    """Returns the message of the DATA frame at a place, if that is all the stream's request; else None."""
+    if len(data) - at < _START_BYTES:
+        return None
+    high, low, kind, flags, of_stream, is_compressed, length = _read_start(data, at)
+    if kind or flags != f.END_STREAM or of_stream != stream_id or high or is_compressed:
+        return None
+    start = at + _START_BYTES
+    end = start + length
+    if length + PREFIX_BYTES != low or low > INLINE_BYTES or end > len(data):
+        return None
+    return data[start:end]
+
+
+def answer_frames(stream_id: int, head_block: bytes, answer: bytes) -> tuple[bytes, bytes, bytes]:
+    """Returns the frames of a whole answer: what is before its message, the message, and what is behind."""
+    size = len(answer)
+    counted = size + PREFIX_BYTES
+    return (
+        f.frame_head(len(head_block), f.HEADERS, f.END_HEADERS, stream_id)
+        + head_block
+        + _DATA_START(counted >> 16, counted & 0xFFFF, f.DATA, 0, stream_id, 0, size),
+        answer,
+        f.frame_head(len(OK_TRAILERS), f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id) + OK_TRAILERS,
+    )
+
+
+def send_answer(stream: Stream, head_block: bytes, answer: bytes, *, is_compressed: bool = False) -> None:
+    """Sends a whole answer as the client takes it."""
+    stream.head(head_block)
+    start = prefix(len(answer), is_compressed=is_compressed)
+    if len(answer) <= _JOINED_BYTES:
+        stream.write(start + answer)
+    else:
+        stream.write(start)
+        stream.write(answer)
+    stream.trailers(OK_TRAILERS)

@@ -1,0 +1,63 @@
+"""What a request's head leads to, found once and remembered for the heads that are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.transports.grpc.h2.inbound import Budget
+from service.transports.grpc.h2.request_head import RequestHead
+from service.transports.grpc.h2.stream import Call, Stream
+from service.transports.grpc.paths import QuickHandler
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How calls with one head are answered.
+
+    open: makes the call of a stream, told whether quickly may still be tried; None where it has answered it already.
+    quickly: answers a whole, uncompressed message at once, before there is a call; None where that can not be.
+    timeout_s: that a call has.
+    head_block: before an answer of quickly.
+    """
+
+    open: Callable[[Stream, bool], Call | None]
+    quickly: QuickHandler | None = None
+    timeout_s: float | None = None
+    head_block: bytes = b""
+
+
+class Routes(Protocol):
+    """Where connections learn what heads lead to. Event loop only.
+
+    generation: changes when routes that were given out must not be used any more.
+    budget: of all its connections.
+    """
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def budget(self) -> Budget: ...
+
+    def route(self, head: RequestHead) -> Route:
+        """Returns where a head leads; refusals are routes too."""
+        ...
+
+    def now(self) -> float:
+        """Returns what deadlines are measured on, in seconds."""
+        ...
+
+    def refusal_block(self, error: BaseException) -> bytes:
+        """Returns the head of an answer that is an error alone."""
+        ...
+
+
+def refused(block: bytes) -> Route:
+    """Returns the route of requests that are answered by a head alone."""
+
+    def open_call(stream: Stream, _may_be_quick: bool) -> None:
+        stream.only_head(block)
+
+    return Route(open_call)
