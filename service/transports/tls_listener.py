@@ -9,12 +9,15 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 # More are begun at the same time only at the cost of the oldest: a client needs milliseconds, an attacker has time.
 _MAX_PENDING = 1000
 # The event loop's own, 512 KiB, lets a client that reads slowly keep more than a plaintext one.
 _WRITE_BUFFER_BYTES = 64 << 10
+# A client that takes nothing for so long is gone: what it left unread is in buffers that protocols do not see.
+_STUCK_S = 60.0
 # Connections that are taken before others have their turn, and a pause where no descriptors are left.
 _MAX_ACCEPTED = 32
 _EXHAUSTED_S = 0.5
@@ -31,6 +34,7 @@ class Handshakes:
       on_failed: told why a connection was not secured.
       must_agree_on: the protocol that ALPN must have found; "": it need not.
       max_pending: handshakes at the same time.
+      stuck_s: how long a client may take nothing of what is sent to it, where the kernel counts that.
     """
 
     def __init__(
@@ -41,12 +45,14 @@ class Handshakes:
         on_failed: Callable[[str], None],
         must_agree_on: str = "",
         max_pending: int = _MAX_PENDING,
+        stuck_s: float = _STUCK_S,
     ) -> None:
         self._context = context
         self._timeout_s = timeout_s
         self._on_failed = on_failed
         self._must_agree_on = must_agree_on
         self._max_pending = max_pending
+        self._stuck_ms = round(stuck_s * 1e3)
         # In the order in which they began.
         self._pending: dict[socket.socket, None] = {}
         self._is_open = True
@@ -63,6 +69,8 @@ class Handshakes:
         if len(self._pending) >= self._max_pending:
             _cut(next(iter(self._pending)))
         self._pending[connection] = None
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._stuck_ms)
         first = _First(self, factory)
         why = "the connection was closed"
         try:
@@ -124,11 +132,9 @@ class _First(asyncio.Protocol):
 
 
 def _cut(connection: socket.socket) -> None:
-    try:
-        # Its transport closes it.
+    # Its transport closes it.
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
 
 
 class TlsListener:

@@ -404,11 +404,47 @@ def test_a_file_that_can_not_be_used_stops_the_start(base: Path, kernel_cache: P
         assert not any(line in str(process.records) for line in one.key.splitlines()[1:-1])
 
 
-def test_of_more_handshakes_than_may_wait_the_oldest_are_ended(tmp_path: Path) -> None:
+@pytest.fixture
+def serving(tmp_path: Path) -> ssl.SSLContext:
+    """What a server of "localhost" begins connections with."""
     issued = AUTHORITY.issue()
     (tmp_path / "pem").write_text(issued.key + issued.cert)
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(tmp_path / "pem")
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(tmp_path / "pem")
+    return made
+
+
+def test_a_client_that_reads_nothing_is_ended(serving: ssl.SSLContext) -> None:
+    sent = b"a" * (16 << 20)
+
+    class Sender(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            """Sends more than the kernel takes."""
+            transport.write(sent)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Tells why."""
+            lost.set_result(exc)
+
+    async def serve() -> None:
+        nonlocal lost
+        loop = asyncio.get_running_loop()
+        lost = loop.create_future()
+        handshakes = Handshakes(lambda: serving, timeout_s=PATIENCE_S, on_failed=lambda why: None, stuck_s=1)
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        listener = TlsListener(loop, Sender, listening, handshakes)
+        plain = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), PATIENCE_S)
+        with plain, await asyncio.to_thread(context().wrap_socket, plain, server_hostname="localhost"):
+            assert isinstance(await asyncio.wait_for(lost, PATIENCE_S), OSError)
+        listener.close()
+        await listener.wait_closed()
+
+    lost: asyncio.Future[Exception | None]
+    uvloop.run(serve())
+
+
+def test_of_more_handshakes_than_may_wait_the_oldest_are_ended(serving: ssl.SSLContext) -> None:
     failures: list[str] = []
     made: list[Any] = []
 
@@ -421,8 +457,9 @@ def test_of_more_handshakes_than_may_wait_the_oldest_are_ended(tmp_path: Path) -
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         handshakes = Handshakes(lambda: serving, timeout_s=PATIENCE_S, on_failed=failures.append, max_pending=3)
-        listener = TlsListener(loop, Greeter, socket.create_server(("127.0.0.1", 0)), handshakes)
-        port = listener._listener.getsockname()[1]
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        listener = TlsListener(loop, Greeter, listening, handshakes)
         waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         for reader, _ in waiting[:2]:
             assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from service.codecs.ssl_config_proto import SslConfig
 from service.core.errors import InvalidRequest
 from service.metrics.tls import TlsCounter
 from service.tls.tls_file import TlsFile
@@ -143,3 +146,13 @@ def test_only_protocols_and_ciphers_that_are_held_for_strong(tmp_path: Path) -> 
         assert cipher["aead"], cipher["name"]
         assert cipher["protocol"] == "TLSv1.3" or cipher["kea"] == "kx-ecdhe", cipher["name"]
         assert cipher["strength_bits"] >= 128, cipher["name"]
+
+
+def test_the_documented_command_makes_a_file_from_pem_files(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs/security.md").read_text()
+    command = next(block for block in text.split("```") if "server_cert tls.crt" in block)
+    for name, pem in (("tls.key", GOOD.key), ("tls.crt", GOOD.cert), ("ca.crt", AUTHORITY.pem)):
+        write(tmp_path / name, pem)
+    subprocess.run(["sh", "-ec", command.replace("python3", sys.executable)], cwd=tmp_path, check=True)
+    file = open_file(tmp_path / "ssl.conf", TlsCounter())
+    assert file.config() == SslConfig(GOOD.key, GOOD.cert, AUTHORITY.pem, True)
