@@ -78,12 +78,10 @@ WORKDIR /tmp
 EXPOSE 8500 8501
 # The service is python itself, so it is process 1 and gets SIGTERM: it drains, then ends with 0.
 ENTRYPOINT ["embedding-server"]
-# Healthy means that the model is loaded. A port given as a flag instead of by EMB_REST_API_PORT needs a check of its own.
+# Healthy means that the model is loaded. It reads the EMB_ variables: a port or an SSLConfig that is given by a flag
+# instead needs a check of its own.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-I", "-c", "import http.client, os, sys; \
-connection = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('EMB_REST_API_PORT', 8501)), timeout=4); \
-connection.request('GET', '/readyz'); \
-sys.exit(connection.getresponse().status != 200)"]
+    CMD ["python", "-I", "-m", "service.healthcheck"]
 
 
 FROM runtime AS load

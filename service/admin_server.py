@@ -28,6 +28,7 @@ class AdminServer:
       listener: listens already.
       render, reload_config: as in create_admin_app.
       guard: of its connections.
+      open_listener: as HttpServer has it: with TLS where the other HTTP port has it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class AdminServer:
         render: Callable[[], Text],
         reload_config: Callable[[Engine, str | None], Sequence[str]],
         guard: ConnectionGuard,
+        open_listener: Callable[..., Any] | None,
         drain_timeout_s: float,
     ) -> None:
         seen = access.engine if access else engine
@@ -62,6 +64,7 @@ class AdminServer:
                 timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
             ),
             guard,
+            open_listener,
         )
         self._serving: asyncio.Task[None] | None = None
 

@@ -40,6 +40,7 @@ from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.process_limits import max_connections
 from service.settings import Settings
+from service.tls.wires import TlsError, Wires, opener
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.connection_guard import ConnectionGuard, ConnectionLimits
 from service.transports.http.guarded_hot import hot_protocol
@@ -117,7 +118,11 @@ class App:
             self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
         except AuthConfigError as error:
             raise StartError(f"--auth_config={settings.auth_config}: {error}") from error
-        self._grpc = create_grpc_server(settings, self._engine, crew, self._access)
+        try:
+            self._tls = Wires(settings, self._metrics.tls)
+        except TlsError as error:
+            raise StartError(str(error)) from error
+        self._grpc = create_grpc_server(settings, self._engine, crew, self._tls, self._access)
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -153,6 +158,7 @@ class App:
         if self._config_file is not None and self._polls_config_file:
             polling = (self._reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
             threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
+        self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
         if self._crew is None:
             http_port = http_socket.getsockname()[1]
             ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin.port if admin else None}
@@ -247,7 +253,7 @@ class App:
                 timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
             ),
             guard,
-            self._crew.opener("http") if self._crew else None,
+            opener("http", self._tls.http_handshakes(), self._crew),
         )
 
     def _connection_guard(self) -> ConnectionGuard:
@@ -277,6 +283,7 @@ class App:
             render=self._render,
             reload_config=self._reload_config,
             guard=self._connection_guard(),
+            open_listener=opener("http", self._tls.http_handshakes(), None),
             drain_timeout_s=settings.drain_timeout_s,
         )
 

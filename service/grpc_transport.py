@@ -6,7 +6,9 @@ from service.access import Access
 from service.core.engine import Engine
 from service.direct.predict import DirectPredict
 from service.settings import Settings
+from service.tls.wires import Wires, opener
 from service.transports.grpc.grpcio_server import GrpcServer
+from service.transports.grpc.grpcio_tls import server_credentials
 from service.transports.grpc.guard import Guard
 from service.transports.grpc.h2.server import H2Server
 from service.transports.grpc.paths import API
@@ -14,7 +16,7 @@ from service.workers.crew import Crew
 
 
 def create_grpc_server(
-    settings: Settings, engine: Engine, crew: Crew | None, access: Access | None = None
+    settings: Settings, engine: Engine, crew: Crew | None, tls: Wires, access: Access | None = None
 ) -> GrpcServer | H2Server:
     """Returns a server that has not started.
 
@@ -31,10 +33,16 @@ def create_grpc_server(
             max_message_bytes=settings.max_request_bytes,
             max_workers=settings.grpc_max_threads,
             socket_path=settings.grpc_socket_path,
-            channel_arguments=[*settings.channel_arguments, *([("grpc.so_reuseport", 1)] if crew else [])],
+            channel_arguments=[
+                # What was given comes later and wins.
+                ("grpc.server_handshake_timeout_ms", round(settings.tls_handshake_timeout_s * 1e3)),
+                *settings.channel_arguments,
+                *([("grpc.so_reuseport", 1)] if crew else []),
+            ],
             as_content=settings.enable_serialization_as_tensor_content,
             predict_directly=predict_directly,
             guard=guard,
+            credentials=None if tls.grpc is None else server_credentials(tls.grpc.config),
         )
     return H2Server(
         engine,
@@ -46,7 +54,7 @@ def create_grpc_server(
         as_content=settings.enable_serialization_as_tensor_content,
         predict_directly=predict_directly,
         listeners=crew.grpc_listeners if crew else (),
-        open_listener=crew.opener("grpc") if crew else None,
+        open_listener=opener("grpc", tls.grpc_handshakes(), crew),
         guard=guard,
     )
 

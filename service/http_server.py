@@ -21,7 +21,7 @@ class HttpServer(uvicorn.Server):
 
     Args:
       guard: cuts connections whose clients take too long.
-      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
+      open_listener: listens in place of the event loop's own server, see workers.fair_listener, tls_listener.
     """
 
     def __init__(

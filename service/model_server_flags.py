@@ -53,7 +53,6 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "remove_unused_fields_from_bundle_metagraph": ForeignFlag(bool, "a MetaGraph is not kept in memory"),
     "rest_api_num_threads": ForeignFlag(int, "HTTP has one event loop, and --graph_threads for graph runs"),
     "skip_initialize_tpu": ForeignFlag(bool, "no TPU is used", idle=True),
-    "ssl_config_file": ForeignFlag(str, "this server speaks plaintext only; end TLS in front of it", is_refused=True),
     "tensorflow_session_config_file": ForeignFlag(
         str, "the session's threads are set by --tensorflow_intra_op_parallelism and --tensorflow_inter_op_parallelism"
     ),

@@ -63,6 +63,17 @@ class Settings:
     admin_host: str = _setting(
         "127.0.0.1", "Address to listen on for them; one that others can reach needs an auth_config."
     )
+    ssl_config_file: str = _setting(
+        "",
+        "File with the gRPC port's key and certificate, and the authorities of its clients: the text form of "
+        "TensorFlow Serving's SSLConfig, read again when it changes. Without one gRPC is plaintext.",
+    )
+    rest_api_ssl_config_file: str = _setting(
+        "", "The same for the HTTP port; it may be the same file. Without one HTTP is plaintext."
+    )
+    tls_handshake_timeout_s: float = _setting(
+        10.0, "Seconds in which a client must have secured its connection.", 0.1, 600
+    )
     host: str = _setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
     port: int = _setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
     rest_api_port: int = _setting(8501, "HTTP port; 0 picks a free one.", 0, 65535)

@@ -27,7 +27,23 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
       SettingsError: an unknown EMB_ variable, a value that does not parse, or any fault.
       SystemExit: --help, or a flag that argparse refuses.
     """
-    environ = os.environ if environ is None else environ
+    settings, faults = _read(arguments, os.environ if environ is None else environ)
+    faults += settings.faults()
+    foreign, unread = _foreign_values(vars(_parser().parse_args(arguments)))
+    faults += unread
+    faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]
+    if faults:
+        raise SettingsError("\n".join(faults))
+    return settings
+
+
+def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
+    """Builds the settings as read_settings does, whatever is missing or wrong: for who only wants to find the port."""
+    return _read(arguments, os.environ if environ is None else environ)[0]
+
+
+def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """Returns the settings, and what could not be read of them."""
     flags = vars(_parser().parse_args(arguments))
     types = get_type_hints(Settings)
     names = {f.name for f in dataclasses.fields(Settings)}
@@ -47,13 +63,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
     settings = Settings(**values)
     if "graph_threads" not in values:
         settings = dataclasses.replace(settings, graph_threads=settings.processors)
-    faults += settings.faults()
-    foreign, unread = _foreign_values(flags)
-    faults += unread
-    faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]
-    if faults:
-        raise SettingsError("\n".join(faults))
-    return settings
+    return settings, faults
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:

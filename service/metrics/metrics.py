@@ -16,13 +16,14 @@ from service.metrics.reloads import ReloadCounter
 from service.metrics.requests import RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
 from service.metrics.text import CONTENT_TYPE
+from service.metrics.tls import TlsCounter
 from service.metrics.warmups import WarmupCounter
 
 
 class Metrics:
     """What one server counts. Concurrency: any thread.
 
-    requests: core.engine's Observer. batches, warmups, admission, auth: who runs these reports to them.
+    requests: core.engine's Observer. batches, warmups, admission, auth, tls: who runs these reports to them.
     held: tells what is in flight, once there is somebody to ask.
 
     Args:
@@ -36,6 +37,7 @@ class Metrics:
         self.admission = AdmissionCounter()
         self.held: Callable[[], Mapping[str, Held]] = dict
         self.auth = ReloadCounter()
+        self.tls = TlsCounter()
         self._loaded = loaded
         self._states: dict[tuple[str, int], int] = {}
         self._process = CollectorRegistry()
@@ -59,6 +61,7 @@ class Metrics:
         """Returns the exposition text and its content type."""
         now, ever = self.requests.read()
         lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
+        lines += self.tls.lines()
         batches = self.batches.read()
         lines += batch_lines(batches)
         lines += self.admission.lines(self.held()) + self.auth.lines()

@@ -15,6 +15,7 @@ from typing import Any
 from service.core.errors import DeadlineExceeded, NotReady, ServiceError
 from service.core.model_config import ModelConfig
 from service.metrics.text import CONTENT_TYPE
+from service.transports.tls_listener import Handshakes
 from service.workers.counts import ConnectionCounts, Wire
 from service.workers.fair_listener import Factory, FairListener
 from service.workers.messages import LENGTH_BYTES, BadFrame, Frames, Message, encode
@@ -75,8 +76,12 @@ class Crew:
         """Whether it is this worker that looks at the file of models for all."""
         return self._place == 0
 
-    def opener(self, wire: Wire) -> Callable[..., FairListener]:
-        """Returns what opens a listener of a wire: (loop, protocol factory, socket, number of connections held)."""
+    def opener(self, wire: Wire, handshakes: Handshakes | None = None) -> Callable[..., FairListener]:
+        """Returns what opens a listener of a wire: (loop, protocol factory, socket, number of connections held).
+
+        Args:
+          handshakes: secures connections; None: they are plaintext.
+        """
 
         def open_listener(
             loop: asyncio.AbstractEventLoop,
@@ -93,6 +98,7 @@ class Crew:
                 worker=self._place,
                 wire=wire,
                 is_ready=lambda: self._own.is_ready(),
+                handshakes=handshakes,
             )
 
         return open_listener

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from service.transports.tls_listener import Handshakes
 from service.workers.counts import ConnectionCounts, Wire
 
 # How long a worker leaves a connection to those that hold fewer, and how often it looks meanwhile.
@@ -30,6 +31,7 @@ class FairListener:
     Args:
       num_connections: how many this worker holds on this wire.
       is_ready: while it says no, another worker that is ready takes what comes.
+      handshakes: secures connections; None: they are plaintext.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class FairListener:
         worker: int,
         wire: Wire,
         is_ready: Callable[[], bool],
+        handshakes: Handshakes | None = None,
     ) -> None:
         self._loop = loop
         self._factory = factory
@@ -52,6 +55,7 @@ class FairListener:
         self._worker = worker
         self._wire: Wire = wire
         self._is_ready = is_ready
+        self._handshakes = handshakes
         self._is_open = True
         self._num_yields = 0
         # Connections that were taken and have no protocol yet.
@@ -67,9 +71,13 @@ class FairListener:
             self._loop.remove_reader(self._listener.fileno())
             self._counts.away(self._worker, self._wire)
             self._listener.close()
+            if self._handshakes is not None:
+                self._handshakes.close()
 
     async def wait_closed(self) -> None:
-        """Returns at once: who asks has waited for the connections."""
+        """Waits for handshakes that closing has ended; who asks has waited for the connections."""
+        if self._opening:
+            await asyncio.wait(self._opening)
 
     def _listen(self) -> None:
         if self._is_open:
@@ -123,6 +131,9 @@ class FairListener:
 
     async def _open(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._factory, connection)
+            if self._handshakes is None:
+                await self._loop.connect_accepted_socket(self._factory, connection)
+            else:
+                await self._handshakes.connect(self._factory, connection)
         except OSError:
             connection.close()

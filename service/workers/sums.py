@@ -27,6 +27,7 @@ _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "embedding_server_in_flight_rows": sum,
     VERSION_STATE: _state,
     "embedding_server_auth_config_is_current": min,
+    "embedding_server_tls_certificate_end_timestamp_seconds": min,
     "process_resident_memory_bytes": sum,
     "process_virtual_memory_bytes": sum,
     "process_open_fds": sum,

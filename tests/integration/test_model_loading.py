@@ -224,6 +224,6 @@ def test_flags_that_tensorflow_serving_has_and_this_server_not_are_named_or_stop
     server = serve("--enable_profiler", "--flush_filesystem_caches=false", num_unload_threads=2).ready()
     named = {record["flag"] for record in server.records if record["message"] == "flag has no effect"}
     assert named == {"--enable_profiler", "--num_unload_threads"}
-    refused = serve(ssl_config_file="/etc/ssl.conf")
+    refused = serve("--use_alts_credentials")
     assert refused.exit_code() == 2
-    assert "--ssl_config_file is not supported: this server speaks plaintext only" in refused.text()
+    assert "--use_alts_credentials is not supported: ALTS is not supported" in refused.text()

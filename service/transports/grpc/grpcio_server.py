@@ -36,7 +36,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class GrpcServer:
-    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address, plaintext.
+    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address.
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".
@@ -47,6 +47,7 @@ class GrpcServer:
       as_content: answers carry tensor_content where a request does not say otherwise.
       predict_directly: answers plain Predicts; None: the general path answers all.
       guard: who may call; None: everybody.
+      credentials: TLS of the address, unless that is a Unix socket's; None: it is plaintext.
 
     Concurrency: any thread; start and stop once.
     """
@@ -63,10 +64,12 @@ class GrpcServer:
         as_content: bool = False,
         predict_directly: PredictDirectly | None = None,
         guard: Guard | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._engine = engine
         self._address = address
         self._socket_path = socket_path
+        self._credentials = credentials
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         methods: grpc.GenericRpcHandler
         if guard is None:
@@ -111,7 +114,9 @@ class GrpcServer:
 
     def _listen(self, address: str) -> int:
         try:
-            return int(self._server.add_insecure_port(address))
+            if self._credentials is None or address.startswith("unix:"):
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, self._credentials))
         except RuntimeError as error:
             raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
 

@@ -30,12 +30,13 @@ _CHECK_S = 5.0
 
 
 class H2Server:
-    """TensorFlow Serving's gRPC API on one address, plaintext; see GrpcServer for the other arguments.
+    """TensorFlow Serving's gRPC API on one address, plaintext unless open_listener secures
+    connections; see GrpcServer for the other arguments.
 
     Args:
       host, port: where to listen; port 0 picks one.
       listeners: bound sockets to listen on in place of host, port and socket_path; closed at the end.
-      open_listener: listens in place of the event loop's own server, see workers.fair_listener.
+      open_listener: listens in place of the event loop's own server, see workers.fair_listener, tls_listener.
 
     Concurrency: any thread; start once.
     """
@@ -176,6 +177,8 @@ class H2Server:
     async def _drain(self, grace_s: float) -> None:
         for server in self._servers:
             server.close()
+            if self._open_listener is not None:
+                await server.wait_closed()
         if self._socket_path and not self._given:
             # uvloop leaves the file.
             _forget_socket(self._socket_path)

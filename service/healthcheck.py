@@ -1,0 +1,60 @@
+"""Asks a server beside it whether it is ready: the image's own check.
+
+It takes the server's flags and EMB_ variables. A container's command is not seen by its check, so what the port and TLS
+are must be said in variables, or to both.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.settings import Settings
+from service.settings_reading import read_unchecked
+
+_TIMEOUT_S = 4.0
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 where the server is ready."""
+    settings = read_unchecked(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return 0 if _is_ready(settings) else 1
+    except (OSError, http.client.HTTPException) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+
+
+def _is_ready(settings: Settings) -> bool:
+    host, port = _LOOPBACK.get(settings.host, settings.host), settings.rest_api_port
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    file = settings.rest_api_ssl_config_file
+    if file:
+        # It is asked where it runs, under a name that its certificate need not have.
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    try:
+        connection.connect()
+        if file and _wants_certificate(file):
+            # There is none to show: that it speaks TLS is all that can be known.
+            return True
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    finally:
+        connection.close()
+
+
+def _wants_certificate(file: str) -> bool:
+    from service.codecs.ssl_config_proto import parse_ssl_config_text
+
+    return parse_ssl_config_text(Path(file).read_text(), file).client_verify
+
+
+if __name__ == "__main__":
+    sys.exit(main())

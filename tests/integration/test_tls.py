@@ -1,0 +1,481 @@
+"""TLS on both wires: who is let in, what a change of the file does, and how connections end that are never secured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import uvloop
+
+from service.client import AsyncEmbeddingClient, EmbeddingClient
+from service.client.targets import Tls
+from service.transports.tls_listener import Handshakes, TlsListener
+from tests.certificates import Authority, Issued, ssl_config
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
+from tests.toy_model import write_toy_model
+
+AUTHORITY, STRANGER = Authority(), Authority("stranger")
+CLIENT, OTHER_CLIENT = AUTHORITY.issue("client"), STRANGER.issue("client")
+ROWS = [[1.0, 10.0], [4.0, 40.0]]
+Wire = Literal["grpc", "http"]
+
+
+@dataclass
+class Secured:
+    """A server of which some ports speak TLS.
+
+    verifying: the wires that let in AUTHORITY's clients only.
+    is_grpcio: it does not tell of handshakes.
+    """
+
+    process: ServerProcess
+    file: Path
+    wires: tuple[Wire, ...]
+    verifying: tuple[Wire, ...]
+    num_workers: int
+    is_grpcio: bool
+
+    def port(self, wire: Wire) -> int:
+        """Returns the port of a wire."""
+        return int(self.process.grpc_port if wire == "grpc" else self.process.http_port)
+
+    def show(self, text: str) -> None:
+        """Replaces the file in one step, as is done with those of a Kubernetes secret."""
+        hidden = self.file.with_suffix(".new")
+        hidden.write_text(text)
+        os.replace(hidden, self.file)
+
+
+SERVERS: dict[str, tuple[dict[str, object], tuple[Wire, ...], tuple[Wire, ...]]] = {
+    "h2": ({}, ("grpc", "http"), ("grpc", "http")),
+    "grpcio": ({"grpc_transport": "grpcio"}, ("grpc",), ("grpc",)),
+    "workers": ({"workers": 2}, ("grpc", "http"), ()),
+}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> Iterator[Secured]:
+    """A server, with a Unix socket where there is one process."""
+    folder = tmp_path_factory.mktemp("tls")
+    write_toy_model(folder / "model" / "1")
+    settings, wires, verifying = SERVERS[request.param]
+    file = folder / "ssl.conf"
+    file.write_text(ssl_config(AUTHORITY.issue(), AUTHORITY if verifying else None))
+    flags = {"grpc": "ssl_config_file", "http": "rest_api_ssl_config_file"}
+    given: dict[str, object] = {
+        "model_base_path": folder / "model",
+        "graph_signatures": "off",
+        "kernel_cache_dir": kernel_cache,
+        "file_system_poll_wait_seconds": 0.05,
+        "tls_handshake_timeout_s": 3,
+        **{flags[wire]: file for wire in wires},
+    }
+    if "workers" not in settings:
+        given["grpc_socket_path"] = folder / "socket"
+    with ServerProcess(**(given | settings)) as process:
+        process.answering().wait_for_log("loaded")
+        num_workers = int(str(settings.get("workers", 1)))
+        secured = Secured(process, file, wires, verifying, num_workers, "grpc_transport" in settings)
+        if "http" in wires:
+            process.http.close()
+            process.http = http_client(secured, CLIENT)
+        until(lambda: process.http.get("/readyz").status_code == 200)
+        yield secured
+        process.signal(15)
+        assert process.exit_code() == 0
+        # Nothing that was thrown at it was more than it expects.
+        assert not [record for record in process.records if "traceback" in record or "destroyed" in record["message"]]
+
+
+def context(issued: Issued | None = None) -> ssl.SSLContext:
+    """Returns what a client begins with."""
+    made = ssl.create_default_context(cadata=AUTHORITY.pem)
+    if issued is not None:
+        descriptor = os.memfd_create("client")
+        with open(descriptor, "w") as file:
+            file.write(issued.key + issued.cert)
+            file.flush()
+            made.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    return made
+
+
+def http_client(server: Secured, issued: Issued | None) -> httpx.Client:
+    """Returns a client of the HTTP port."""
+    url = f"https://localhost:{server.port('http')}"
+    return httpx.Client(base_url=url, verify=context(issued), timeout=PATIENCE_S)
+
+
+@contextmanager
+def channel(server: Secured, issued: Issued | None) -> Iterator[grpc.Channel]:
+    """Gives a channel of the stock library to the gRPC port."""
+    pems = (issued.key.encode(), issued.cert.encode()) if issued else (None, None)
+    credentials = grpc.ssl_channel_credentials(AUTHORITY.pem.encode(), *pems)
+    options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.secure_channel(f"localhost:{server.port('grpc')}", credentials, options) as made:
+        yield made
+
+
+def predict(made: grpc.Channel, ids: Any = (1, 4)) -> Any:
+    """Looks up users over gRPC."""
+    return predict_grpc(made, {"user": np.array(ids)}, "lookup")["user"].tolist()
+
+
+def lookup(client: httpx.Client, ids: Any = (1, 4)) -> Any:
+    """Looks up users over HTTP."""
+    response = client.post("/v1/models/default:lookup", json={"features": {"user": list(ids)}})
+    assert response.status_code == 200, response.text
+    return response.json()["embeddings"]["user"]
+
+
+@contextmanager
+def secured(server: Secured, wire: Wire, made: ssl.SSLContext | None = None) -> Iterator[ssl.SSLSocket]:
+    """Gives a connection whose handshake the client holds for done."""
+    made = made or context(CLIENT)
+    made.set_alpn_protocols(["h2" if wire == "grpc" else "http/1.1"])
+    with socket.create_connection(("127.0.0.1", server.port(wire)), PATIENCE_S) as plain:
+        with made.wrap_socket(plain, server_hostname="localhost") as connection:
+            yield connection
+
+
+def ended(connection: socket.socket) -> bool:
+    """Waits until the server closes a connection, whatever it says before."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except OSError as error:
+        assert not isinstance(error, TimeoutError)
+    return True
+
+
+def metric(server: Secured, name: str) -> dict[str, float]:
+    """Returns a metric's values by the wire and what else it has."""
+    text = server.process.http.get("/metrics").text
+    found = re.findall(rf'^{name}\{{api="(\w+)"(?:,outcome="(\w+)")?\}} (\S+)$', text, re.MULTILINE)
+    return {f"{api} {outcome}".strip(): float(value) for api, outcome, value in found}
+
+
+def test_answers_are_those_of_plaintext(server: Secured) -> None:
+    many = [n % 5 for n in range(100_000)]
+    with channel(server, CLIENT) as made:
+        # Later ones come over a connection whose requests are known already; the large ones are more than its buffers.
+        for ids in ((1, 4), (1, 4), many, many, (1, 4)):
+            assert predict(made, ids) == [[float(n), n * 10.0] for n in ids]
+    if "http" in server.wires:
+        with http_client(server, CLIENT) as client:
+            for ids in ((1, 4), (1, 4), many, many, (1, 4)):
+                assert lookup(client, ids) == [[float(n), n * 10.0] for n in ids]
+            assert client.get("/v1/models/default").status_code == 200
+
+
+def test_many_connections_at_once(server: Secured) -> None:
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with channel(server, CLIENT) as made:
+            answers.append(predict(made))
+        if "http" in server.wires:
+            with http_client(server, CLIENT) as client:
+                answers.append(lookup(client))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [ROWS] * 8 * len(server.wires)
+
+
+@pytest.mark.parametrize("issued", [None, OTHER_CLIENT], ids=["none", "of another authority"])
+def test_a_client_without_a_certificate_of_the_authority_is_let_in_only_where_clients_are_not_verified(
+    server: Secured, issued: Issued | None
+) -> None:
+    failed = metric(server, "embedding_server_tls_handshakes_failed_total")
+    with channel(server, issued) as made:
+        if "grpc" in server.verifying:
+            with pytest.raises(grpc.RpcError) as caught:
+                predict(made)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        else:
+            assert predict(made) == ROWS
+    for wire in server.verifying:
+        with secured(server, wire, context(issued)) as connection:
+            # In TLS 1.3 a client hears of it with the first answer.
+            assert ended(connection)
+    if "http" in server.wires and "http" not in server.verifying:
+        with http_client(server, issued) as client:
+            assert lookup(client) == ROWS
+    now = metric(server, "embedding_server_tls_handshakes_failed_total")
+    for wire in server.verifying:
+        assert now[wire] > failed[wire] or server.is_grpcio
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\xff\xff" * 99],
+    ids=["http", "http2", "damaged"],
+)
+def test_what_is_no_tls_ends_the_connection(server: Secured, sent: bytes) -> None:
+    for wire in server.wires:
+        with socket.create_connection(("127.0.0.1", server.port(wire)), PATIENCE_S) as connection:
+            connection.sendall(sent)
+            assert ended(connection)
+
+
+def test_a_client_that_never_ends_its_handshake_is_ended(server: Secured) -> None:
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    with closing(socket.create_connection(("127.0.0.1", server.port("grpc")), PATIENCE_S)) as silent:
+        with closing(socket.create_connection(("127.0.0.1", server.port("grpc")), PATIENCE_S)) as half:
+            half.sendall(hello.read()[:60])
+            assert ended(silent)
+            assert ended(half)
+    if "http" in server.wires:
+        with closing(socket.create_connection(("127.0.0.1", server.port("http")), PATIENCE_S)) as silent:
+            assert ended(silent)
+
+
+def test_old_protocols_and_connections_that_do_not_agree_on_http_2_are_refused(server: Secured) -> None:
+    for wire in server.wires:
+        old = context(CLIENT)
+        with pytest.warns(DeprecationWarning):
+            old.minimum_version = ssl.TLSVersion.TLSv1
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.raises(OSError) as caught, secured(server, wire, old):
+            pass
+        assert not isinstance(caught.value, TimeoutError)
+        just_new_enough = context(CLIENT)
+        just_new_enough.maximum_version = ssl.TLSVersion.TLSv1_2
+        with secured(server, wire, just_new_enough) as connection:
+            assert connection.version() == "TLSv1.2"
+            assert connection.selected_alpn_protocol() == ("h2" if wire == "grpc" else "http/1.1")
+    with socket.create_connection(("127.0.0.1", server.port("grpc")), PATIENCE_S) as plain:
+        try:
+            with context(CLIENT).wrap_socket(plain, server_hostname="localhost") as connection:
+                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+                assert ended(connection)
+        except OSError as error:
+            assert not isinstance(error, TimeoutError)
+
+
+def serial(server: Secured, wire: Wire) -> int:
+    """Returns the number of the certificate that a new connection is shown."""
+    with secured(server, wire) as connection:
+        shown = connection.getpeercert()
+        assert shown is not None
+        return int(str(shown["serialNumber"]), 16)
+
+
+def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server: Secured) -> None:
+    authority = AUTHORITY if server.verifying else None
+    first, second = AUTHORITY.issue(), AUTHORITY.issue()
+
+    def shows(issued: Issued) -> Callable[[], bool]:
+        # Each worker looks at the file by itself, and any of them takes a connection.
+        return lambda: all(serial(server, wire) == issued.serial for wire in server.wires for _ in range(8))
+
+    server.show(ssl_config(first, authority))
+    until(shows(first))
+    with channel(server, CLIENT) as made:
+        assert predict(made) == ROWS
+        client = http_client(server, CLIENT) if "http" in server.wires else None
+        if client is not None:
+            assert lookup(client) == ROWS
+        refused = metric(server, "embedding_server_tls_reloads_total")["grpc refused"]
+        server.show(ssl_config(Issued(second.key, first.cert), authority))
+        until(
+            lambda: metric(server, "embedding_server_tls_reloads_total")["grpc refused"] == refused + server.num_workers
+        )
+        assert shows(first)()
+        server.process.wait_for_log(
+            "certificate refused, the one before stays", reason="server_key does not belong to server_cert"
+        )
+        server.show(ssl_config(second, authority))
+        until(shows(second))
+        # The connections of before, which were shown the first.
+        assert predict(made) == ROWS
+        if client is not None:
+            assert lookup(client) == ROWS
+            client.close()
+    ends = metric(server, "embedding_server_tls_certificate_end_timestamp_seconds")
+    assert set(ends) == set(server.wires)
+    # A day from now, when it was made.
+    assert all(0 < value - os.stat(server.file).st_mtime < 2 * 86400 for value in ends.values())
+    assert not any(line in str(server.process.records) for line in second.key.splitlines()[1:-1])
+
+
+def test_the_client_on_both_wires_blocking_and_not(server: Secured, tmp_path: Path) -> None:
+    for name, text in (("ca", AUTHORITY.pem), ("key", CLIENT.key), ("cert", CLIENT.cert)):
+        (tmp_path / name).write_text(text)
+    tls = Tls(tmp_path / "ca", tmp_path / "cert", tmp_path / "key")
+    targets = [f"{'grpcs' if wire == 'grpc' else 'https'}://localhost:{server.port(wire)}" for wire in server.wires]
+
+    async def ask(target: str) -> Any:
+        async with AsyncEmbeddingClient(target, model="default", tls=tls, timeout_s=PATIENCE_S) as client:
+            return (await client.lookup({"user": [1, 4]}))["user"].tolist()
+
+    for target in targets:
+        with EmbeddingClient(target, model="default", tls=tls, timeout_s=PATIENCE_S) as client:
+            assert client.lookup({"user": [1, 4]})["user"].tolist() == ROWS
+        assert asyncio.run(ask(target)) == ROWS
+
+
+def test_a_unix_socket_and_a_port_without_a_file_stay_plaintext_and_end_tls(server: Secured) -> None:
+    path = server.file.parent / "socket"
+    if not path.exists():
+        pytest.skip("workers have none here")
+    with grpc.insecure_channel(f"unix:{path}") as made:
+        assert predict(made) == ROWS
+    plaintext = [(socket.AF_UNIX, str(path))]
+    if "http" not in server.wires:
+        assert lookup(server.process.http) == ROWS
+        plaintext.append((socket.AF_INET, ("127.0.0.1", server.port("http"))))  # type: ignore[arg-type]
+    for family, address in plaintext:
+        with socket.socket(family) as plain:
+            plain.settimeout(PATIENCE_S)
+            plain.connect(address)
+            with pytest.raises(OSError) as caught:
+                context().wrap_socket(plain, server_hostname="localhost")
+            assert not isinstance(caught.value, TimeoutError)
+
+
+def test_the_image_s_check(server: Secured) -> None:
+    if "http" not in server.wires:
+        pytest.skip("there is no TLS")
+    variables = {
+        "EMB_REST_API_PORT": str(server.port("http")),
+        "EMB_REST_API_SSL_CONFIG_FILE": str(server.file),
+        "EMB_HOST": "127.0.0.1",
+    }
+
+    def check(**more: str) -> int:
+        command = [sys.executable, "-m", "service.healthcheck"]
+        done = subprocess.run(command, cwd=ROOT, env=environment(**(variables | more)), capture_output=True)
+        return done.returncode
+
+    assert check() == 0
+    assert check(EMB_REST_API_SSL_CONFIG_FILE="") == 1
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+def test_curl(server: Secured, tmp_path: Path) -> None:
+    if "http" not in server.wires:
+        pytest.skip("there is no TLS")
+    for name, text in (("ca", AUTHORITY.pem), ("key", CLIENT.key), ("cert", CLIENT.cert)):
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        ["curl", "--silent", "--show-error", "--cacert", "ca", "--cert", "cert", "--key", "key", "--max-time", "60"]
+        + [f"https://localhost:{server.port('http')}/v1/models/default:lookup", "--data"]
+        + ['{"features": {"user": [1, 4]}}'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == '{"embeddings":{"user":[[1.0,10.0],[4.0,40.0]]}}', done.stderr
+
+
+def test_a_file_that_can_not_be_used_stops_the_start(base: Path, kernel_cache: Path, tmp_path: Path) -> None:
+    one, other = AUTHORITY.issue(), AUTHORITY.issue()
+    (tmp_path / "ssl.conf").write_text(ssl_config(Issued(one.key, other.cert)))
+    settings = {"model_base_path": base, "graph_signatures": "off", "kernel_cache_dir": kernel_cache}
+    with ServerProcess(rest_api_ssl_config_file=tmp_path / "ssl.conf", **settings) as process:
+        assert process.exit_code() == 2
+        why = f"--rest_api_ssl_config_file={tmp_path}/ssl.conf: server_key does not belong to server_cert"
+        process.wait_for_log("cannot start", reason=why)
+        assert not any(line in str(process.records) for line in one.key.splitlines()[1:-1])
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> ssl.SSLContext:
+    """What a server of "localhost" begins connections with."""
+    issued = AUTHORITY.issue()
+    (tmp_path / "pem").write_text(issued.key + issued.cert)
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(tmp_path / "pem")
+    return made
+
+
+def test_a_client_that_reads_nothing_is_ended(serving: ssl.SSLContext) -> None:
+    sent = b"a" * (16 << 20)
+
+    class Sender(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            """Sends more than the kernel takes."""
+            transport.write(sent)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Tells why."""
+            lost.set_result(exc)
+
+    async def serve() -> None:
+        nonlocal lost
+        loop = asyncio.get_running_loop()
+        lost = loop.create_future()
+        handshakes = Handshakes(lambda: serving, timeout_s=PATIENCE_S, on_failed=lambda why: None, stuck_s=1)
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        listener = TlsListener(loop, Sender, listening, handshakes)
+        plain = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), PATIENCE_S)
+        with plain, await asyncio.to_thread(context().wrap_socket, plain, server_hostname="localhost"):
+            assert isinstance(await asyncio.wait_for(lost, PATIENCE_S), OSError)
+        listener.close()
+        await listener.wait_closed()
+
+    lost: asyncio.Future[Exception | None]
+    uvloop.run(serve())
+
+
+def test_of_more_handshakes_than_may_wait_the_oldest_are_ended(serving: ssl.SSLContext) -> None:
+    failures: list[str] = []
+    made: list[Any] = []
+
+    class Greeter(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            """Greets."""
+            made.append(transport)
+            transport.write(b"hello")
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        handshakes = Handshakes(lambda: serving, timeout_s=PATIENCE_S, on_failed=failures.append, max_pending=3)
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        listener = TlsListener(loop, Greeter, listening, handshakes)
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for reader, _ in waiting[:2]:
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        # A client that is quick has its turn whoever waits.
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context(), server_hostname="localhost")
+        assert await asyncio.wait_for(reader.readexactly(5), PATIENCE_S) == b"hello"
+        assert await asyncio.wait_for(waiting[2][0].read(), PATIENCE_S) == b""
+        assert failures == ["the connection was closed"] * 3
+        listener.close()
+        await asyncio.wait_for(listener.wait_closed(), PATIENCE_S)
+        assert len(failures) == 5
+        assert len(made) == 1
+        writer.close()
+        for _, pending in waiting:
+            pending.close()
+        made[0].close()
+        await asyncio.sleep(0)
+
+    uvloop.run(serve())
