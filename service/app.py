@@ -32,6 +32,7 @@ from service.memory_settings import residency_of
 from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
+from service.request_log.request_logs import RequestLogs
 from service.settings import Settings
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.hot_protocol import HotProtocol
@@ -59,7 +60,13 @@ class App:
         self._settings = settings
         self._crew = crew
         self._registry = Registry(self._version_changed)
-        self._metrics = Metrics(self._registry.loaded)
+        self._request_logs = RequestLogs(
+            tags=sorted(settings.tags),
+            max_bytes=settings.request_log_file_mib << 20,
+            max_files=settings.request_log_files,
+            has_answers=settings.request_log_answers,
+        )
+        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines])
         self._stop_watching = threading.Event()
         self._is_forced = False
         self._batching = _create_batching(settings, self._metrics)
@@ -90,6 +97,7 @@ class App:
             reload_timeout_s=settings.model_reload_timeout_s,
             allow_labels_for_unavailable=settings.allow_version_labels_for_unavailable_models,
             on_change=self._show_health,
+            on_commit=self._request_logs.configure,
         )
         self._config_file: ConfigFile | None = None
         if settings.model_config_file:
@@ -103,6 +111,7 @@ class App:
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
+            recorders=self._request_logs.recorders,
         )
         self._grpc = create_grpc_server(settings, self._engine, crew)
 
@@ -254,6 +263,7 @@ class App:
         http.should_exit = True
         await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
         self._stop_watching.set()
+        await asyncio.to_thread(self._request_logs.stop)
         if self._crew is not None:
             self._crew.leave()
         logger.info("stopped")

@@ -178,6 +178,11 @@ class Settings:
         64, "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: as it is.", 0, 1024
     )
     drain_timeout_s: float = _setting(30.0, "Seconds that requests in flight get to finish at shutdown.", 0, 3600)
+    request_log_file_mib: int = _setting(
+        64, "MiB of a file of a model's request log, see logging_config, beyond which the next is begun.", 1, 4096
+    )
+    request_log_files: int = _setting(16, "Files of a request log that are kept; the oldest are removed.", 1, 100_000)
+    request_log_answers: bool = _setting(True, "Whether a request log holds answers beside the requests.")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe messages to log.")
     log_format: Literal["auto", "text", "json"] = _setting(
         "auto", "Lines for people or JSON for machines; 'auto' is text on a terminal, else JSON."

@@ -16,6 +16,7 @@ from service.core.errors import (
     UnknownOutput,
 )
 from service.core.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
+from service.core.recording import Recorder
 from service.core.servable import Lease, Servable
 from service.core.types import Array, Backend, SignatureKind, SignatureSpec, Tensors
 from service.core.validation import check_names, checked
@@ -64,6 +65,7 @@ class Bound:
         "_max_bytes",
         "_rows",
         "_run_s",
+        "_recorder",
     )
 
     def __init__(
@@ -78,6 +80,7 @@ class Bound:
         clock: Callable[[], float],
         started_s: float,
         max_response_bytes: int,
+        recorder: Recorder | None = None,
     ) -> None:
         self.spec = spec
         self._servable = servable
@@ -90,6 +93,7 @@ class Bound:
         self._max_bytes = max_response_bytes
         self._rows = 0
         self._run_s = 0.0
+        self._recorder = recorder
 
     @property
     def model(self) -> str:
@@ -126,7 +130,13 @@ class Bound:
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._max_bytes} bytes; send fewer rows per request."
             )
-        return self._run(backend, arrays, outputs, deadline_s)
+        results = self._run(backend, arrays, outputs, deadline_s)
+        recorder = self._recorder
+        if recorder is not None and recorder.draw.take():
+            recorder.predicted(
+                self.spec, self._servable.version, inputs=inputs, output_filter=output_filter, outputs=results
+            )
+        return results
 
     def check_names(self, names: Mapping[str, object]) -> None:
         """Raises InputMismatch where a request's input names are not the signature's; run does so by itself."""
@@ -150,7 +160,11 @@ class Bound:
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
         results = self._run(backend, {INPUTS: examples}, outputs, deadline_s)
-        return result_of(method_name, results, examples.size)
+        result = result_of(method_name, results, examples.size)
+        recorder = self._recorder
+        if recorder is not None and recorder.draw.take():
+            recorder.inferred(self.spec, self._servable.version, examples=examples, result=result)
+        return result
 
     def _run(
         self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...], deadline_s: float | None

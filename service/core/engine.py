@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from service.core.bound import Bound, Observer
@@ -17,6 +18,7 @@ from service.core.errors import (
     UnfitSignature,
 )
 from service.core.model_config import ModelConfig
+from service.core.recording import Recorder
 from service.core.registry import Registry
 from service.core.servable import Lease, find_signature
 from service.core.types import (
@@ -55,6 +57,7 @@ class Engine:
       clock: seconds, monotonic.
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
       reload: replaces the list of models; None: it is fixed.
+      recorders: what keeps requests, by model; may change at any time.
     """
 
     def __init__(
@@ -65,9 +68,11 @@ class Engine:
         *,
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
+        recorders: Mapping[str, Recorder] = MappingProxyType({}),
     ) -> None:
         self._registry = registry
         self._reload = reload
+        self._recorders = recorders
         self._observer = observer
         self._max_response_bytes = max_response_bytes
         self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
@@ -126,6 +131,7 @@ class Engine:
             clock=self._clock,
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
+            recorder=self._recorders.get(servable.name) if self._recorders else None,
         )
 
     def answer_directly(
@@ -163,9 +169,16 @@ class Engine:
             shortcut = servable.shortcuts.get((wire_format, signature_name))
             if shortcut is None or not (may_wait or shortcut.is_quick):
                 return None
+            recorder = self._recorders.get(servable.name) if self._recorders else None
+            if recorder is not None and recorder.draw.take():
+                # Only the general path has tensors to keep.
+                recorder.draw.put_back(True)
+                return None
             run_started_s = self._clock()
             answer = shortcut.answer(request, self._max_response_bytes if may_wait else self._max_quick_bytes)
             if answer is None:
+                if recorder is not None:
+                    recorder.draw.put_back(False)
                 return None
             now_s = self._clock()
             # While the lease is held, as Bound does.

@@ -23,13 +23,17 @@ class Metrics:
 
     Args:
       loaded: tells which servables are loaded now; their tables count what was read of them.
+      more: lines of families that others count.
     """
 
-    def __init__(self, loaded: Callable[[], Sequence[LoadedServable]]) -> None:
+    def __init__(
+        self, loaded: Callable[[], Sequence[LoadedServable]], more: Sequence[Callable[[], list[str]]] = ()
+    ) -> None:
         self.requests = RequestCounter()
         self.batches = BatchCounter()
         self.warmups = WarmupCounter()
         self._loaded = loaded
+        self._more = more
         self._states: dict[tuple[str, int], int] = {}
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -54,6 +58,8 @@ class Metrics:
         lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
         batches = self.batches.read()
         lines += batch_lines(batches)
+        for read in self._more:
+            lines += read()
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))
         text = "".join(f"{line}\n" for line in lines)
         return generate_latest(self._process) + text.encode(), CONTENT_TYPE

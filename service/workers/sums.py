@@ -23,6 +23,7 @@ def _state(values: Sequence[Number]) -> Number:
 
 _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "embedding_server_requests_in_flight": sum,
+    "embedding_server_request_log_disabled": max,
     VERSION_STATE: _state,
     "process_resident_memory_bytes": sum,
     "process_virtual_memory_bytes": sum,
