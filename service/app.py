@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -32,13 +34,21 @@ from service.memory_settings import residency_of
 from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
+from service.recent_requests import RecentRequests
 from service.request_log.request_logs import RequestLogs
 from service.settings import Settings
+from service.settings_reading import installed_version
+from service.statusz.collect import Statusz
+from service.statusz.page import page
+from service.tracing.start import TracingUnavailable, start_tracing
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
 from service.transports.http.known_heads import KnownHeads
 from service.workers.crew import Crew, Own
+
+if TYPE_CHECKING:
+    from service.tracing.otel import OtelTracing
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +76,13 @@ class App:
             max_files=settings.request_log_files,
             has_answers=settings.request_log_answers,
         )
-        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines])
+        self._recent = RecentRequests(settings.slow_request_s)
+        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
         self._stop_watching = threading.Event()
         self._is_forced = False
         self._batching = _create_batching(settings, self._metrics)
         threads, inter_op_threads = settings.parallelism
+        self._tracing = _start_tracing(settings, crew)
         rules = LoadRules(
             load=ServableLoader(
                 settings.tags,
@@ -90,6 +102,8 @@ class App:
             settle_s=settings.version_settle_s,
             slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
         )
+        if self._tracing is not None:
+            rules = replace(rules, load=self._tracing.loading(rules.load))
         self._models = ModelSet(
             self._registry,
             rules,
@@ -112,6 +126,7 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
             recorders=self._request_logs.recorders,
+            tracing=self._tracing,
         )
         self._grpc = create_grpc_server(settings, self._engine, crew)
 
@@ -156,6 +171,8 @@ class App:
         finally:
             if self._batching is not None:
                 self._batching.scheduler.stop()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.stop)
 
     def _join(self, crew: Crew, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -214,6 +231,8 @@ class App:
             gzip_min_bytes=settings.rest_api_gzip_min_bytes,
             has_cors=settings.rest_api_enable_cors_support,
             strict_json=settings.rest_api_strict_json,
+            spans=self._tracing.http_spans if self._tracing else None,
+            statusz=(self._statusz().read, page),
             directly=DirectHttp(self._engine, HTTP_API, strict_json=settings.rest_api_strict_json),
         )
         return HttpServer(
@@ -229,6 +248,18 @@ class App:
                 timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
             ),
             self._crew.opener("http") if self._crew else None,
+        )
+
+    def _statusz(self) -> Statusz:
+        return Statusz(
+            installed_version(),
+            self._settings,
+            self._registry,
+            self._recent,
+            lambda: self._metrics.requests.read()[0],
+            workers=self._crew.workers if self._crew else tuple,
+            place=self._crew.place if self._crew else None,
+            logs=self._request_logs.read,
         )
 
     def _metrics_paths(self) -> tuple[str, ...]:
@@ -284,6 +315,13 @@ class App:
 
     def _show_health(self) -> None:
         self._grpc.set_serving(self._registry.is_ready)
+
+
+def _start_tracing(settings: Settings, crew: Crew | None) -> OtelTracing | None:
+    try:
+        return start_tracing(settings, crew.place if crew else None)
+    except TracingUnavailable as error:
+        raise StartError(str(error)) from error
 
 
 def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from service.core import request_context
+
 
 def configure_logging(level: str, log_format: str) -> None:
     """Sends the process's log to standard error, as text or JSON."""
@@ -26,7 +28,10 @@ _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 def _extras(record: logging.LogRecord) -> Mapping[str, Any]:
-    return {k: v for k, v in vars(record).items() if k not in _OWN_FIELDS and v is not None}
+    named = {k: v for k, v in vars(record).items() if k not in _OWN_FIELDS and v is not None}
+    own_id = request_context.request_id.get()
+    # Of whatever is logged while a request is worked on.
+    return named if not own_id or "request_id" in named else named | {"request_id": own_id.decode("latin-1")}
 
 
 class _JsonFormatter(logging.Formatter):

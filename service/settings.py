@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -183,6 +184,17 @@ class Settings:
     )
     request_log_files: int = _setting(16, "Files of a request log that are kept; the oldest are removed.", 1, 100_000)
     request_log_answers: bool = _setting(True, "Whether a request log holds answers beside the requests.")
+    slow_request_ms: float = _setting(
+        1000.0,
+        "Milliseconds from which on a request is logged, and shown at /v1/statusz, as slow; 0: none is.",
+        0,
+        3.6e6,
+    )
+    tracing: Literal["off", "otlp"] = _setting(
+        "off",
+        "Whether requests and loads are traced and sent by OTLP (extra [otel]); where to and which is said by "
+        "OpenTelemetry's own variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER and others.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe messages to log.")
     log_format: Literal["auto", "text", "json"] = _setting(
         "auto", "Lines for people or JSON for machines; 'auto' is text on a terminal, else JSON."
@@ -229,6 +241,11 @@ class Settings:
     def rest_api_timeout_s(self) -> float:
         """Seconds after which an HTTP request gives up."""
         return self.rest_api_timeout_in_ms / 1e3
+
+    @property
+    def slow_request_s(self) -> float:
+        """Seconds from which on a request is slow; infinite: none is."""
+        return self.slow_request_ms / 1e3 or math.inf
 
     @property
     def channel_arguments(self) -> list[tuple[str, int | str]]:

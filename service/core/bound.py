@@ -18,6 +18,7 @@ from service.core.errors import (
 from service.core.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
 from service.core.recording import Recorder
 from service.core.servable import Lease, Servable
+from service.core.tracing import Tracing
 from service.core.types import Array, Backend, SignatureKind, SignatureSpec, Tensors
 from service.core.validation import check_names, checked
 
@@ -66,6 +67,7 @@ class Bound:
         "_rows",
         "_run_s",
         "_recorder",
+        "_tracing",
     )
 
     def __init__(
@@ -81,6 +83,7 @@ class Bound:
         started_s: float,
         max_response_bytes: int,
         recorder: Recorder | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.spec = spec
         self._servable = servable
@@ -94,6 +97,7 @@ class Bound:
         self._rows = 0
         self._run_s = 0.0
         self._recorder = recorder
+        self._tracing = tracing
 
     @property
     def model(self) -> str:
@@ -173,16 +177,24 @@ class Bound:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
             started_s = self._clock()
-            if isinstance(backend, Batcher):
-                results = backend.run(self.spec.name, arrays, outputs, deadline_s)
+            if self._tracing is None:
+                results = self._run_backend(backend, arrays, outputs, deadline_s)
             else:
-                results = backend.run(self.spec.name, arrays, outputs)
+                with self._tracing.run(self.spec, self._servable.name, self._servable.version):
+                    results = self._run_backend(backend, arrays, outputs, deadline_s)
             self._run_s += self._clock() - started_s
             return results
         except ServiceError:
             raise
         except Exception as error:
             raise BackendFailure("The server failed to run this request; its log has the cause.") from error
+
+    def _run_backend(
+        self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...], deadline_s: float | None
+    ) -> dict[str, Array]:
+        if isinstance(backend, Batcher):
+            return backend.run(self.spec.name, arrays, outputs, deadline_s)
+        return backend.run(self.spec.name, arrays, outputs)
 
     def _choose_outputs(self, output_filter: tuple[str, ...]) -> tuple[str, ...]:
         if not output_filter:

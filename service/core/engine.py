@@ -21,6 +21,7 @@ from service.core.model_config import ModelConfig
 from service.core.recording import Recorder
 from service.core.registry import Registry
 from service.core.servable import Lease, find_signature
+from service.core.tracing import Tracing
 from service.core.types import (
     DEFAULT_SIGNATURE,
     Array,
@@ -58,6 +59,7 @@ class Engine:
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
       reload: replaces the list of models; None: it is fixed.
       recorders: what keeps requests, by model; may change at any time.
+      tracing: what traces requests; None: nothing does.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class Engine:
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
         recorders: Mapping[str, Recorder] = MappingProxyType({}),
+        tracing: Tracing | None = None,
     ) -> None:
         self._registry = registry
         self._reload = reload
         self._recorders = recorders
+        self._tracing = tracing
         self._observer = observer
         self._max_response_bytes = max_response_bytes
         self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
@@ -82,6 +86,11 @@ class Engine:
     def clock(self) -> Callable[[], float]:
         """What deadlines are measured on (seconds, monotonic)."""
         return self._clock
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """What traces requests."""
+        return self._tracing
 
     def bind(
         self,
@@ -132,6 +141,7 @@ class Engine:
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
             recorder=self._recorders.get(servable.name) if self._recorders else None,
+            tracing=self._tracing,
         )
 
     def answer_directly(
@@ -174,11 +184,18 @@ class Engine:
                 # Only the general path has tensors to keep.
                 recorder.draw.put_back(True)
                 return None
+            tracing = self._tracing
+            if tracing is not None and tracing.takes():
+                if recorder is not None:
+                    recorder.draw.put_back(False)
+                return None
             run_started_s = self._clock()
             answer = shortcut.answer(request, self._max_response_bytes if may_wait else self._max_quick_bytes)
             if answer is None:
                 if recorder is not None:
                     recorder.draw.put_back(False)
+                if tracing is not None:
+                    tracing.not_answered()
                 return None
             now_s = self._clock()
             # While the lease is held, as Bound does.

@@ -10,7 +10,7 @@ from service.core.servable import LoadedServable
 from service.core.types import State, VersionStatus
 from service.metrics.batches import BatchCounter
 from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
-from service.metrics.requests import RequestCounter
+from service.metrics.requests import Notes, RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
 from service.metrics.text import CONTENT_TYPE
 from service.metrics.warmups import WarmupCounter
@@ -24,12 +24,16 @@ class Metrics:
     Args:
       loaded: tells which servables are loaded now; their tables count what was read of them.
       more: lines of families that others count.
+      notes: told of requests that are slow or fail.
     """
 
     def __init__(
-        self, loaded: Callable[[], Sequence[LoadedServable]], more: Sequence[Callable[[], list[str]]] = ()
+        self,
+        loaded: Callable[[], Sequence[LoadedServable]],
+        more: Sequence[Callable[[], list[str]]] = (),
+        notes: Notes | None = None,
     ) -> None:
-        self.requests = RequestCounter()
+        self.requests = RequestCounter(notes)
         self.batches = BatchCounter()
         self.warmups = WarmupCounter()
         self._loaded = loaded

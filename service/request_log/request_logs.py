@@ -68,6 +68,15 @@ class RequestLogs:
         """Ends all logs."""
         self.configure([])
 
+    def read(self) -> dict[str, dict[str, object]]:
+        """Returns the configs and counts of the logs that go on, by model."""
+        with self._changing:
+            logs = dict(self._logs)
+        return {
+            name: {"prefix": config.filename_prefix, "sampling_rate": config.sampling_rate, **log.counts()._asdict()}
+            for name, (config, log) in logs.items()
+        }
+
     def metric_lines(self) -> list[str]:
         """Returns the families of metrics about logs; none where there never was one."""
         with self._changing:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -125,7 +126,8 @@ class Calls:
     ) -> T:
         """Runs work in a thread until the deadline; gives bound back where work never begins, else work does."""
         try:
-            future = threads.submit(work)
+            # With the request's id, and its trace.
+            future = threads.submit(copy_context().run, work)
         except RuntimeError as error:
             closed = NotReady("The server is shutting down.")
             _give_back(bound, closed)

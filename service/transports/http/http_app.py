@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from service.core.engine import Engine
 from service.core.errors import RouteNotFound, ServiceError
@@ -26,6 +28,7 @@ from service.transports.http.oip_routes import add_open_inference_routes
 from service.transports.http.path_case import PathCaseMiddleware
 from service.transports.http.request_id import RequestIdMiddleware, RequestIds
 from service.transports.http.routing import malformed, raw_path
+from service.transports.http.statusz_route import add_statusz_route
 from service.transports.http.tfs_routes import add_tfs_routes
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
@@ -48,6 +51,8 @@ def create_http_app(
     has_cors: bool = False,
     strict_json: bool = False,
     directly: Directly | None = None,
+    spans: Callable[[ASGIApp], ASGIApp] | None = None,
+    statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -63,6 +68,8 @@ def create_http_app(
       has_cors: let pages of other origins read the answers.
       strict_json: neither take nor give bare NaN and Infinity.
       directly: answers plain lookups; None: the general path answers all.
+      spans: wraps the application in what traces its requests; None: nothing does.
+      statusz: gathers what the status page shows, and makes HTML of it; None: there is no such page.
     """
     calls = Calls(
         engine,
@@ -92,6 +99,8 @@ def create_http_app(
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)
     add_admin_routes(app, engine, metrics, metrics_paths)
+    if statusz is not None:
+        add_statusz_route(app, *statusz)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -99,6 +108,8 @@ def create_http_app(
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
     if has_cors:
         app.add_middleware(CorsMiddleware)
+    if spans is not None:
+        app.add_middleware(spans)
     ids = RequestIds()
     app.add_middleware(RequestIdMiddleware, ids=ids)
     app.add_middleware(PathCaseMiddleware)
