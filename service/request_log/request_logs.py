@@ -78,13 +78,11 @@ class RequestLogs:
         }
 
     def metric_lines(self) -> list[str]:
-        """Returns the families of metrics about logs; none where there never was one."""
+        """Returns the families of metrics about logs."""
         with self._changing:
             counts = dict(self._ended)
             for name, (_, log) in self._logs.items():
                 counts[name] = _sum(counts.get(name), log.counts())
-        if not counts:
-            return []
         lines: list[str] = []
         for part, kind, about, place in (
             ("records_total", "counter", "Requests written to the request log.", 0),

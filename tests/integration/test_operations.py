@@ -11,11 +11,14 @@ import grpc
 import pytest
 
 from service.codecs.protos import message_class
+from tests.exposition import read_exposition
 from tests.integration.process import ServerProcess, until
 from tests.toy_model import write_toy_model
+from tests.unit.test_dashboards import expressions, metrics_of
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-00"
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
@@ -202,3 +205,11 @@ def test_slow_requests_are_logged_with_their_id(server: ServerProcess) -> None:
     slow = [one for one in statusz(server)["slow_requests"] if one["request_id"] == "slow-1"]
     assert (slow[0]["api"], slow[0]["method"], slow[0]["rows"], slow[0]["version"]) == ("http", "lookup", 1, 3)
     assert slow[0]["seconds"] >= slow[0]["run_seconds"] > 0
+
+
+def test_the_running_server_has_every_metric_of_the_alerts_and_the_dashboard(server: ServerProcess) -> None:
+    predict(server, 1, [])
+    found = read_exposition(server.http.get("/metrics").text)
+    names = {name + part for name, family in found.items() for part in SUFFIXES.get(family.kind, ("",))}
+    named = {name for _, expression in expressions() for name in metrics_of(expression)}
+    assert named - names == {"up"}

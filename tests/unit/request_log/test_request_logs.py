@@ -143,7 +143,9 @@ def test_arrays_that_are_too_large_together_are_dropped(tmp_path: Path) -> None:
     assert found["embedding_server_request_log_disabled"].value(model="m") == 0
 
 
-def test_without_a_log_there_are_no_metrics() -> None:
+def test_without_a_log_there_are_no_numbers() -> None:
     own = logs()
     own.configure([ModelConfig("m", "/m")])
-    assert own.metric_lines() == []
+    found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))
+    assert len(found) == 3
+    assert not any(family.samples for family in found.values())
