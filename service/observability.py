@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
-
-from service.core import request_context
 
 
 def configure_logging(level: str, log_format: str) -> None:
@@ -24,14 +22,28 @@ def configure_logging(level: str, log_format: str) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
+def name_requests_in_log(current_id: Callable[[], bytes]) -> None:
+    """Gives every line that is logged while a request is worked on the request's id, where it has none.
+
+    Args:
+      current_id: b"" where no request is worked on.
+    """
+
+    def name_request(record: logging.LogRecord) -> bool:
+        own_id = current_id()
+        if own_id and not hasattr(record, "request_id"):
+            record.request_id = own_id.decode("latin-1")
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(name_request)
+
+
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def _extras(record: logging.LogRecord) -> Mapping[str, Any]:
-    named = {k: v for k, v in vars(record).items() if k not in _OWN_FIELDS and v is not None}
-    own_id = request_context.request_id.get()
-    # Of whatever is logged while a request is worked on.
-    return named if not own_id or "request_id" in named else named | {"request_id": own_id.decode("latin-1")}
+    return {k: v for k, v in vars(record).items() if k not in _OWN_FIELDS and v is not None}
 
 
 class _JsonFormatter(logging.Formatter):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from service.core import request_context
-from service.observability import configure_logging
+from service.observability import configure_logging, name_requests_in_log
 
 
 @pytest.fixture
@@ -72,6 +72,7 @@ def test_auto_is_text_on_a_terminal_only(
 
 def test_a_line_names_the_request_that_is_worked_on(log: Callable[[], str]) -> None:
     configure_logging("info", "json")
+    name_requests_in_log(request_context.request_id.get)
     request_context.enter(b"abc-1")
     logging.getLogger("x").info("one")
     logging.getLogger("x").info("two", extra={"request_id": "of its own"})
