@@ -78,8 +78,8 @@ stock-clients: $(READY)  ## show stock clients at work: serving-api stubs, refle
 fuzz: $(READY)  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis
 	$(BIN)/python -m loadtest.fuzz $(ARGS)
 
-soak: $(READY)  ## a steady mixed load on a server, versions swapped meanwhile, for MINUTES; says what failed or grew
-	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) $(ARGS)
+soak: $(READY)  ## mixed load for MINUTES while versions are swapped, rows changed, workers killed: what failed or grew
+	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --workers=2 --kill_seconds=60 --sample_seconds=10 $(ARGS)
 
 clean:  ## remove the virtual environment, caches and demo models
 	rm -rf $(VENV) models build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

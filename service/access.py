@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from service.auth_config import AuthFile
 from service.core.access import Callers
@@ -16,6 +17,7 @@ from service.core.registry import Registry
 from service.metrics.reloads import ReloadCounter
 
 Text = tuple[bytes, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ class Access:
         def guarded() -> Text:
             self.callers.require_everywhere("metadata", "metrics")
             return render()
+
+        return guarded
+
+    def server_wide(self, read: Callable[[], T]) -> Callable[[], T]:
+        """Returns read for those who may see all models; nobody else, whatever is open."""
+
+        def guarded() -> T:
+            self.callers.require_everywhere("metadata")
+            return read()
 
         return guarded
 

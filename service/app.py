@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -39,13 +40,22 @@ from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.process_limits import max_connections
+from service.recent_requests import RecentRequests
+from service.request_log.request_logs import RequestLogs
 from service.settings import Settings
+from service.settings_reading import installed_version
+from service.statusz.collect import Statusz
+from service.statusz.page import page
 from service.tls.wires import TlsError, Wires, opener
+from service.tracing.start import TracingUnavailable, start_tracing
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.connection_guard import ConnectionGuard, ConnectionLimits
 from service.transports.http.guarded_hot import hot_protocol
 from service.transports.http.http_app import create_http_app
 from service.workers.crew import Crew, Own
+
+if TYPE_CHECKING:
+    from service.tracing.otel import OtelTracing
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +77,19 @@ class App:
         self._settings = settings
         self._crew = crew
         self._registry = Registry(self._version_changed)
-        self._metrics = Metrics(self._registry.loaded)
+        self._request_logs = RequestLogs(
+            tags=sorted(settings.tags),
+            max_bytes=settings.request_log_file_mib << 20,
+            max_files=settings.request_log_files,
+            has_answers=settings.request_log_answers,
+        )
+        self._recent = RecentRequests(settings.slow_request_s)
+        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
         self._stop_watching = threading.Event()
         self._is_forced = False
         self._batching = _create_batching(settings, self._metrics)
         threads, inter_op_threads = settings.parallelism
+        self._tracing = _start_tracing(settings, crew)
         rules = LoadRules(
             load=ServableLoader(
                 settings.tags,
@@ -91,6 +109,8 @@ class App:
             settle_s=settings.version_settle_s,
             slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
         )
+        if self._tracing is not None:
+            rules = replace(rules, load=self._tracing.loading(rules.load))
         self._models = ModelSet(
             self._registry,
             rules,
@@ -98,6 +118,7 @@ class App:
             reload_timeout_s=settings.model_reload_timeout_s,
             allow_labels_for_unavailable=settings.allow_version_labels_for_unavailable_models,
             on_change=self._show_health,
+            on_commit=self._request_logs.configure,
         )
         self._config_file: ConfigFile | None = None
         if settings.model_config_file:
@@ -112,6 +133,8 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
             admission=_admission(settings, self._metrics),
+            recorders=self._request_logs.recorders,
+            tracing=self._tracing,
         )
         self._metrics.held = self._engine.admission.held
         try:
@@ -174,6 +197,8 @@ class App:
         finally:
             if self._batching is not None:
                 self._batching.scheduler.stop()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.stop)
 
     def _join(self, crew: Crew, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -223,6 +248,7 @@ class App:
     def _http_server(self) -> HttpServer:
         settings, access = self._settings, self._access
         engine = access.engine if access else self._engine
+        statusz = self._statusz()
         http_app = create_http_app(
             engine,
             metrics=access.metrics(self._render) if access else self._render,
@@ -234,6 +260,8 @@ class App:
             has_cors=settings.rest_api_enable_cors_support,
             cors_origins=settings.cors_origins,
             strict_json=settings.rest_api_strict_json,
+            spans=self._tracing.http_spans if self._tracing else None,
+            statusz=(access.server_wide(statusz.read) if access else statusz.read, page),
             directly=DirectHttp(engine, HTTP_API, strict_json=settings.rest_api_strict_json),
             callers=access.callers if access else None,
         )
@@ -301,6 +329,18 @@ class App:
     def _render(self) -> tuple[bytes, str]:
         return self._crew.render() if self._crew else self._metrics.render()
 
+    def _statusz(self) -> Statusz:
+        return Statusz(
+            installed_version(),
+            self._settings,
+            self._registry,
+            self._recent,
+            lambda: self._metrics.requests.read()[0],
+            workers=self._crew.workers if self._crew else tuple,
+            place=self._crew.place if self._crew else None,
+            logs=self._request_logs.read,
+        )
+
     def _metrics_paths(self) -> tuple[str, ...]:
         file = self._settings.monitoring_config_file
         try:
@@ -333,6 +373,7 @@ class App:
         http.should_exit = True
         await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
         self._stop_watching.set()
+        await asyncio.to_thread(self._request_logs.stop)
         if self._crew is not None:
             self._crew.leave()
         logger.info("stopped")
@@ -363,6 +404,13 @@ def _admission(settings: Settings, metrics: Metrics) -> Admission:
         wait_s=settings.max_queue_ms / 1e3,
     )
     return Admission(limits, metrics.admission)
+
+
+def _start_tracing(settings: Settings, crew: Crew | None) -> OtelTracing | None:
+    try:
+        return start_tracing(settings, crew.place if crew else None)
+    except TracingUnavailable as error:
+        raise StartError(str(error)) from error
 
 
 def _create_batching(settings: Settings, metrics: Metrics) -> GraphBatching | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from service.observability import configure_logging
+from service.observability import configure_logging, name_requests_in_log
 from service.process_limits import raise_descriptor_limit
 from service.process_memory import keep_freed_memory
 from service.settings import Settings
@@ -67,8 +67,10 @@ def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], N
     """
     import uvloop
 
+    from service.core import request_context
     from service.lookup import kernel_cache
 
+    name_requests_in_log(request_context.request_id.get)
     quiet_tensorflow()
     raise_descriptor_limit()
     keep_freed_memory(settings.keep_freed_mib)

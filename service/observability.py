@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +20,23 @@ def configure_logging(level: str, log_format: str) -> None:
     root.setLevel(level.upper())
     # App reports start and stop itself; uvicorn's own lines say the same with terminal colours in them.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def name_requests_in_log(current_id: Callable[[], bytes]) -> None:
+    """Gives every line that is logged while a request is worked on the request's id, where it has none.
+
+    Args:
+      current_id: b"" where no request is worked on.
+    """
+
+    def name_request(record: logging.LogRecord) -> bool:
+        own_id = current_id()
+        if own_id and not hasattr(record, "request_id"):
+            record.request_id = own_id.decode("latin-1")
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(name_request)
 
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

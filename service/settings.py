@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -249,6 +250,22 @@ class Settings:
         64, "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: as it is.", 0, 1024
     )
     drain_timeout_s: float = _setting(30.0, "Seconds that requests in flight get to finish at shutdown.", 0, 3600)
+    request_log_file_mib: int = _setting(
+        64, "MiB of a file of a model's request log, see logging_config, beyond which the next is begun.", 1, 4096
+    )
+    request_log_files: int = _setting(16, "Files of a request log that are kept; the oldest are removed.", 1, 100_000)
+    request_log_answers: bool = _setting(True, "Whether a request log holds answers beside the requests.")
+    slow_request_ms: float = _setting(
+        1000.0,
+        "Milliseconds from which on a request is logged, and shown at /v1/statusz, as slow; 0: none is.",
+        0,
+        3.6e6,
+    )
+    tracing: Literal["off", "otlp"] = _setting(
+        "off",
+        "Whether requests and loads are traced and sent by OTLP (extra [otel]); where to and which is said by "
+        "OpenTelemetry's own variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER and others.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe messages to log.")
     log_format: Literal["auto", "text", "json"] = _setting(
         "auto", "Lines for people or JSON for machines; 'auto' is text on a terminal, else JSON."
@@ -295,6 +312,11 @@ class Settings:
     def rest_api_timeout_s(self) -> float:
         """Seconds after which an HTTP request gives up."""
         return self.rest_api_timeout_in_ms / 1e3
+
+    @property
+    def slow_request_s(self) -> float:
+        """Seconds from which on a request is slow; infinite: none is."""
+        return self.slow_request_ms / 1e3 or math.inf
 
     @property
     def channel_arguments(self) -> list[tuple[str, int | str]]:

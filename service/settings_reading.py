@@ -94,6 +94,13 @@ def kernel_cache_dir(configured: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedding-server" / "kernels"
 
 
+def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
+    """Returns the protocol that OpenTelemetry's own variables name for traces."""
+    environ = os.environ if environ is None else environ
+    named = (environ.get(name) for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
+    return next(filter(None, named), "http/protobuf")
+
+
 def quiet_tensorflow() -> None:
     """Keeps TensorFlow's start-up chatter out of the log, unless the user has set a level. Before it is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -114,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
         parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {installed_version()}")
     group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")
     for name, flag in FOREIGN_FLAGS.items():
         about = ("Refused: " if flag.is_refused else "No effect: ") + flag.why + "."
@@ -122,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """Returns the version of this package."""
     try:
         return importlib.metadata.version("embedding-server")
     except importlib.metadata.PackageNotFoundError:

@@ -63,6 +63,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.bound",
             "service.core.engine",
             "service.core.inference",
+            "service.core.request_context",
+            "service.core.tracing",
             "service.core.types",
             "service.core.errors",
             "service.codecs",
@@ -77,6 +79,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.bound",
             "service.core.engine",
             "service.core.inference",
+            "service.core.request_context",
+            "service.core.tracing",
             "service.core.types",
             "service.core.errors",
             "service.codecs",
@@ -88,6 +92,11 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.client": (
         {"service.core.types", "service.core.errors", "service.codecs"},
         {"numpy", "google.protobuf", "orjson", "grpc", "httpx"},
+    ),
+    # An optional extra, imported by service.tracing.start alone.
+    "service.tracing": (
+        {"service.core", "service.settings", "service.settings_reading"},
+        {"opentelemetry", "starlette"},
     ),
     # What is left joins the layers: app, cli, loading, settings, observability and the like.
     "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
@@ -319,7 +328,8 @@ def test_no_error_stands_in_a_table_twice() -> None:
 def test_the_server_starts_without_tensorflow() -> None:
     code = (
         "import sys, service.app, service.cli\n"
-        "heavy = {'tensorflow', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'} & set(sys.modules)\n"
+        "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'}\n"
+        "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

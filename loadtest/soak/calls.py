@@ -79,7 +79,8 @@ class Calls:
             "channel closed": (0.5, self._channel_closed),
             "metadata": (1, self._metadata),
             "status": (1, self._status),
-            "HTTP": (2, self._over_http),
+            "HTTP": (4, self._over_http),
+            "HTTP small lookup": (12, partial(self._small_over_http, asked["W1"])),
         }
 
     def channel(self) -> grpc.Channel:
@@ -175,6 +176,20 @@ class Calls:
         statuses = message_class("tensorflow.serving.GetModelStatusResponse").FromString(body).model_version_status
         # AVAILABLE = 30.
         return {status.version for status in statuses if status.state == 30}
+
+    def _small_over_http(self, asked: list[Asked], _channel: grpc.Channel, source: random.Random) -> str:
+        connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
+        try:
+            for _ in range(4):
+                one = source.choice(asked)
+                body, headers = JSON.encode("W1", one.inputs)
+                status, answer = _post(connection, JSON.path("W1"), body, dict(headers))
+                if status != 200:
+                    raise Wrong(f"HTTP {status}: {answer[:200]!r}")
+                check(JSON.decode(answer, {}), one.expected, exact=True)
+        finally:
+            connection.close()
+        return "4 times 200"
 
     def _over_http(self, _channel: grpc.Channel, source: random.Random) -> str:
         """A right request and a wrong one over one connection."""

@@ -1,4 +1,4 @@
-"""The clients: threads that send by a fixed schedule, one that watches the health, one that swaps versions."""
+"""The clients: threads that send by a fixed schedule, one that watches the health, others that make trouble."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from loadtest.bench.workloads import MODEL
 from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.tally import Tally
+from loadtest.soak.workers import Kills
 
 THREADS = 8
 # Half of the threads open their channel anew so often.
@@ -24,38 +26,68 @@ _CHANNEL_S = 5.0
 _MAX_LOAD_S = 60.0
 
 
+# Runs until its event is set.
+Trouble = Callable[[threading.Event], None]
+
+
 @contextmanager
-def running(calls: Calls, tally: Tally, models: Path, *, rate: float, swap_s: float) -> Iterator[None]:
+def running(
+    calls: Calls,
+    tally: Tally,
+    models: Path,
+    *,
+    rate: float,
+    swap_s: float,
+    kills: Kills | None = None,
+    troubles: Sequence[Trouble] = (),
+) -> Iterator[None]:
     """Sends requests until the context ends.
 
     Args:
       models: the folder that the server serves, with version 1 in it.
       rate: requests per second, of all threads.
       swap_s: seconds from one new version to the next.
+      kills: of workers; what they tear is no failure.
+      troubles: what else goes on.
     """
     stop = threading.Event()
     begin_s = time.monotonic() + 0.1
     clients = [
-        threading.Thread(target=_client, args=(calls, tally, stop), kwargs={"number": n, "rate": rate, "at_s": begin_s})
+        threading.Thread(
+            target=_client,
+            args=(calls, tally, stop),
+            kwargs={"number": n, "rate": rate, "at_s": begin_s, "kills": kills},
+        )
         for n in range(THREADS)
     ]
-    swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s))
+    swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s, kills))
+    others = [threading.Thread(target=trouble, args=(stop,)) for trouble in troubles]
     with calls.channel() as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=MODEL))
-        watcher = threading.Thread(target=_watch, args=(watch, tally, stop))
-        threads = [*clients, swapper, watcher]
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=MODEL))]
+        watcher = threading.Thread(target=_watch, args=(stub, watches, tally, stop, kills))
+        threads = [*clients, swapper, watcher, *others]
         for thread in threads:
             thread.start()
         try:
             yield
         finally:
             stop.set()
-            watch.cancel()
+            watches[-1].cancel()
             for thread in threads:
                 thread.join()
 
 
-def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, rate: float, at_s: float) -> None:
+def _client(
+    calls: Calls,
+    tally: Tally,
+    stop: threading.Event,
+    *,
+    number: int,
+    rate: float,
+    at_s: float,
+    kills: Kills | None,
+) -> None:
     kinds = list(calls.share)
     weights = [share for share, _ in calls.share.values()]
     period_s = THREADS / rate
@@ -67,11 +99,12 @@ def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, r
         start_s = time.monotonic()
         try:
             outcome = calls.share[kind][1](channel, source)
-        except grpc.RpcError as error:
-            tally.failed(kind, f"{error.code().name} {error.details()}")
         except Exception as error:
             # Whatever it is, it is counted: a thread that ended would send nothing more, and that would look well.
-            tally.failed(kind, f"{type(error).__name__} {error}")
+            if kills is not None and kills.tore(error, start_s):
+                tally.done(kind, "torn by a kill", None, start_s - at_s)
+            else:
+                tally.failed(kind, _words(error))
         else:
             seconds = time.monotonic() - start_s
             tally.done(kind, outcome, seconds if kind == SMALL_LOOKUP else None, start_s - at_s)
@@ -82,8 +115,26 @@ def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, r
     channel.close()
 
 
-def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event) -> None:
-    """Every change of the health that is told is one too many, after the first."""
+def _words(error: Exception) -> str:
+    if isinstance(error, grpc.RpcError):
+        return f"{error.code().name} {error.details()}"
+    return f"{type(error).__name__} {error}"
+
+
+def _watch(
+    stub: health_pb2_grpc.HealthStub, watches: list[Any], tally: Tally, stop: threading.Event, kills: Kills | None
+) -> None:
+    """Every change of the health is one too many, after the first; a watch that a kill ends begins anew."""
+    while not stop.is_set() and _watch_one(watches[-1], tally, stop, kills):
+        watches.append(stub.Watch(health_pb2.HealthCheckRequest(service=MODEL), wait_for_ready=True))
+        if stop.is_set():
+            watches[-1].cancel()
+
+
+def _watch_one(
+    watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event, kills: Kills | None
+) -> bool:
+    """Returns whether it ended by a kill."""
     serving = health_pb2.HealthCheckResponse.SERVING
     try:
         for answer in watch:
@@ -93,12 +144,16 @@ def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: 
                 tally.failed("health watch", health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
         why = "the server ended it"
     except grpc.RpcError as error:
-        why = f"{error.code().name} {error.details()}"
+        why = _words(error)
+        if kills is not None and kills.tore(error, time.monotonic()):
+            tally.done("health watch", "torn by a kill", None, 0)
+            return True
     if not stop.is_set():
         tally.failed("health watch", why)
+    return False
 
 
-def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float) -> None:
+def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float, kills: Kills | None) -> None:
     """Puts a copy of the version into place under the next number, and takes the old one away when it is AVAILABLE."""
     version = 1
     with calls.channel() as channel:
@@ -115,8 +170,9 @@ def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_
                         tally.done("version swap", "OK", None, 0)
                         break
                 except grpc.RpcError as error:
-                    tally.failed("version swap", f"{error.code().name} {error.details()}")
-                    return
+                    if kills is None or not kills.tore(error, time.monotonic()):
+                        tally.failed("version swap", _words(error))
+                        return
                 if time.monotonic() - start_s > _MAX_LOAD_S:
                     tally.failed("version swap", f"version {version} is not AVAILABLE after {_MAX_LOAD_S:.0f} s")
                     return

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtest.live_server import held_by
+from loadtest.charts import Mark, Series, line_chart, stacked
 from loadtest.soak.tally import Window
+from loadtest.soak.workers import anonymous_mib, held_by_all
 
 _MAX_ROWS = 15
 _COLUMNS = (
@@ -31,7 +31,6 @@ _COLUMNS = (
     ),
     *("p50 ms", "p99 ms", "max ms", "sent late ms"),
 )
-_WIDTH, _HEIGHT, _EDGE = 800, 200, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class Sample:
 
     anonymous_mib: memory that is no file's. Of a file's pages (TensorFlow's libraries are hundreds of MiB), PSS and
       private memory count more or less as other processes come and go; growth shows in this one.
+    survivor_mib: anonymous memory of one process, which lives as long as the run.
     deleted_maps: mapped files that are no longer there, as of versions that were not let go.
     """
 
@@ -58,23 +58,20 @@ class Sample:
     p99_ms: float
     max_ms: float
     behind_ms: float
+    survivor_mib: float = 0.0
 
 
-def sampled(pid: int, at_s: float, window: Window) -> Sample:
-    """Reads what the process holds now; raises OSError where it is gone."""
-    held = held_by(pid)
-    # After the name in parentheses, which may hold spaces: 12th and 13th the user and system time, 18th the threads.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def sampled(pid: int, at_s: float, window: Window, survivor: int | None = None) -> Sample:
+    """Reads what a server's processes hold now; raises OSError where it is gone.
+
+    Args:
+      survivor: the process whose memory is told by itself; None: the server.
+    """
     times = np.array(window.seconds or [0.0]) * 1e3
     return Sample(
         at_s=at_s,
-        pss_mib=held.pss_mib,
-        private_mib=held.private_mib,
-        anonymous_mib=_anonymous_mib(pid),
-        descriptors=held.descriptors,
-        deleted_maps=Path(f"/proc/{pid}/maps").read_text().count(" (deleted)\n"),
-        threads=int(fields[17]),
-        cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        **asdict(held_by_all(pid)),
+        survivor_mib=anonymous_mib(survivor or pid),
         requests=dict(window.requests),
         failures=dict(window.failures),
         outcomes=dict(window.outcomes),
@@ -83,11 +80,6 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
         max_ms=float(times.max()),
         behind_ms=window.behind_s * 1e3,
     )
-
-
-def _anonymous_mib(pid: int) -> float:
-    (line,) = [line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if "Anonymous:" in line]
-    return int(line.split()[1]) / 1024
 
 
 def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
@@ -103,12 +95,14 @@ class Report:
     """A run so far.
 
     problems: failures in words, with how often and when first; faults: what the server logged as errors.
+    kills_s: when workers were killed.
     """
 
     about: dict[str, Any]
     samples: list[Sample] = field(default_factory=list)
     problems: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     faults: Mapping[str, int] = field(default_factory=dict)
+    kills_s: list[float] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -119,6 +113,7 @@ class Report:
         """Writes soak.json, soak.md and soak.svg into a folder."""
         out.mkdir(parents=True, exist_ok=True)
         document = {**self.about, "totals": self._totals(), "problems": self.problems, "faults": self.faults}
+        document |= {"kills_s": self.kills_s}
         document |= {"slopes_mib_per_hour": self._slopes(), "samples": [asdict(sample) for sample in self.samples]}
         (out / "soak.json").write_text(json.dumps(document, indent=1))
         (out / "soak.md").write_text(self.markdown())
@@ -129,7 +124,10 @@ class Report:
         return {name: dict(sum((Counter(getattr(s, name)) for s in self.samples), Counter())) for name in names}
 
     def _slopes(self) -> dict[str, float | None]:
-        return {what: slope_mib_per_hour(self.samples, what) for what in ("anonymous_mib", "private_mib", "pss_mib")}
+        return {
+            what: slope_mib_per_hour(self.samples, what)
+            for what in ("anonymous_mib", "survivor_mib", "private_mib", "pss_mib")
+        }
 
     def markdown(self) -> str:
         """Returns tables of the samples, some together so that they fit a page, and of the totals."""
@@ -161,6 +159,9 @@ class Report:
             ended = [f"{outcome} {n}" for of, outcome, n in outcomes if of == kind]
             lines.append(f"| {kind} | {count} | {totals['failures'].get(kind, 0)} | {', '.join(ended)} |")
         lines += ["", f"All: {sum(totals['requests'].values())} requests, {sum(totals['failures'].values())} failures."]
+        torn = sum(map(_lost, self.samples))
+        if self.kills_s:
+            lines.append(f"{len(self.kills_s)} workers were killed, which tore {torn:.0f} requests.")
         for what, slope in self._slopes().items():
             if slope is not None:
                 lines.append(f"Growth in the second half, {what}: {slope:+.1f} MiB per hour.")
@@ -169,26 +170,38 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def picture(self) -> str:
-        """Returns p99 of small lookups and anonymous memory over time, as SVG."""
-        shown = (("p99 of small lookups, ms", "p99_ms"), ("anonymous memory, MiB", "anonymous_mib"))
-        plots = [self._plot(title, what, _HEIGHT * n) for n, (title, what) in enumerate(shown)]
-        size = f'width="{_WIDTH}" height="{_HEIGHT * len(shown)}"'
-        style = 'font-family="sans-serif" font-size="12"'
-        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{"".join(plots)}</svg>\n'
+        """Returns times, memory, descriptors and requests over time, as SVG."""
+        marks = [Mark(at_s / 60) for at_s in self.kills_s]
+        charts = []
+        for title, unit, shown in _CHARTS:
+            series = [Series(name, [(s.at_s / 60, read(s)) for s in self.samples]) for name, read in shown]
+            charts.append(line_chart(title, series, x_label="minutes", y_label=unit, marks=marks))
+        return stacked(charts)
 
-    def _plot(self, title: str, what: str, top: int) -> str:
-        values = [getattr(sample, what) for sample in self.samples] or [0.0]
-        end_s = max((sample.at_s for sample in self.samples), default=1.0)
-        high = max(values) * 1.1 or 1.0
-        wide, tall, bottom = _WIDTH - 2 * _EDGE, _HEIGHT - 2 * _EDGE, top + _HEIGHT - _EDGE
-        points = " ".join(
-            f"{_EDGE + wide * s.at_s / end_s:.1f},{bottom - tall * v / high:.1f}"
-            for s, v in zip(self.samples, values, strict=False)
-        )
-        frame = f"M{_EDGE},{bottom - tall} V{bottom} H{_EDGE + wide}"
-        return (
-            f'<text x="{_EDGE}" y="{top + 25}">{title}: up to {max(values):.1f}</text>\n'
-            f'<path d="{frame}" fill="none" stroke="gray"/>\n'
-            f'<text x="{_EDGE + wide - 60}" y="{bottom + 18}">{end_s / 60:.1f} min</text>\n'
-            f'<polyline points="{points}" fill="none" stroke="steelblue" stroke-width="2"/>\n'
-        )
+
+def _lost(sample: Sample) -> float:
+    return sum(count for outcome, count in sample.outcomes.items() if outcome.endswith(": torn by a kill"))
+
+
+_CHARTS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Sample], float]], ...]], ...] = (
+    ("Small lookups over gRPC", "ms", (("p99", lambda s: s.p99_ms), ("p50", lambda s: s.p50_ms))),
+    (
+        "Memory",
+        "MiB",
+        (
+            ("share of all (PSS)", lambda s: s.pss_mib),
+            ("anonymous, all processes", lambda s: s.anonymous_mib),
+            ("anonymous, one process of the whole run", lambda s: s.survivor_mib),
+        ),
+    ),
+    ("Open file descriptors, all processes", "", (("descriptors", lambda s: float(s.descriptors)),)),
+    (
+        "Requests in each sample",
+        "",
+        (
+            ("requests", lambda s: float(sum(s.requests.values()))),
+            ("failures", lambda s: float(sum(s.failures.values()))),
+            ("torn by a kill", _lost),
+        ),
+    ),
+)

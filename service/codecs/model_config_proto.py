@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from service.codecs.predict_proto import parse_message
 from service.codecs.protos import message_class
 from service.core.errors import InvalidRequest
-from service.core.model_config import PLATFORM, ModelConfig
+from service.core.model_config import PLATFORM, ModelConfig, RequestLogConfig
 from service.core.version_policy import All, Latest, Specific, VersionPolicy
 
 _MODEL_TYPE_TENSORFLOW = 1
@@ -85,7 +85,18 @@ def _model(config: Any) -> ModelConfig:
         policy=_policy(config.model_version_policy),
         labels=dict(config.version_labels),
         platform=_platform(config),
-        wants_request_log=config.HasField("logging_config"),
+        request_log=_request_log(config.logging_config) if config.HasField("logging_config") else None,
+    )
+
+
+def _request_log(logging: Any) -> RequestLogConfig:
+    sampling = logging.sampling_config
+    fields = [("custom_logging_config", logging), ("attributes", sampling), ("per_task_sampling_configs", sampling)]
+    return RequestLogConfig(
+        filename_prefix=logging.log_collector_config.filename_prefix,
+        sampling_rate=sampling.sampling_rate,
+        type=logging.log_collector_config.type,
+        foreign=tuple(name for name, message in fields if name in {field.name for field, _ in message.ListFields()}),
     )
 
 

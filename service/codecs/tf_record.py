@@ -46,6 +46,13 @@ def read_records(file: BinaryIO) -> Iterator[bytes]:
         offset += _HEADER.size + length + _FOOTER.size
 
 
+def encode_record(data: bytes) -> bytes:
+    """Returns one record, as read_records reads it."""
+    length = len(data).to_bytes(8, "little")
+    header = length + _FOOTER.pack(masked_crc32c(length))
+    return b"".join((header, data, _FOOTER.pack(masked_crc32c(data))))
+
+
 def masked_crc32c(data: bytes) -> int:
     """Returns the checksum that a record carries.
 

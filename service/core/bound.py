@@ -17,7 +17,9 @@ from service.core.errors import (
     UnknownOutput,
 )
 from service.core.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
+from service.core.recording import Recorder
 from service.core.servable import Lease, Servable
+from service.core.tracing import Tracing
 from service.core.types import Array, Backend, SignatureKind, SignatureSpec, Tensors
 from service.core.validation import check_names, checked
 
@@ -67,6 +69,8 @@ class Bound:
         "_run_s",
         "_admission",
         "_held",
+        "_recorder",
+        "_tracing",
     )
 
     def __init__(
@@ -82,6 +86,8 @@ class Bound:
         started_s: float,
         max_response_bytes: int,
         admission: Admission,
+        recorder: Recorder | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.spec = spec
         self._servable = servable
@@ -97,6 +103,8 @@ class Bound:
         self._admission = admission
         # Rows and bytes that were taken in for runs.
         self._held = (0, 0)
+        self._recorder = recorder
+        self._tracing = tracing
 
     @property
     def model(self) -> str:
@@ -134,7 +142,13 @@ class Bound:
                 f"{self._max_bytes} bytes; send fewer rows per request."
             )
         self._take(self._rows, self._rows * self.spec.row_bytes)
-        return self._run(backend, arrays, outputs, deadline_s)
+        results = self._run(backend, arrays, outputs, deadline_s)
+        recorder = self._recorder
+        if recorder is not None and recorder.draw.take():
+            recorder.predicted(
+                self.spec, self._servable.version, inputs=inputs, output_filter=output_filter, outputs=results
+            )
+        return results
 
     def check_names(self, names: Mapping[str, object]) -> None:
         """Raises InputMismatch where a request's input names are not the signature's; run does so by itself."""
@@ -159,7 +173,11 @@ class Bound:
         self._rows = examples.size
         self._take(examples.size, examples.size * self.spec.row_bytes)
         results = self._run(backend, {INPUTS: examples}, outputs, deadline_s)
-        return result_of(method_name, results, examples.size)
+        result = result_of(method_name, results, examples.size)
+        recorder = self._recorder
+        if recorder is not None and recorder.draw.take():
+            recorder.inferred(self.spec, self._servable.version, examples=examples, result=result)
+        return result
 
     def _run(
         self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...], deadline_s: float | None
@@ -168,10 +186,11 @@ class Bound:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
             started_s = self._clock()
-            if isinstance(backend, Batcher):
-                results = backend.run(self.spec.name, arrays, outputs, deadline_s)
+            if self._tracing is None:
+                results = self._run_backend(backend, arrays, outputs, deadline_s)
             else:
-                results = backend.run(self.spec.name, arrays, outputs)
+                with self._tracing.run(self.spec, self._servable.name, self._servable.version):
+                    results = self._run_backend(backend, arrays, outputs, deadline_s)
             self._run_s += self._clock() - started_s
             return results
         except ServiceError:
@@ -182,6 +201,13 @@ class Bound:
     def _take(self, rows: int, size: int) -> None:
         self._admission.take(self._servable.name, rows, size)
         self._held = (self._held[0] + rows, self._held[1] + size)
+
+    def _run_backend(
+        self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...], deadline_s: float | None
+    ) -> dict[str, Array]:
+        if isinstance(backend, Batcher):
+            return backend.run(self.spec.name, arrays, outputs, deadline_s)
+        return backend.run(self.spec.name, arrays, outputs)
 
     def _choose_outputs(self, output_filter: tuple[str, ...]) -> tuple[str, ...]:
         if not output_filter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from service.core.admission.admission import Admission
@@ -18,8 +19,10 @@ from service.core.errors import (
     UnfitSignature,
 )
 from service.core.model_config import ModelConfig
+from service.core.recording import Recorder
 from service.core.registry import Registry
 from service.core.servable import Lease, find_signature
+from service.core.tracing import Tracing
 from service.core.types import (
     DEFAULT_SIGNATURE,
     Array,
@@ -57,6 +60,8 @@ class Engine:
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
       reload: replaces the list of models; None: it is fixed.
       admission: what is in flight, and how much may be; None: there is no limit.
+      recorders: what keeps requests, by model; may change at any time.
+      tracing: what traces requests; None: nothing does.
     """
 
     def __init__(
@@ -68,10 +73,14 @@ class Engine:
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
         admission: Admission | None = None,
+        recorders: Mapping[str, Recorder] = MappingProxyType({}),
+        tracing: Tracing | None = None,
     ) -> None:
         self.admission = admission or Admission()
         self._registry = registry
         self._reload = reload
+        self._recorders = recorders
+        self._tracing = tracing
         self._observer = observer
         self._max_response_bytes = max_response_bytes
         self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
@@ -81,6 +90,11 @@ class Engine:
     def clock(self) -> Callable[[], float]:
         """What deadlines are measured on (seconds, monotonic)."""
         return self._clock
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """What traces requests."""
+        return self._tracing
 
     def bind(
         self,
@@ -131,6 +145,8 @@ class Engine:
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
             admission=self.admission,
+            recorder=self._recorders.get(servable.name) if self._recorders else None,
+            tracing=self._tracing,
         )
 
     def answer_directly(
@@ -168,9 +184,23 @@ class Engine:
             shortcut = servable.shortcuts.get((wire_format, signature_name))
             if shortcut is None or not (may_wait or shortcut.is_quick):
                 return None
+            recorder = self._recorders.get(servable.name) if self._recorders else None
+            if recorder is not None and recorder.draw.take():
+                # Only the general path has tensors to keep.
+                recorder.draw.put_back(True)
+                return None
+            tracing = self._tracing
+            if tracing is not None and tracing.takes():
+                if recorder is not None:
+                    recorder.draw.put_back(False)
+                return None
             run_started_s = self._clock()
             answer = shortcut.answer(request, self._max_response_bytes if may_wait else self._max_quick_bytes)
             if answer is None:
+                if recorder is not None:
+                    recorder.draw.put_back(False)
+                if tracing is not None:
+                    tracing.not_answered()
                 return None
             now_s = self._clock()
             # While the lease is held, as Bound does.

@@ -14,6 +14,7 @@ from service.core.bound import Bound
 from service.core.engine import Engine, ModelDescription
 from service.core.errors import PermissionDenied, ServiceError
 from service.core.model_config import ModelConfig
+from service.core.tracing import Tracing
 from service.core.types import Array, ModelRef, TableInfo, VersionStatus
 
 
@@ -62,6 +63,11 @@ class GuardedEngine(Engine):
     def admission(self) -> Admission:  # type: ignore[override]
         """See Engine; of the whole server."""
         return self._engine.admission
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """See Engine."""
+        return self._engine.tracing
 
     def is_model(self, name: str) -> bool:
         """See Engine."""

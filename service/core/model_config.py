@@ -17,6 +17,23 @@ PLATFORM = "tensorflow"
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9.]*://")
 
 
+# Of a logging_config: the kinds of collector, "" for none named.
+LOG_TYPES = ("", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLogConfig:
+    """Where some of a model's requests are kept, as its logging_config says.
+
+    filename_prefix: absolute. sampling_rate: 0 to 1. foreign: fields that this server has no use for.
+    """
+
+    filename_prefix: str
+    sampling_rate: float
+    type: str = ""
+    foreign: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One model.
@@ -24,7 +41,7 @@ class ModelConfig:
     base_path: absolute folder of its versions.
     labels: version by label.
     platform: "" where none was named.
-    wants_request_log: it has a logging_config.
+    request_log: of its logging_config.
     """
 
     name: str
@@ -32,7 +49,7 @@ class ModelConfig:
     policy: VersionPolicy = Latest()
     labels: Mapping[str, int] = field(default_factory=dict)
     platform: str = PLATFORM
-    wants_request_log: bool = False
+    request_log: RequestLogConfig | None = None
 
 
 def check_list(configs: Sequence[ModelConfig]) -> None:
@@ -73,8 +90,25 @@ def check_platforms_known(configs: Iterable[ModelConfig]) -> None:
     for config in configs:
         if _named_platform(config) != PLATFORM:
             raise InvalidRequest(f"Model {config.name} requests unsupported platform {config.platform}")
-    if any(config.wants_request_log for config in configs):
+        if config.request_log is not None:
+            _check_request_log(config.name, config.request_log)
+
+
+def _check_request_log(model: str, log: RequestLogConfig) -> None:
+    if log.type not in LOG_TYPES:
+        raise InvalidRequest(f"Cannot find LogCollector::Factory for type: {log.type}")
+    if log.foreign:
+        raise InvalidRequest(f"Model {model}: {log.foreign[0]} of logging_config is not supported")
+    if not log.filename_prefix:
         raise InvalidRequest("No request-logger-creator provided.")
+    if not log.filename_prefix.startswith("/"):
+        raise InvalidRequest(
+            f"Model {model}: filename_prefix of logging_config must be absolute; got {log.filename_prefix}"
+        )
+    if not 0 <= log.sampling_rate <= 1:
+        raise InvalidRequest(
+            f"Model {model}: sampling_rate of logging_config is {log.sampling_rate:g}: expected 0 to 1"
+        )
 
 
 def _named_platform(config: ModelConfig) -> str:

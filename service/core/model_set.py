@@ -36,6 +36,7 @@ class ModelSet:
       reload_timeout_s: how long a reload may wait for its models and for the reload before it.
       allow_labels_for_unavailable: a label that is new may point to a version that is not AVAILABLE.
       on_change: called after each change of what is served.
+      on_commit: told each list that is taken, before requests can reach what it adds.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ModelSet:
         reload_timeout_s: float,
         allow_labels_for_unavailable: bool = False,
         on_change: Callable[[], None] = lambda: None,
+        on_commit: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
     ) -> None:
         self._registry = registry
         self._rules = rules
@@ -54,6 +56,7 @@ class ModelSet:
         self._reload_timeout_s = reload_timeout_s
         self._allow_labels_for_unavailable = allow_labels_for_unavailable
         self._on_change = on_change
+        self._on_commit = on_commit
         self._changing = threading.Lock()
         # One reload goes on and one may wait: each holds a thread that requests need as well.
         self._reloads = threading.BoundedSemaphore(2)
@@ -173,6 +176,7 @@ class ModelSet:
             # The watchers of what this reload added are there already.
             if not self._is_watched(config):
                 self._watch(config)
+        self._on_commit(configs)
         self._registry.configure({config.name: config.labels for config in configs})
         for name in old.keys() - self._configs.keys():
             self._watchers[name].configure(None)

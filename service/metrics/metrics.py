@@ -13,7 +13,7 @@ from service.metrics.admission import AdmissionCounter
 from service.metrics.batches import BatchCounter
 from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
 from service.metrics.reloads import ReloadCounter
-from service.metrics.requests import RequestCounter
+from service.metrics.requests import Notes, RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
 from service.metrics.text import CONTENT_TYPE
 from service.metrics.tls import TlsCounter
@@ -28,10 +28,17 @@ class Metrics:
 
     Args:
       loaded: tells which servables are loaded now; their tables count what was read of them.
+      more: lines of families that others count.
+      notes: told of requests that are slow or fail.
     """
 
-    def __init__(self, loaded: Callable[[], Sequence[LoadedServable]]) -> None:
-        self.requests = RequestCounter()
+    def __init__(
+        self,
+        loaded: Callable[[], Sequence[LoadedServable]],
+        more: Sequence[Callable[[], list[str]]] = (),
+        notes: Notes | None = None,
+    ) -> None:
+        self.requests = RequestCounter(notes)
         self.batches = BatchCounter()
         self.warmups = WarmupCounter()
         self.admission = AdmissionCounter()
@@ -39,6 +46,7 @@ class Metrics:
         self.auth = ReloadCounter()
         self.tls = TlsCounter()
         self._loaded = loaded
+        self._more = more
         self._states: dict[tuple[str, int], int] = {}
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -65,6 +73,8 @@ class Metrics:
         batches = self.batches.read()
         lines += batch_lines(batches)
         lines += self.admission.lines(self.held()) + self.auth.lines()
+        for read in self._more:
+            lines += read()
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))
         text = "".join(f"{line}\n" for line in lines)
         return generate_latest(self._process) + text.encode(), CONTENT_TYPE

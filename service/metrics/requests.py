@@ -6,11 +6,12 @@ serves the same model stands still for a time slice.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from service.core.errors import ServiceError
 from service.core.types import SignatureKind
@@ -83,14 +84,47 @@ _SuccessKey = tuple[int, str, str, str, int | None, str]
 _FailureKey = tuple[int, str, str, str, int | None, str, str]
 
 
+class Notes(Protocol):
+    """Learns of requests that are worth a look; see service.recent_requests."""
+
+    @property
+    def slow_s(self) -> float: ...
+
+    def was_slow(
+        self,
+        *,
+        api: str,
+        method: str,
+        model: str,
+        version: int | None,
+        signature: str,
+        seconds: float,
+        run_seconds: float,
+        rows: int,
+    ) -> None:
+        """Takes a request that took slow_s or more."""
+        ...
+
+    def failed(
+        self, error: BaseException, code: str, *, api: str, method: str, model: str, version: int | None, signature: str
+    ) -> None:
+        """Takes a request that failed, with its canonical code."""
+        ...
+
+
 class RequestCounter:
     """Counts requests of all models. Concurrency: any thread.
 
     NOTE: what is read while requests finish may lack the last one of a thread, or hold it in one number of its cell and
     not yet in the next. A histogram's count is therefore the sum of its buckets and never a number of its own.
+
+    Args:
+      notes: told of requests that are slow or fail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Notes | None = None) -> None:
+        self._notes = notes
+        self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
         self._failures: dict[_FailureKey, list[int]] = {}
         # Of versions that are gone; see read.
@@ -125,12 +159,25 @@ class RequestCounter:
         cell.rows += rows
         if cell.examples is not None:
             cell.examples.add(rows)
+        if seconds >= self._slow_s and self._notes is not None:
+            self._notes.was_slow(
+                api=api,
+                method=method,
+                model=model,
+                version=version,
+                signature=signature,
+                seconds=seconds,
+                run_seconds=run_seconds,
+                rows=rows,
+            )
 
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
             code = "CANCELLED"  # an asyncio cancellation: the client left
         self._failures.setdefault((get_ident(), *subject, code), [0])[0] += 1
+        if self._notes is not None:
+            self._notes.failed(error, code, **subject._asdict())
 
     def read(self) -> tuple[Requests, Requests]:
         """Returns what was counted of versions that are there, and of all ever.

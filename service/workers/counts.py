@@ -52,5 +52,10 @@ class ConnectionCounts:
         others = (self._cells[self._place(other, wire)] for other in range(self.num_workers) if other != worker)
         return min((count for count in others if count != _AWAY), default=None)
 
+    def held(self, worker: int) -> dict[str, int | None]:
+        """Returns a worker's connections by wire; None where it takes none now."""
+        counts = {wire: self._cells[self._place(worker, wire)] for wire in _WIRES}
+        return {wire: None if count == _AWAY else count for wire, count in counts.items()}
+
     def _place(self, worker: int, wire: Wire) -> int:
         return worker * len(_WIRES) + _WIRES.index(wire)

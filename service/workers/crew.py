@@ -53,12 +53,14 @@ class Crew:
     Args:
       control: the socket to the supervising process.
       hello: what it said at the start.
+
+    place: which of the workers this is.
     """
 
     def __init__(self, control: socket.socket, hello: Message) -> None:
         self._control = control
         self._writing = threading.Lock()
-        self._place: int = hello["place"]
+        self.place: int = hello["place"]
         self._counts = ConnectionCounts(hello["counts"], hello["num_workers"])
         self.http_listener = socket.socket(fileno=hello["http"])
         self.admin_listener = None if hello["admin"] is None else socket.socket(fileno=hello["admin"])
@@ -74,7 +76,14 @@ class Crew:
     @property
     def polls_config_file(self) -> bool:
         """Whether it is this worker that looks at the file of models for all."""
-        return self._place == 0
+        return self.place == 0
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Tells of each worker how many connections of each wire it holds; None where it takes none now."""
+        return [
+            {"worker": place, "is_this": place == self.place, **self._counts.held(place)}
+            for place in range(self._counts.num_workers)
+        ]
 
     def opener(self, wire: Wire, handshakes: Handshakes | None = None) -> Callable[..., FairListener]:
         """Returns what opens a listener of a wire: (loop, protocol factory, socket, number of connections held).
@@ -95,7 +104,7 @@ class Crew:
                 listener,
                 num_connections,
                 counts=self._counts,
-                worker=self._place,
+                worker=self.place,
                 wire=wire,
                 is_ready=lambda: self._own.is_ready(),
                 handshakes=handshakes,

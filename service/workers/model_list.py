@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from service.core import errors
 from service.core.errors import BackendFailure, ServiceError
-from service.core.model_config import ModelConfig
+from service.core.model_config import ModelConfig, RequestLogConfig
 from service.core.version_policy import All, Latest, Specific, VersionPolicy
 
 
@@ -20,7 +21,7 @@ def models_to_json(models: Sequence[ModelConfig]) -> list[dict[str, Any]]:
             "policy": _policy_to_json(model.policy),
             "labels": dict(model.labels),
             "platform": model.platform,
-            "wants_request_log": model.wants_request_log,
+            "request_log": asdict(model.request_log) if model.request_log else None,
         }
         for model in models
     ]
@@ -28,7 +29,14 @@ def models_to_json(models: Sequence[ModelConfig]) -> list[dict[str, Any]]:
 
 def models_from_json(models: Sequence[dict[str, Any]]) -> tuple[ModelConfig, ...]:
     """Returns the models that models_to_json was given."""
-    return tuple(ModelConfig(**(model | {"policy": _policy_from_json(model["policy"])})) for model in models)
+    return tuple(_model_from_json(model) for model in models)
+
+
+def _model_from_json(model: dict[str, Any]) -> ModelConfig:
+    log = model["request_log"]
+    if log is not None:
+        log = RequestLogConfig(**(log | {"foreign": tuple(log["foreign"])}))
+    return ModelConfig(**(model | {"policy": _policy_from_json(model["policy"]), "request_log": log}))
 
 
 def _policy_to_json(policy: VersionPolicy) -> dict[str, Any]:

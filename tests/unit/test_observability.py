@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.observability import configure_logging
+from service.core import request_context
+from service.observability import configure_logging, name_requests_in_log
 
 
 @pytest.fixture
@@ -17,7 +18,10 @@ def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
     """Reads what went to standard error; the root logger is as before afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    # Of a request that an earlier test worked on in this thread.
+    request_context.enter(b"")
     yield lambda: capsys.readouterr().err
+    request_context.enter(b"")
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -64,3 +68,14 @@ def test_auto_is_text_on_a_terminal_only(
     configure_logging("info", "auto")
     logging.getLogger("x").info("hello")
     assert log().startswith("{") != is_terminal
+
+
+def test_a_line_names_the_request_that_is_worked_on(log: Callable[[], str]) -> None:
+    configure_logging("info", "json")
+    name_requests_in_log(request_context.request_id.get)
+    request_context.enter(b"abc-1")
+    logging.getLogger("x").info("one")
+    logging.getLogger("x").info("two", extra={"request_id": "of its own"})
+    request_context.enter(b"")
+    logging.getLogger("x").info("three")
+    assert [json.loads(line).get("request_id") for line in log().splitlines()] == ["abc-1", "of its own", None]

@@ -43,6 +43,11 @@ def test_flags_beat_the_environment_and_that_beats_defaults(
 
 
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
+    "request_log_file_mib": ("3", 3),
+    "request_log_files": ("5", 5),
+    "request_log_answers": ("false", False),
+    "slow_request_ms": ("0", 0.0),
+    "tracing": ("otlp", "otlp"),
     "warm": ("true", True),
     "table_prefault": ("true", True),
     "table_prefault_mib_per_s": ("2.5", 2.5),

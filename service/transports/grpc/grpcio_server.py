@@ -10,6 +10,7 @@ from typing import NoReturn
 import grpc
 
 from service.codecs.model_name import first_model
+from service.core import request_context
 from service.core.access import Grant
 from service.core.admission.room import Room
 from service.core.engine import Engine
@@ -33,6 +34,7 @@ from service.transports.grpc.server_reflection import Reflection
 from service.transports.grpc.status_codes import STATUS_CODES
 
 _INT32_MAX = 2**31 - 1
+_CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
 
 class GrpcServer:
@@ -188,6 +190,7 @@ class _Serve:
         if not context.is_active():
             # The client left while the request waited for a thread.
             return b""
+        self._enter(context)
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
         room = Room(self._engine.admission, first_model(data, self._engine.is_model))
@@ -199,7 +202,19 @@ class _Serve:
         finally:
             room.done()
 
+    def _enter(self, context: grpc.ServicerContext) -> None:
+        named = {key: value for key, value in context.invocation_metadata() or () if key in _CONTEXT_KEYS}
+        parent = str(named.get(request_context.TRACEPARENT, "")).encode("latin-1", "replace")
+        own_id = request_context.sane_id(str(named.get(request_context.REQUEST_ID, "")).encode("latin-1", "replace"))
+        if own_id:
+            context.send_initial_metadata(((request_context.REQUEST_ID, own_id.decode()),))
+        request_context.enter(own_id or request_context.trace_id(parent), parent)
+
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+        if not request_context.request_id.get():
+            request_context.request_id.set(self._refusals.new_id().encode())
+        own_id = request_context.request_id.get().decode()
+        context.set_trailing_metadata(((request_context.REQUEST_ID, own_id),))
         code, text = self._refusals(error)
         context.set_trailing_metadata(retry_hint(error))
         context.abort(STATUS_CODES[code], text)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import secrets
 
+from service.core import request_context
 from service.core.errors import Overloaded, ServiceError
 from service.transports.grpc.status_codes import details
 
@@ -23,13 +24,12 @@ class Refusals:
 
     def __call__(self, error: BaseException) -> tuple[str, str]:
         """Returns the canonical code and the text, and logs both; an unexpected error's text stays in the log."""
+        request_id = request_context.request_id.get().decode("latin-1") or self.new_id()
         if not isinstance(error, ServiceError):
-            request_id = self._new_id()
             logger.error("unexpected error", extra={"request_id": request_id}, exc_info=error)
             return "INTERNAL", f"Internal error; the server's log has the cause, request id {request_id}"
         text = error.message
         if error.code == "INTERNAL":
-            request_id = self._new_id()
             logger.error("request failed: %s", text, extra={"request_id": request_id}, exc_info=error)
             text += f" Request id: {request_id}"
         else:
@@ -37,8 +37,9 @@ class Refusals:
             if isinstance(error, Overloaded):
                 # Thousands a second, each of which would cost more than the refusal: metrics count them.
                 level = logging.DEBUG
-            logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code})
+            logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code, "request_id": request_id})
         return error.code, details(text)
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
+        """Returns an id for a request that has none."""
         return f"{self._prefix}-{next(self._numbers):x}"

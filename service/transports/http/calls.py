@@ -131,9 +131,7 @@ class Calls:
             if len(body) <= self._inline_body_bytes:
                 return work(body)
             deadline_s = self._engine.clock() + self._timeout_s
-            # In this request's context, which tells who asks.
-            work_here = partial(copy_context().run, work, body)
-            return await self._in_thread(self._parse_threads, room, work_here, deadline_s)
+            return await self._in_thread(self._parse_threads, room, partial(work, body), deadline_s)
         finally:
             room.done()
 
@@ -147,11 +145,14 @@ class Calls:
     ) -> T:
         """Runs work in a thread until the deadline; gives bound back where work never begins, else work does."""
 
+        # With the request's id, its trace, and who asks.
+        context = copy_context()
+
         def run(refusal: ServiceError | None) -> T:
             if refusal is not None:
                 _give_back(bound, refusal)
                 raise refusal
-            return work()
+            return context.run(work)
 
         try:
             future = threads.submit(room.model, run, deadline_s)

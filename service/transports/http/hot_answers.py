@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from service.core import request_context
 from service.core.types import ModelRef
 from service.transports.http.cors import CORS_HEADERS
 from service.transports.http.request_id import RequestIds
@@ -30,6 +31,7 @@ _MAX_PATHS, _MAX_PATH_BYTES = 1024, 512
 _READ = frozenset(
     {
         *(b"content-length", b"accept-encoding", b"inference-header-content-length", b"x-request-id"),
+        b"traceparent",
         *(b"content-encoding", b"expect", b"upgrade", b"transfer-encoding"),
     }
 )
@@ -79,7 +81,8 @@ class Asked(NamedTuple):
     """A request whose body is still to come.
 
     header_length: of an inference request, the header that says how long its JSON is.
-    request_id: as the client has it, b"" where it has none.
+    request_id: as the client has it, or its trace's, b"" where it has none.
+    traceparent: b"" where there is none.
     max_bytes: of the body, beyond which the general path takes it.
     accepts_coding: the answer may be compressed.
     """
@@ -87,6 +90,7 @@ class Asked(NamedTuple):
     target: Target
     header_length: str
     request_id: bytes
+    traceparent: bytes
     max_bytes: int
     accepts_coding: bool
 
@@ -152,7 +156,7 @@ class HotAnswers:
             target = self._read(path)
         if target is None:
             return None
-        length, request_id, accepts_coding, is_asked_for, declared = "", b"", False, False, 0
+        length, request_id, parent, accepts_coding, is_asked_for, declared = "", b"", b"", False, False, 0
         for name, value in headers:
             if name not in self._looked_at:
                 continue
@@ -165,14 +169,18 @@ class HotAnswers:
             elif name == b"inference-header-content-length":
                 length = value.decode("latin-1")
             elif name == b"x-request-id":
-                request_id = request_id or self._ids.sane(value)
+                request_id = request_id or request_context.sane_id(value)
+            elif name == b"traceparent":
+                parent = value
             else:
                 return None
         is_infer = target.method == _INFER
         max_bytes = self._max_binary_bytes if is_infer else self._max_json_bytes
         if declared > max_bytes or (is_infer and (is_asked_for or not length)):
             return None
-        return Asked(target, length, request_id, max_bytes, accepts_coding and self.gzip_min_bytes > 0)
+        if parent:
+            request_id = request_id or request_context.trace_id(parent)
+        return Asked(target, length, request_id, parent, max_bytes, accepts_coding and self.gzip_min_bytes > 0)
 
     def share_of(self, asked: Asked) -> str:
         """Returns by which model a request is counted."""
@@ -182,22 +190,26 @@ class HotAnswers:
         """Returns the answer; None where the general path takes the request."""
         started_s = self._clock()
         ref, method = asked.target
+        own_id = asked.request_id or self._ids.next()
+        # As request_context.enter does, without a call.
+        request_context.request_id.set(own_id)
+        request_context.traceparent.set(asked.traceparent)
         try:
             if method == _INFER:
                 found = self._directly.infer(ref, asked.header_length, body, started_s)
                 if found is None:
                     return None
                 content = b"inference-header-content-length: %d\r\n" % found.header_length + _OCTETS
-                return Answer(content, self._marks(asked), found.body)
+                return Answer(content, self._marks(own_id), found.body)
             directly = self._directly.lookup if method == _LOOKUP else self._directly.predict
             data = directly(ref, body, started_s)
         except Exception:
             logger.exception("the direct path failed; the general one answers")
             return None
-        return None if data is None else Answer(_JSON, self._marks(asked), data)
+        return None if data is None else Answer(_JSON, self._marks(own_id), data)
 
-    def _marks(self, asked: Asked) -> bytes:
-        return b"%bx-request-id: %b\r\n" % (self._cors, asked.request_id or self._ids.next())
+    def _marks(self, own_id: bytes) -> bytes:
+        return b"%bx-request-id: %b\r\n" % (self._cors, own_id)
 
     def compresses(self, asked: Asked, body: bytes) -> bool:
         """Whether an answer is to be compressed, if the client's Accept-Encoding says so."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from service.core.access import Callers
 from service.core.engine import Engine
@@ -31,6 +33,7 @@ from service.transports.http.path_case import PathCaseMiddleware
 from service.transports.http.request_id import RequestIdMiddleware, RequestIds
 from service.transports.http.routing import malformed, raw_path
 from service.transports.http.security_headers import SecurityHeadersMiddleware
+from service.transports.http.statusz_route import add_statusz_route
 from service.transports.http.tfs_routes import add_tfs_routes
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
@@ -55,6 +58,8 @@ def create_http_app(
     strict_json: bool = False,
     directly: Directly | None = None,
     callers: Callers | None = None,
+    spans: Callable[[ASGIApp], ASGIApp] | None = None,
+    statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -71,6 +76,8 @@ def create_http_app(
       strict_json: neither take nor give bare NaN and Infinity.
       directly: answers plain lookups; None: the general path answers all.
       callers: who may come in; the engine then asks them who it is. None: everybody.
+      spans: wraps the application in what traces its requests; None: nothing does.
+      statusz: gathers what the status page shows, and makes HTML of it; None: there is no such page.
     """
     calls = Calls(
         engine,
@@ -100,6 +107,8 @@ def create_http_app(
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)
     add_admin_routes(app, engine, metrics, metrics_paths)
+    if statusz is not None:
+        add_statusz_route(app, *statusz)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -110,6 +119,8 @@ def create_http_app(
     if has_cors or cors_origins:
         app.add_middleware(CorsMiddleware, origins=cors_origins or None)
     app.add_middleware(SecurityHeadersMiddleware)
+    if spans is not None:
+        app.add_middleware(spans)
     ids = RequestIds()
     app.add_middleware(RequestIdMiddleware, ids=ids)
     app.add_middleware(PathCaseMiddleware)

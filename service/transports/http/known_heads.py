@@ -24,7 +24,7 @@ class KnownHeads:
     def learn(self, data: bytes, asked: Asked, body: bytes) -> None:
         """Remembers the head of data that the parser took for one request with this body, if it is just that."""
         head = data[: data.find(_END) + len(_END)]
-        if asked.request_id or len(head) > _MAX_BYTES or data[len(head) :] != body:
+        if asked.request_id or asked.traceparent or len(head) > _MAX_BYTES or data[len(head) :] != body:
             # Ids do not come again.
             return
         if len(self._known) >= _MAX_HEADS:

@@ -6,37 +6,35 @@ A plain ASGI layer: BaseHTTPMiddleware would cost more than a lookup.
 from __future__ import annotations
 
 import itertools
-import re
 import secrets
 from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.core import request_context
 from service.transports.http.errors import unexpected_error_response
-
-# Ids end up in logs and in an answer's header, so only what is harmless there is taken over.
-_SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 
 
 class RequestIds:
-    """Takes X-Request-Id from the client or makes one. Concurrency: any thread."""
+    """Takes X-Request-Id from the client, else the id of its trace, or makes one. Concurrency: any thread."""
 
     def __init__(self) -> None:
         # A prefix per process and a counter: unique, and cheaper than a UUID per request.
         self._prefix = secrets.token_hex(6).encode() + b"-"
         self._numbers = itertools.count(1)
 
-    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Returns the id of a request with these headers, their names in lower case."""
+    def enter(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Begins a request with these headers, their names in lower case; returns its id."""
+        own_id = parent = b""
         for name, value in headers:
-            if name == b"x-request-id" and self.sane(value):
-                return str(value, "ascii")
-        return self.next().decode()
-
-    def sane(self, value: bytes) -> bytes:
-        """Returns a client's own id, b"" where it can not be taken over."""
-        return value if _SANE.fullmatch(value) else b""
+            if name == b"x-request-id":
+                own_id = own_id or request_context.sane_id(value)
+            elif name == b"traceparent":
+                parent = value
+        own_id = own_id or request_context.trace_id(parent) or self.next()
+        request_context.enter(own_id, parent)
+        return own_id
 
     def next(self) -> bytes:
         """Returns an id for a request that has none."""
@@ -55,10 +53,11 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = self._ids.of(scope["headers"])
+        own_id = self._ids.enter(scope["headers"])
+        request_id = own_id.decode()
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "request_id": request_id, "method": "GET" if is_head else scope["method"]}
-        header = (b"x-request-id", request_id.encode())
+        header = (b"x-request-id", own_id)
         is_started = False
 
         async def send_marked(message: Message) -> None:

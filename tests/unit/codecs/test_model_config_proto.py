@@ -10,7 +10,7 @@ import pytest
 from service.codecs.model_config_proto import decode_reload_request, encode_reload_response, parse_config_text
 from service.codecs.protos import message_class
 from service.core.errors import InvalidRequest, MalformedPayload
-from service.core.model_config import ModelConfig
+from service.core.model_config import ModelConfig, RequestLogConfig
 from service.core.version_policy import All, Latest, Specific, VersionPolicy
 
 TEXT = """
@@ -98,9 +98,14 @@ def test_the_platform_may_be_an_old_number_but_not_both(settings: str, message: 
     assert one("").platform == ""
 
 
-def test_request_logging_is_seen() -> None:
-    assert one("logging_config { sampling_config { sampling_rate: 0.5 } }").wants_request_log
-    assert not one("").wants_request_log
+def test_request_logging_is_read() -> None:
+    assert one("").request_log is None
+    collector = 'log_collector_config { type: "file" filename_prefix: "/logs/m" }'
+    assert one(f"logging_config {{ {collector} sampling_config {{ sampling_rate: 0.5 }} }}").request_log == (
+        RequestLogConfig("/logs/m", 0.5, "file")
+    )
+    odd = one("logging_config { sampling_config { attributes: 2 } custom_logging_config {} }").request_log
+    assert odd == RequestLogConfig("", 0.0, "", ("custom_logging_config", "attributes"))
 
 
 def test_tensorflow_servings_own_files(tf_serving_testdata: Path) -> None:

@@ -20,7 +20,7 @@ from service.core.errors import (
     ReloadFailed,
     ServiceError,
 )
-from service.core.model_config import ModelConfig
+from service.core.model_config import ModelConfig, RequestLogConfig
 from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
@@ -290,7 +290,23 @@ def test_at_the_start_labels_need_the_flag(world: World) -> None:
             [ModelConfig("a", "/m", platform="x")],
             "Illegal to change a model's platform. For model a platform was tensorflow and new platform requested is x",
         ),
-        ([ModelConfig("b", "/m", wants_request_log=True)], "No request-logger-creator provided."),
+        ([ModelConfig("b", "/m", request_log=RequestLogConfig("", 1))], "No request-logger-creator provided."),
+        (
+            [ModelConfig("b", "/m", request_log=RequestLogConfig("/x", 1, "kafka"))],
+            "Cannot find LogCollector::Factory for type: kafka",
+        ),
+        (
+            [ModelConfig("b", "/m", request_log=RequestLogConfig("x", 1))],
+            "Model b: filename_prefix of logging_config must be absolute; got x",
+        ),
+        (
+            [ModelConfig("b", "/m", request_log=RequestLogConfig("/x", 1.5))],
+            "Model b: sampling_rate of logging_config is 1.5: expected 0 to 1",
+        ),
+        (
+            [ModelConfig("b", "/m", request_log=RequestLogConfig("/x", 1, foreign=("attributes",)))],
+            "Model b: attributes of logging_config is not supported",
+        ),
     ],
 )
 def test_a_list_that_is_wrong_in_itself_is_refused_in_tensorflow_servings_words(

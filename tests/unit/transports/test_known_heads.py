@@ -11,7 +11,7 @@ from service.transports.http.hot_answers import Asked, Target
 from service.transports.http.known_heads import KnownHeads
 
 HEAD = b"POST /x HTTP/1.1\r\ncontent-length: 4\r\n\r\n"
-ASKED = Asked(Target(ModelRef("m"), "lookup"), "", b"", 100, False)
+ASKED = Asked(Target(ModelRef("m"), "lookup"), "", b"", b"", 100, False)
 
 
 def test_a_head_that_came_before_is_known_with_any_body_of_its_length() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from service.core.errors import BackendFailure, ConfigConflict, ServiceError
-from service.core.model_config import ModelConfig
+from service.core.model_config import ModelConfig, RequestLogConfig
 from service.core.version_policy import All, Latest, Specific, VersionPolicy
 from service.workers.model_list import error_from_json, error_to_json, models_from_json, models_to_json
 
@@ -15,7 +15,7 @@ from service.workers.model_list import error_from_json, error_to_json, models_fr
 @pytest.mark.parametrize("policy", [Latest(3), All(), Specific(frozenset({2**62, 1}))], ids=repr)
 def test_models_come_back_as_they_went(policy: VersionPolicy) -> None:
     models = (
-        ModelConfig("a", "/a", policy, {"stable": 2**62}, "", True),
+        ModelConfig("a", "/a", policy, {"stable": 2**62}, "", RequestLogConfig("/l", 0.5, "file", ("x", "y"))),
         ModelConfig("b", "/b"),
     )
     assert models_from_json(json.loads(json.dumps(models_to_json(models)))) == models

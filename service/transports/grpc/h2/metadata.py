@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from service.core import request_context
 from service.core.errors import InvalidRequest
 from service.transports.grpc.h2.header_blocks import header_block
 from service.transports.grpc.served import RESPONSE_ENCODING_KEY, TENSOR_ENCODING_KEY
@@ -18,8 +19,7 @@ ENCODINGS = ("identity", "deflate", "gzip")
 
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
-# A client's name for its request comes back with the answer.
-_REQUEST_ID, _MOST_ID_BYTES = b"x-request-id", 256
+_REQUEST_ID, _TRACEPARENT = request_context.REQUEST_ID.encode(), request_context.TRACEPARENT.encode()
 _TENSOR_ENCODING, _RESPONSE_ENCODING = TENSOR_ENCODING_KEY.encode(), RESPONSE_ENCODING_KEY.encode()
 _ACCEPTED = ("grpc-accept-encoding", ",".join(ENCODINGS))
 _CONTENT = ("content-type", "application/grpc")
@@ -33,6 +33,7 @@ class CallOptions:
     """What a client asked for beside the method.
 
     timeout_s: None for no deadline; as_content: None for the default; head_block: before an answer's messages.
+    request_id, traceparent: as in core.request_context.
     """
 
     timeout_s: float | None
@@ -40,23 +41,31 @@ class CallOptions:
     as_content: bool | None
     is_gzip_wanted: bool
     head_block: bytes
+    request_id: bytes = b""
+    traceparent: bytes = b""
 
 
 def read_options(headers: Mapping[bytes, bytes]) -> CallOptions:
     """Returns what headers ask for; raises InvalidRequest for a timeout that is none."""
-    return _options(
+    options = _options(
         headers.get(b"grpc-timeout", b""),
         headers.get(b"grpc-encoding", b"identity"),
         headers.get(_TENSOR_ENCODING),
         headers.get(_RESPONSE_ENCODING) == b"gzip",
-        headers.get(_REQUEST_ID, b""),
     )
+    parent = headers.get(_TRACEPARENT, b"")
+    own_id = request_context.sane_id(headers.get(_REQUEST_ID, b""))
+    if parent or own_id:
+        head_block = options.head_block + (
+            header_block([(request_context.REQUEST_ID, own_id.decode())]) if own_id else b""
+        )
+        request_id = own_id or request_context.trace_id(parent)
+        options = replace(options, head_block=head_block, request_id=request_id, traceparent=parent)
+    return options
 
 
 @lru_cache(maxsize=256)
-def _options(
-    timeout: bytes, encoding: bytes, tensors: bytes | None, is_gzip_wanted: bool, request_id: bytes
-) -> CallOptions:
+def _options(timeout: bytes, encoding: bytes, tensors: bytes | None, is_gzip_wanted: bool) -> CallOptions:
     # Remembered: few clients send many combinations, but for timeouts, which stock clients round to few digits.
     seconds = None
     if timeout:
@@ -65,8 +74,6 @@ def _options(
             raise InvalidRequest(f"grpc-timeout {ascii(timeout.decode('latin-1'))} is not a number and a unit")
         seconds = int(match[1]) * _SECONDS[match[2]]
     more = [("grpc-encoding", "gzip")] if is_gzip_wanted else []
-    if request_id and len(request_id) <= _MOST_ID_BYTES:
-        more.append((_REQUEST_ID.decode(), request_id.decode("latin-1")))
     as_content = None if tensors is None else tensors == b"content"
     head_block = header_block([_CONTENT, *more, _ACCEPTED], 200)
     return CallOptions(seconds, encoding.decode("latin-1"), as_content, is_gzip_wanted, head_block)

@@ -20,12 +20,14 @@ class Route:
     quickly: answers a whole, uncompressed message at once, before there is a call; None where that can not be.
     timeout_s: that a call has.
     head_block: before an answer of quickly.
+    request_id: what errors are logged with.
     """
 
     open: Callable[[Stream, bool], Call | None]
     quickly: QuickHandler | None = None
     timeout_s: float | None = None
     head_block: bytes = b""
+    request_id: bytes = b""
 
 
 class Routes(Protocol):
@@ -49,8 +51,8 @@ class Routes(Protocol):
         """Returns what deadlines are measured on, in seconds."""
         ...
 
-    def refusal_block(self, error: BaseException) -> bytes:
-        """Returns the head of an answer that is an error alone."""
+    def refusal_block(self, error: BaseException, request_id: bytes = b"") -> bytes:
+        """Logs an error, and returns the head of an answer that is that alone."""
         ...
 
 

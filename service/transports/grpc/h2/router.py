@@ -9,6 +9,7 @@ from typing import Any
 
 from grpc_reflection.v1alpha import reflection as grpc_reflection
 
+from service.core import request_context
 from service.core.engine import Engine
 from service.core.errors import ServiceError, Unimplemented
 from service.transports.grpc import health as grpc_health
@@ -81,9 +82,14 @@ class Router:
         except ServiceError as error:
             return refused(self.refusal_block(error))
 
-    def refusal_block(self, error: BaseException) -> bytes:
+    def refusal_block(self, error: BaseException, request_id: bytes = b"") -> bytes:
         """See Routes."""
-        return error_head(*self._refusal(error), retry_hint(error))
+        request_id = request_id or self._refusals.new_id().encode()
+        request_context.enter(request_id)
+        code, text = self._refusal(error)
+        # What else is logged on this thread is none of this request's.
+        request_context.enter(b"")
+        return error_head(code, text, [(request_context.REQUEST_ID, request_id.decode()), *retry_hint(error)])
 
     def _route(self, path: str, options: CallOptions) -> Route:
         if options.encoding not in ENCODINGS:
@@ -115,10 +121,24 @@ class Router:
                 max_message_bytes=self._max_bytes,
             )
 
+        if quickly is not None and (options.request_id or options.traceparent):
+            quickly = partial(_named, quickly, options)
         # A compressed answer is worth a call of its own.
-        return Route(open_call, None if options.is_gzip_wanted else quickly, options.timeout_s, options.head_block)
+        is_quick = not options.is_gzip_wanted
+        return Route(
+            open_call, quickly if is_quick else None, options.timeout_s, options.head_block, options.request_id
+        )
 
     def _refusal(self, error: BaseException) -> tuple[int, str]:
         code, text = self._refusals(error)
         number: Any = STATUS_CODES[code].value[0]
         return int(number), text
+
+
+def _named(quickly: QuickHandler, options: CallOptions, message: bytes, deadline_s: float | None) -> bytes | None:
+    """Answers a request that has a name, or is part of a trace; others on this thread have none."""
+    request_context.enter(options.request_id, options.traceparent)
+    try:
+        return quickly(message, deadline_s)
+    finally:
+        request_context.enter(b"")

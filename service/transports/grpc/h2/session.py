@@ -185,7 +185,7 @@ class Session:
         try:
             answer = route.quickly(message, deadline_s)  # type: ignore[misc]
         except Exception as error:
-            block = self._routes.refusal_block(error)
+            block = self._routes.refusal_block(error, route.request_id)
             sender.queue(f.frame(f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id, block))
             return stop
         if answer is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from service.core import request_context
 from service.core.errors import DeadlineExceeded, MalformedPayload, Overloaded, ServiceError
 from service.transports.grpc.h2.answers import send_answer
 from service.transports.grpc.h2.messages import INLINE_BYTES, MessageReader, gzipped
@@ -31,13 +32,13 @@ class Runner:
 
     Args:
       clock: what deadlines are measured on.
-      refusal_block: an exception to the head that the client gets.
+      refusal_block: an exception, and the request's id, to the head that the client gets.
     """
 
     loop: asyncio.AbstractEventLoop
     threads: Threads
     clock: Callable[[], float]
-    refusal_block: Callable[[BaseException], bytes]
+    refusal_block: Callable[[BaseException, bytes], bytes]
 
 
 class UnaryCall:
@@ -145,6 +146,7 @@ class UnaryCall:
         try:
             if error is not None:
                 raise error
+            request_context.enter(self._options.request_id, self._options.traceparent)
             answer = self._handler(message, self._deadline_s)
         except Exception as error:
             self._runner.loop.call_soon_threadsafe(self._ran, None, error)
@@ -179,7 +181,7 @@ class UnaryCall:
         self._drop()
 
     def _refuse(self, error: BaseException) -> None:
-        self._stream.only_head(self._runner.refusal_block(error))
+        self._stream.only_head(self._runner.refusal_block(error, self._options.request_id))
         self._drop()
 
     def _drop(self) -> None:

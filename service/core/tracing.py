@@ -1,0 +1,28 @@
+"""What traces requests, as the engine and the transports see it; see service.tracing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from service.core.types import SignatureSpec
+
+
+class Tracing(Protocol):
+    """Makes spans of requests that are to be traced, and of what they run. Concurrency: any thread."""
+
+    def takes(self) -> bool:
+        """Says whether the request of this context is to be traced, so that the direct path must leave it alone."""
+        ...
+
+    def not_answered(self) -> None:
+        """The request that takes() said no of is not answered directly after all."""
+        ...
+
+    def request(self, name: str) -> AbstractContextManager[None]:
+        """Spans a request; its parent is the sender's, where request_context has one."""
+        ...
+
+    def run(self, spec: SignatureSpec, model: str, version: int) -> AbstractContextManager[None]:
+        """Spans a lookup or a run of a graph."""
+        ...

@@ -1,0 +1,84 @@
+"""A collector of spans: real servers for OTLP over gRPC and over HTTP, which keep what they are sent."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+import grpc
+import pytest
+
+_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+class Collector:
+    """Both servers, on free ports. spans: (resource attributes, span) of all that came."""
+
+    def __init__(self) -> None:
+        self._messages = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        self.spans: list[tuple[dict[str, Any], Any]] = []
+        self.paths: list[str] = []
+        collector = self
+
+        class Http(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                collector.paths.append(self.path)
+                collector.take(body)
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Http)
+        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        method = grpc.unary_unary_rpc_method_handler(self._export)
+        service, name = _EXPORT[1:].split("/")
+        handler = grpc.method_handlers_generic_handler(service, {name: method})
+        self._grpc = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
+        self._grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
+
+    def endpoint(self, protocol: str) -> str:
+        """Returns where a server's OTEL_EXPORTER_OTLP_ENDPOINT is to point."""
+        return f"http://127.0.0.1:{self._grpc_port if protocol == 'grpc' else self._http.server_address[1]}"
+
+    def take(self, body: bytes) -> None:
+        """Keeps the spans of an ExportTraceServiceRequest."""
+        for resource in self._messages.ExportTraceServiceRequest.FromString(body).resource_spans:
+            named = attributes(resource.resource)
+            self.spans += [(named, span) for scope in resource.scope_spans for span in scope.spans]
+
+    def named(self, name: str, **wanted: Any) -> list[Any]:
+        """Returns the spans of a name that have these attributes."""
+        return [s for _, s in self.spans if s.name == name and wanted.items() <= attributes(s).items()]
+
+    def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        self.take(body)
+        return b""
+
+    def __enter__(self) -> Collector:
+        self._thread.start()
+        self._grpc.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._grpc.stop(0).wait()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    """Returns the attributes of a span or a resource."""
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in holder.attributes}

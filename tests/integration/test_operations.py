@@ -1,0 +1,215 @@
+"""What operators see of a running server: the status page, request ids and slow requests, on both wires."""
+
+from __future__ import annotations
+
+import html.parser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from service.codecs.protos import message_class
+from tests.exposition import read_exposition
+from tests.integration.process import ServerProcess, until
+from tests.toy_model import write_toy_model
+from tests.unit.test_dashboards import expressions, metrics_of
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-00"
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+    """Two workers for whom every request is slow, over grpcio."""
+    base = tmp_path_factory.mktemp("models") / "toy"
+    write_toy_model(base / "3")
+    with ServerProcess(
+        "--workers=2",
+        "--grpc_transport=grpcio",
+        "--slow_request_ms=0.0001",
+        model_base_path=base,
+        model_name="toy",
+        graph_signatures="off",
+        kernel_cache_dir=kernel_cache,
+    ) as running:
+        yield running.ready()
+
+
+def statusz(server: ServerProcess) -> dict[str, Any]:
+    """Returns the document of the worker that this connection is with."""
+    response = server.http.get("/v1/statusz")
+    assert response.headers["content-type"] == "application/json"
+    document: dict[str, Any] = response.json()
+    return document
+
+
+class Texts(html.parser.HTMLParser):
+    """Reads a page: all texts, and that every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        """See HTMLParser."""
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """See HTMLParser."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """See HTMLParser."""
+        self.texts.append(data.strip())
+
+
+def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) -> None:
+    before = statusz(server)
+    assert server.lookup({"user": [1, 2, 4]}, model="toy") == {"user": [[1, 10], [2, 20], [4, 40]]}
+    refused = server.http.post(
+        "/v1/models/toy:lookup", json={"features": {"user": [77]}}, headers={"x-request-id": "my-own"}
+    )
+    assert refused.status_code == 400
+    found = statusz(server)
+    # One connection, so one worker.
+    assert found["server"]["pid"] == before["server"]["pid"] in pids(server)
+    assert found["server"]["is_ready"] is True
+    assert found["server"]["rss_bytes"] > 1 << 20 and found["server"]["open_files"] > 3
+    (version,) = found["models"]["toy"]["versions"]
+    assert (version["version"], version["state"], version["signatures"]["lookup"]) == (3, "AVAILABLE", "lookup")
+    _, was = before["models"]["toy"]["versions"][0]["tables"]
+    tag, user = version["tables"]
+    # 5 rows of two float32; four ids were sent, one of which has no row.
+    assert (user["table"], user["rows"], user["dim"], user["mapped_bytes"]) == ("user", 5, 2, 40)
+    assert user["resident_bytes"] in (None, 0, 4096, 8192)
+    assert (user["ids"] - was["ids"], user["missing_ids"] - was["missing_ids"]) == (4, 1)
+    assert user["missing_share"] == user["missing_ids"] / user["ids"]
+    assert tag["table"] == "tag"
+    (row,) = [row for row in found["requests"] if (row["api"], row["signature"]) == ("http", "lookup")]
+    assert row["requests"] > 0 and row["rows"] >= 3 and row["failures"]["INVALID_ARGUMENT"] > 0
+    assert row["p99_ms"] >= row["p50_ms"] > 0
+    error = found["last_errors"][0]
+    assert (error["request_id"], error["code"], error["model"]) == ("my-own", "INVALID_ARGUMENT", "toy")
+    assert "77" in error["message"]
+    assert found["settings"]["model_name"] == {"value": "toy", "is_default": False}
+    assert [worker["worker"] for worker in found["workers"]] == [0, 1]
+    assert sum(worker["is_this"] for worker in found["workers"]) == 1
+
+
+def pids(server: ServerProcess) -> set[int]:
+    """Returns the workers' processes."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
+    return {int(pid) for pid in children.split()}
+
+
+def test_a_browser_gets_a_page(server: ServerProcess) -> None:
+    response = server.http.get("/v1/statusz", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "accept" in response.headers["vary"].lower()
+    texts = Texts(response.text).texts
+    for text in ("Tables", "Slow requests", "Last errors", "Settings", "toy", "AVAILABLE", "model_base_path"):
+        assert text in texts, text
+    assert "<script" not in response.text
+
+
+def test_names_of_clients_are_no_markup_on_the_page(server: ServerProcess) -> None:
+    server.http.post("/v1/models/toy:lookup", json={"features": {"<img src=x>": [1]}})
+    page = server.http.get("/v1/statusz", headers={"accept": "text/html"}).text
+    assert "<img" not in page and "&lt;img src=x&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"x-request-id": "abc.1"}, "abc.1"),
+        ({"traceparent": PARENT}, TRACE_ID),
+        ({"traceparent": PARENT, "x-request-id": "abc.2"}, "abc.2"),
+    ],
+    ids=["own", "trace", "both"],
+)
+@pytest.mark.parametrize("ids", [[1], [99]], ids=["answered", "refused"])
+def test_http_returns_the_senders_id(
+    server: ServerProcess, headers: dict[str, str], expected: str, ids: list[int]
+) -> None:
+    for _ in range(2):
+        body = {"features": {"user": ids}}
+        assert server.http.post("/v1/models/toy:lookup", json=body, headers=headers).headers["x-request-id"] == expected
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-request-id": "", "traceparent": "ff" + PARENT[2:]},
+        {"x-request-id": "a b", "traceparent": "a b"},
+        {"x-request-id": "x" * 65},
+        {"traceparent": "00-" + "0" * 32 + "-b7ad6b7169203331-01"},
+    ],
+    ids=["empty", "space", "long", "no trace"],
+)
+def test_what_is_no_id_is_replaced(server: ServerProcess, headers: dict[str, str]) -> None:
+    response = server.http.post("/v1/models/toy:lookup", json={"features": {"user": [1]}}, headers=headers)
+    assert response.headers["x-request-id"] not in ("", "a b", *headers.values())
+    assert set(response.headers["x-request-id"]) <= set("0123456789abcdef-")
+
+
+def predict(server: ServerProcess, user: int, metadata: list[tuple[str, str]]) -> tuple[Any, Any, grpc.StatusCode]:
+    """Returns initial and trailing metadata and the code of a Predict."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
+    tensor = request.inputs["user"]
+    tensor.dtype = 9
+    tensor.tensor_shape.dim.add(size=1)
+    tensor.int64_val.append(user)
+    call = server.channel.unary_unary(PREDICT).future(request.SerializeToString(), metadata=metadata)
+    code = call.code()
+    return dict(call.initial_metadata()), dict(call.trailing_metadata()), code
+
+
+def test_grpc_returns_the_senders_id(server: ServerProcess) -> None:
+    initial, _, code = predict(server, 1, [("x-request-id", "g-1")])
+    assert (initial["x-request-id"], code) == ("g-1", grpc.StatusCode.OK)
+    assert "x-request-id" not in predict(server, 1, [])[0]
+    initial, trailing, code = predict(server, 99, [("x-request-id", "g-2")])
+    assert (trailing["x-request-id"], code) == ("g-2", grpc.StatusCode.INVALID_ARGUMENT)
+    assert predict(server, 99, [("traceparent", PARENT)])[1]["x-request-id"] == TRACE_ID
+    # One that is made up, so that a client can name what the log has.
+    made_up = predict(server, 99, [])[1]["x-request-id"]
+
+    def told() -> list[dict[str, Any]]:
+        return [record for record in server.records if record["logger"] == "service.transports.grpc.refusals"]
+
+    for own_id in ("g-2", TRACE_ID, made_up):
+        until(
+            lambda own_id=own_id: any(r.get("request_id") == own_id and r["code"] == "INVALID_ARGUMENT" for r in told())
+        )
+
+
+def test_slow_requests_are_logged_with_their_id(server: ServerProcess) -> None:
+    """At most five a second are, so this one may have to be sent again."""
+
+    def is_logged() -> bool:
+        server.http.post("/v1/models/toy:lookup", json={"features": {"user": [1]}}, headers={"x-request-id": "slow-1"})
+        return any(
+            record["message"] == "slow request" and record.get("request_id") == "slow-1" for record in server.records
+        )
+
+    until(is_logged)
+    slow = [one for one in statusz(server)["slow_requests"] if one["request_id"] == "slow-1"]
+    assert (slow[0]["api"], slow[0]["method"], slow[0]["rows"], slow[0]["version"]) == ("http", "lookup", 1, 3)
+    assert slow[0]["seconds"] >= slow[0]["run_seconds"] > 0
+
+
+def test_the_running_server_has_every_metric_of_the_alerts_and_the_dashboard(server: ServerProcess) -> None:
+    predict(server, 1, [])
+    found = read_exposition(server.http.get("/metrics").text)
+    names = {name + part for name, family in found.items() for part in SUFFIXES.get(family.kind, ("",))}
+    named = {name for _, expression in expressions() for name in metrics_of(expression)}
+    assert named - names == {"up"}

@@ -1,0 +1,116 @@
+"""Sampled requests on disk: TensorFlow reads them, they warm the next version up, and a full disk fails nobody."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.exposition import read_exposition
+from tests.integration.conftest import Serve
+from tests.integration.process import ServerProcess, until
+from tests.toy_model import write_toy_model
+
+RECORDS = "embedding_server_request_log_records_total"
+
+
+def config(folder: Path, base: Path, rate: float = 1.0) -> Path:
+    """Writes the list of models: one, whose requests are kept below folder."""
+    path = folder / "models.conf"
+    log = f'log_collector_config {{ filename_prefix: "{folder}/log/toy" }} sampling_config {{ sampling_rate: {rate} }}'
+    entry = f'name: "toy" base_path: "{base}" model_platform: "tensorflow" logging_config {{ {log} }}'
+    path.write_text(f"model_config_list {{ config {{ {entry} }} }}")
+    (folder / "log").mkdir(exist_ok=True)
+    return path
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """Returns a number of the toy model's log."""
+    return read_exposition(server.http.get("/metrics").text)[name].value(model="toy")
+
+
+def ask_on_both_wires(server: ServerProcess) -> None:
+    """Sends three requests, each of which the direct path would answer: gRPC Predict, :lookup and :predict."""
+    inputs: dict[str, Any] = {
+        "user": np.array([1, 2]),
+        "tags__values": np.array([3, 1, 2]),
+        "tags__row_splits": np.array([0, 2, 3]),
+    }
+    answer = server.predict_grpc(inputs, "lookup", model="toy")
+    np.testing.assert_array_equal(answer["user"], [[1, 10], [2, 20]])
+    assert server.lookup({"user": [4]}, model="toy") == {"user": [[4, 40]]}
+    body = {"signature_name": "lookup", "inputs": {"user": [3]}}
+    response = server.http.post("/v1/models/toy:predict", json=body)
+    assert response.json() == {"outputs": [[3, 30]]}
+
+
+def test_what_was_recorded_warms_the_next_version_up(base: Path, tmp_path: Path, serve: Serve) -> None:
+    server = serve(f"--model_config_file={config(tmp_path, base)}", model_base_path="").ready()
+    for _ in range(4):
+        ask_on_both_wires(server)
+    until(lambda: metric(server, RECORDS) == 12)
+    (part,) = (tmp_path / "log").iterdir()
+    assert part.name.endswith(".tfrecord.part")
+    hidden = tmp_path / "incoming"
+    write_toy_model(hidden, scale=2)
+    shutil.copy(part, hidden / "assets.extra/tf_serving_warmup_requests")
+    hidden.rename(base / "2")
+    replayed = server.wait_for_log("replayed warm-up requests", records=12)
+    assert replayed["skipped"] == 0
+    until(lambda: server.lookup({"user": [4]}, model="toy") == {"user": [[8, 80]]})
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    (done,) = (tmp_path / "log").iterdir()
+    assert done.name == part.name.removesuffix(".part")
+
+
+@pytest.mark.tf
+def test_tensorflow_reads_the_records(base: Path, tmp_path: Path, serve: Serve, tf: Any) -> None:
+    prediction_log = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    flags = [f"--model_config_file={config(tmp_path, base)}", "--workers=2"]
+    server = serve(*flags, model_base_path="").ready()
+    ask_on_both_wires(server)
+    until(lambda: metric(server, RECORDS) == 3)
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    paths = sorted(str(path) for path in (tmp_path / "log").glob("*.tfrecord"))
+    logs = [prediction_log.PredictionLog.FromString(data.numpy()) for data in tf.data.TFRecordDataset(paths)]
+    read = [
+        (
+            {name: tf.make_ndarray(tensor).tolist() for name, tensor in log.predict_log.request.inputs.items()},
+            tf.make_ndarray(log.predict_log.response.outputs["user"]).tolist(),
+        )
+        for log in logs
+    ]
+    assert sorted(read, key=lambda pair: pair[1]) == [
+        (
+            {"user": [1, 2], "tags__values": [3, 1, 2], "tags__row_splits": [0, 2, 3]},
+            [[1, 10], [2, 20]],
+        ),
+        ({"user": [3]}, [[3, 30]]),
+        ({"user": [4]}, [[4, 40]]),
+    ]
+    assert {log.predict_log.request.model_spec.signature_name for log in logs} == {"lookup"}
+
+
+def test_a_full_disk_ends_the_log_and_no_request(base: Path, tmp_path: Path, serve: Serve) -> None:
+    server = serve(f"--model_config_file={config(tmp_path, base)}", model_base_path="").ready()
+    ask_on_both_wires(server)
+    until(lambda: metric(server, RECORDS) == 3)
+    (part,) = (tmp_path / "log").iterdir()
+    size = part.stat().st_size
+    # From here on a write to a file fails as on a full disk, behind its first bytes.
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 10, size + 10))
+    for _ in range(3):
+        ask_on_both_wires(server)
+    server.wait_for_log("request log is disabled", model="toy", level="error")
+    until(lambda: metric(server, "embedding_server_request_log_dropped_total") == 9)
+    assert metric(server, "embedding_server_request_log_disabled") == 1
+    assert metric(server, RECORDS) == 3
+    assert part.stat().st_size == size
+    assert len([record for record in server.records if record["message"] == "request log is disabled"]) == 1

@@ -1,0 +1,141 @@
+"""Spans as a collector gets them, over either protocol of OTLP; a trace that a client began goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from service.codecs.protos import message_class
+from tests.integration.otlp_collector import Collector, attributes
+from tests.integration.process import ServerProcess, until
+from tests.toy_model import write_toy_model
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+SPAN_OF_PREDICT = PREDICT[1:]
+SPAN_OF_LOOKUP = "POST /v1/models/{model}:lookup"
+Start = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    """One for all."""
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture
+def start(tmp_path: Path, kernel_cache: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts one server that sends its spans to the collector, or does not."""
+    write_toy_model(tmp_path / "toy" / "3")
+    running: list[ServerProcess] = []
+
+    def make(*flags: str, protocol: str, **variables: str) -> ServerProcess:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint(protocol))
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        server = ServerProcess(
+            "--tracing=otlp",
+            *flags,
+            model_base_path=tmp_path / "toy",
+            model_name="toy",
+            graph_signatures="off",
+            kernel_cache_dir=kernel_cache,
+        )
+        running.append(server)
+        return server
+
+    yield make
+    for server in running:
+        server.__exit__(None, None, None)
+
+
+def parent(trace: int, *, is_sampled: bool) -> str:
+    """Returns a traceparent of a trace by number."""
+    return f"00-{trace:032x}-b7ad6b7169203331-{'01' if is_sampled else '00'}"
+
+
+def lookup(server: ServerProcess, user: int = 1, **headers: str) -> int:
+    """Posts a lookup; returns the status."""
+    body = {"features": {"user": [user]}}
+    return server.http.post("/v1/models/toy:lookup", json=body, headers=headers).status_code
+
+
+def predict(server: ServerProcess, user: int, traceparent: str) -> grpc.StatusCode:
+    """Sends a Predict; returns its code."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
+    tensor = request.inputs["user"]
+    tensor.dtype = 9
+    tensor.tensor_shape.dim.add(size=1)
+    tensor.int64_val.append(user)
+    metadata = [("traceparent", traceparent)] if traceparent else []
+    code: grpc.StatusCode = (
+        server.channel.unary_unary(PREDICT).future(request.SerializeToString(), metadata=metadata).code()
+    )
+    return code
+
+
+def of_trace(collector: Collector, trace: int) -> dict[str, Any]:
+    """Returns the spans of a trace, by name."""
+    return {span.name: span for _, span in collector.spans if span.trace_id == trace.to_bytes(16, "big")}
+
+
+def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> None:
+    server = start("--grpc_transport=grpcio", protocol="grpc", OTEL_SERVICE_NAME="own-name").ready()
+    base = 1000
+    for number in range(3):
+        # The last ones fail.
+        user = 99 if number == 2 else 1
+        assert lookup(server, user, traceparent=parent(base + number, is_sampled=True)) == (200 if user == 1 else 400)
+        code = predict(server, user, parent(base + 100 + number, is_sampled=True))
+        assert code == (grpc.StatusCode.OK if user == 1 else grpc.StatusCode.INVALID_ARGUMENT)
+        assert lookup(server, traceparent=parent(base + 200 + number, is_sampled=False)) == 200
+    until(lambda: SPAN_OF_PREDICT in of_trace(collector, base + 102))
+    for trace, name_of_request in ((base, SPAN_OF_LOOKUP), (base + 100, SPAN_OF_PREDICT)):
+        for number in range(2):
+            spans = of_trace(collector, trace + number)
+            request, run = spans[name_of_request], spans["lookup"]
+            assert request.parent_span_id == bytes.fromhex("b7ad6b7169203331")
+            assert run.parent_span_id == request.span_id
+            assert request.start_time_unix_nano <= run.start_time_unix_nano < run.end_time_unix_nano
+            assert attributes(run) == {"model": "toy", "version": 3, "signature": "lookup"}
+            # The id of the trace is the request's, where the sender gave no other.
+            assert attributes(request)["request.id"] == f"{trace + number:032x}"
+    assert attributes(of_trace(collector, base)[SPAN_OF_LOOKUP])["http.response.status_code"] == 200
+    refused = of_trace(collector, base + 102)[SPAN_OF_PREDICT]
+    # A client's fault is not an error of the server.
+    assert (attributes(refused)["error.type"], refused.status.code) == ("INVALID_ARGUMENT", 0)
+    assert not [n for n in range(3) if of_trace(collector, base + 200 + n)]
+    (load,) = [s for r, s in collector.spans if s.name == "load" and r["service.name"] == "own-name"]
+    assert {"model": "toy", "version": 3}.items() <= attributes(load).items()
+
+
+def test_new_traces_are_sampled_and_the_rest_is_answered_directly(collector: Collector, start: Start) -> None:
+    ratio = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
+    server = start(protocol="http/protobuf", **ratio).ready()
+    for _ in range(400):
+        assert lookup(server) == 200
+    for _ in range(100):
+        assert predict(server, 2, "") == grpc.StatusCode.OK
+    server.signal(15)
+    assert server.exit_code() == 0
+    mine = [span for resource, span in collector.spans if resource["service.name"] == "embedding-server"]
+    assert set(collector.paths) == {"/v1/traces"}
+    # Binomial, n = 400 and p = 0.25: beyond these limits once in 10**8 runs; all or none would be a fault.
+    assert 50 <= sum(span.name == SPAN_OF_LOOKUP for span in mine) <= 155
+    assert 5 <= sum(span.name == SPAN_OF_PREDICT for span in mine) <= 55
+    requests = {span.span_id for span in mine if span.name in (SPAN_OF_LOOKUP, SPAN_OF_PREDICT)}
+    assert {span.parent_span_id for span in mine if span.name == "lookup"} == requests
+
+
+def test_a_collector_that_is_gone_is_no_trouble(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(protocol="http/protobuf", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9").ready()
+    assert {lookup(server) for _ in range(5)} == {200}
+    server.signal(15)
+    assert server.exit_code() == 0

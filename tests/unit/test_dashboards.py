@@ -1,0 +1,125 @@
+"""Alert rules and the dashboard name metrics that a server has, and each alert has its page in the runbook."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from service.core.model_config import ModelConfig
+from service.core.types import State, VersionStatus
+from service.metrics.metrics import Metrics
+from service.request_log.request_logs import RequestLogs
+from tests.exposition import read_exposition
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "examples/compose"
+RULES = yaml.safe_load((COMPOSE / "alerts.yml").read_text())["groups"][0]["rules"]
+DASHBOARD = json.loads((COMPOSE / "grafana/dashboards/embedding-server.json").read_text())
+# Prometheus' own, of each scrape.
+OWN = {"up"}
+# Of PromQL: what else looks like a metric.
+WORDS = {
+    *("sum", "max", "min", "rate", "deriv", "changes", "histogram_quantile", "by", "bool", "or", "and", "unless"),
+    *("label_values",),
+}
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Yields where an expression stands, and the expression."""
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for variable in DASHBOARD["templating"]["list"]:
+        yield variable["name"], variable["query"]["query"].replace(", model)", ")")
+
+
+def metrics_of(expression: str) -> set[str]:
+    """Returns the names of metrics in an expression."""
+    # Without labels, ranges and what is grouped by.
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\bby \([^)]*\)", " ", expression)
+    return set(re.findall(r"(?<![\w.$])[a-zA-Z_:][\w:]*", bare)) - WORDS
+
+
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    """The names of all samples that a server can have."""
+    logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
+    logs.configure([ModelConfig("m", "/m")])
+    metrics = Metrics(lambda: [], [logs.metric_lines])
+    metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
+    found: set[str] = set()
+    for name, family in read_exposition(metrics.render()[0].decode()).items():
+        found |= {name + suffix for suffix in ("_bucket", "_sum", "_count")} if family.kind == "histogram" else {name}
+    return found
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()), ids=lambda text: text.split("\n")[0][:60])
+def test_every_metric_is_there(names: set[str], where: str, expression: str) -> None:
+    named = metrics_of(expression)
+    assert named, where
+    assert named <= names | OWN, f"{where}: {sorted(named - names - OWN)}"
+    if not expression.startswith("label_values("):
+        # Grafana's own is no PromQL.
+        promql_parser.parse(expression.replace("$__rate_interval", "5m"))
+
+
+def test_a_metric_that_is_not_there_is_found_out() -> None:
+    expression = (
+        'sum by (le, model) (rate(a_bucket{code=~"x|y"}[5m])) / rate(b:c[$__rate_interval]) > 1e6 or d == bool 30'
+    )
+    assert metrics_of(expression) == {"a_bucket", "b:c", "d"}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_has_a_severity_a_summary_and_its_page(rule: dict[str, Any]) -> None:
+    assert re.fullmatch(r"\d+[smh]", rule["for"])
+    assert rule["labels"]["severity"] in ("info", "warning", "critical")
+    assert rule["annotations"]["summary"]
+    path, anchor = rule["annotations"]["runbook_url"].split("#")
+    section = (ROOT / path).read_text().partition(f"\n### {rule['alert']}\n")[2].partition("\n#")[0]
+    assert anchor == rule["alert"].lower()
+    assert [line.split("**")[1] for line in section.splitlines() if line.startswith("- **")] == [
+        "Means",
+        "Look at",
+        "Do",
+    ]
+
+
+def test_the_runbook_has_no_alert_that_there_is_not() -> None:
+    sections = re.findall(r"^### (Embedding\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+    assert sorted(sections) == sorted(rule["alert"] for rule in RULES)
+
+
+def test_compose_gives_each_container_the_files_that_it_reads() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for service in ("prometheus", "grafana"):
+        for volume in services[service]["volumes"]:
+            here, _, _ = volume.partition(":")
+            assert not here.startswith("./") or (ROOT / here).exists(), volume
+    mounted = {volume.split(":")[1] for volume in services["prometheus"]["volumes"]}
+    assert set(yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["rule_files"]) <= mounted
+    assert services["grafana"]["profiles"] == ["grafana"]
+    provider = yaml.safe_load((COMPOSE / "grafana/provisioning/dashboards/dashboards.yml").read_text())["providers"][0]
+    assert provider["options"]["path"] in {volume.split(":")[1] for volume in services["grafana"]["volumes"]}
+
+
+def test_panels_do_not_overlap() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & cells and max(x for x, _ in own) < 24, panel["title"]
+        cells |= own
