@@ -103,6 +103,7 @@ class App:
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
             reload=self._reload,
+            on_damage=self._models.look_again,
         )
         self._grpc = create_grpc_server(settings, self._engine, crew)
 

@@ -75,6 +75,8 @@ class ServableLoader:
                 servable = self.batching.wrap(servable, path)
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
+            if why := servable.files.look():
+                raise ArtifactError(why)
         except ServiceError:
             servable.close()
             raise
@@ -136,6 +138,7 @@ class ServableLoader:
             lookups.tables,
             lookups.backend.table_counts,
             ways,
+            lookups.files,
         )
 
     def _predicts(

@@ -62,6 +62,7 @@ class Bound:
         "_clock",
         "_started_s",
         "_max_bytes",
+        "_on_damage",
         "_rows",
         "_run_s",
     )
@@ -78,6 +79,7 @@ class Bound:
         clock: Callable[[], float],
         started_s: float,
         max_response_bytes: int,
+        on_damage: Callable[[str], None] = lambda model: None,
     ) -> None:
         self.spec = spec
         self._servable = servable
@@ -88,6 +90,7 @@ class Bound:
         self._clock = clock
         self._started_s = started_s
         self._max_bytes = max_response_bytes
+        self._on_damage = on_damage
         self._rows = 0
         self._run_s = 0.0
 
@@ -164,6 +167,9 @@ class Bound:
             else:
                 results = backend.run(self.spec.name, arrays, outputs)
             self._run_s += self._clock() - started_s
+            if self._servable.files.mark[0]:
+                self._on_damage(self._servable.name)
+                raise self._servable.data_loss()
             return results
         except ServiceError:
             raise

@@ -55,6 +55,7 @@ class Engine:
       clock: seconds, monotonic.
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
       reload: replaces the list of models; None: it is fixed.
+      on_damage: told the name of a model whose files were found damaged by a request.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class Engine:
         *,
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
+        on_damage: Callable[[str], None] = lambda model: None,
     ) -> None:
         self._registry = registry
         self._reload = reload
+        self._on_damage = on_damage
         self._observer = observer
         self._max_response_bytes = max_response_bytes
         self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
@@ -126,6 +129,7 @@ class Engine:
             clock=self._clock,
             started_s=started_s,
             max_response_bytes=self._max_response_bytes,
+            on_damage=self._on_damage,
         )
 
     def answer_directly(
@@ -165,7 +169,8 @@ class Engine:
                 return None
             run_started_s = self._clock()
             answer = shortcut.answer(request, self._max_response_bytes if may_wait else self._max_quick_bytes)
-            if answer is None:
+            # Behind the run: what it read may have become zeros meanwhile. The general path says so.
+            if answer is None or servable.files.mark[0]:
                 return None
             now_s = self._clock()
             # While the lease is held, as Bound does.
@@ -239,13 +244,17 @@ class Engine:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> Array:
-        """Returns [N, D] rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange."""
+        """Returns [N, D] rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
         with self._registry.lease(ref) as servable:
             table = servable.tables.get(table_name)
             if table is None:
                 known = ", ".join(sorted(servable.tables)) or "none"
                 raise TableNotFound(f'Model "{ref.name}" has no table "{table_name}". Tables: {known}.')
-            return table.rows(ids)
+            rows = table.rows(ids)
+            if servable.files.mark[0]:
+                self._on_damage(servable.name)
+                raise servable.data_loss()
+            return rows
 
     @property
     def is_ready(self) -> bool:
