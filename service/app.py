@@ -33,6 +33,7 @@ from service.metrics.metrics import Metrics
 from service.model_config import ConfigFile
 from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.settings import Settings
+from service.table_verification import table_verification
 from service.transports.http.calls import API as HTTP_API
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
@@ -63,6 +64,9 @@ class App:
         self._stop_watching = threading.Event()
         self._is_forced = False
         self._batching = _create_batching(settings, self._metrics)
+        self._verification = table_verification(
+            settings, self._registry.is_available, lambda model: self._models.look_again(model)
+        )
         threads, inter_op_threads = settings.parallelism
         rules = LoadRules(
             load=ServableLoader(
@@ -77,6 +81,7 @@ class App:
                 tower_batch_rows=settings.tower_batch_rows,
                 lookup_runner=row_runner(settings.lookup_threads),
                 residency=residency_of(settings),
+                verification=self._verification,
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
@@ -250,6 +255,8 @@ class App:
         settings = self._settings
         self._registry.drain()
         self._models.drain()
+        if self._verification is not None:
+            self._verification.stop()
         self._grpc.set_serving(False)
         await asyncio.sleep(settings.shutdown_delay_s)
         http.should_exit = True

@@ -168,10 +168,13 @@ class ModelWatcher:
     def _take_out_damaged(self) -> None:
         """Unloads versions whose files are not what was loaded, at once: what they answer may be wrong."""
         for version, why in self._registry.damages(self._name).items():
-            logger.error("files are damaged", extra={"model": self._name, "version": version, "reason": why})
+            logger.error("files are damaged", extra=self._named(version, why))
             self._damaged[version] = fingerprint(self._paths[version])
             self._registry.unload(self._name, version, because=DataLoss(why))
             self._loaded.discard(version)
+
+    def _named(self, version: int, reason: str) -> dict[str, Any]:
+        return {"model": self._name, "version": version, "reason": reason}
 
     def _is_damaged(self, version: int, path: Path) -> bool:
         """Whether a version's folder is still as it was when it was found damaged."""
@@ -246,7 +249,14 @@ class ModelWatcher:
         try:
             servable = rules.load(self._name, version, path)
         except Exception as error:
-            self._failed(version, error)
+            if isinstance(error, DataLoss):
+                # Trying again would read the same: the one before it is served until somebody mends the folder.
+                self._damaged[version] = fingerprint(path)
+                self._failures.pop(version, None)
+                logger.error("files are damaged", extra=self._named(version, error.message))
+                self._registry.fail(self._name, version, error)
+            else:
+                self._failed(version, error)
             return
         self._failures.pop(version, None)
         self._arrivals.pop(version, None)

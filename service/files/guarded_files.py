@@ -12,7 +12,8 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,7 +72,7 @@ class GuardedFiles:
     """The mapped files of one version. Concurrency: map by one caller at a time, the rest any thread.
 
     mark: one word, other than 0 once what is read may not be what was opened.
-    is_verified: all that has a checksum was held against it.
+    is_verified: all that has a checksum was held against it. is_closed: nobody asks any more.
     """
 
     def __init__(self) -> None:
@@ -80,6 +81,7 @@ class GuardedFiles:
         self.mark = memoryview(self._memory).cast("q")
         self._opened: dict[Path, _Opened] = {}
         self.is_verified = False
+        self.is_closed = False
         self._why = ""
 
     def map(self, path: Path) -> mmap.mmap:
@@ -112,11 +114,24 @@ class GuardedFiles:
         self._why = self._why or why
         self.mark[0] = 1
 
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[tuple[int, int]]:
+        """Gives a descriptor of a mapped file, to be read at places that the reader says, and where it is mapped."""
+        opened = self._opened[path]
+        # Of its own: what is advised of reading it must not hold for the map. It is the same file, renamed or not.
+        descriptor = os.open(f"/proc/self/fd/{opened.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            yield descriptor, np.frombuffer(opened.map, np.uint8).ctypes.data
+        finally:
+            os.close(descriptor)
+
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
         """Gives the memory back, a slice at a time; whoever reads once more has the pages read again. Blocks.
 
         The maps themselves go when the last array that looks into them does, wherever that is: it is quick then.
         """
+        self.is_closed = True
         for opened in self._opened.values():
             address = np.frombuffer(opened.map, np.uint8).ctypes.data
             for begin in range(0, opened.size, _SLICE_BYTES):

@@ -85,6 +85,21 @@ def test_a_damaged_version_whose_folder_changes_is_tried_again(world: Damageable
     assert (world.serving, status(world, 2).code) == (2, "OK")
 
 
+def test_a_version_that_is_found_damaged_as_it_loads_is_not_tried_again_until_it_is_mended(world: Damageable) -> None:
+    world.add("1", "2")
+    world.broken[2] = DataLoss(WHY)
+    world.poll()
+    world.poll()
+    assert (world.serving, status(world, 2)) == (1, VersionStatus(2, State.END, "DATA_LOSS", WHY))
+    world.clock.now_s += 1000
+    world.poll()
+    assert world.loads == [(2, "2"), (1, "1")]
+    (world.base / "2" / "mended").touch()
+    del world.broken[2]
+    world.poll()
+    assert world.serving == 2
+
+
 def test_a_damaged_version_that_does_not_load_again_leaves_the_one_before_it(world: Damageable) -> None:
     world.add("1", "2")
     world.poll()
