@@ -50,7 +50,11 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=6.0, help="seconds from one rename to the next")
     parser.add_argument("--rate", type=float, default=300.0, help="requests a second")
     parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--keep", type=Path, help="folder that versions are kept in for the next time, of this size")
     options, flags = parser.parse_known_args()
+    if options.keep is not None:
+        options.keep.mkdir(exist_ok=True)
+        return _measure(options.keep, options, flags)
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         return _measure(Path(scratch), options, flags)
 
@@ -58,9 +62,10 @@ def main() -> int:
 def _measure(scratch: Path, options: argparse.Namespace, flags: list[str]) -> int:
     _say(f"writing {_VERSIONS} versions of {options.gigabytes:g} GB ...")
     for number in range(1, _VERSIONS + 1):
-        write_version(scratch / f"spare-{number}", number, options.gigabytes)
+        if not (scratch / f"spare-{number}").exists():
+            write_version(scratch / f"spare-{number}", number, options.gigabytes)
     base = scratch / "swap"
-    base.mkdir()
+    base.mkdir(exist_ok=True)
     (scratch / "spare-1").rename(base / "1")
     subprocess.run(["sync"], check=True)
     given = [f"--model_base_path={base}", "--model_name=swap", "--graph_signatures=off"]
@@ -84,6 +89,8 @@ def _measure(scratch: Path, options: argparse.Namespace, flags: list[str]) -> in
         finally:
             asker.kill()
             asker.wait()
+            for folder in base.iterdir():
+                folder.rename(scratch / f"spare-{(int(folder.name) - 1) % _VERSIONS + 1}")
         return _report(run, asked, options, server)
 
 
