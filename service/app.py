@@ -46,6 +46,7 @@ from service.settings import Settings
 from service.settings_reading import installed_version
 from service.statusz.collect import Statusz
 from service.statusz.page import page
+from service.table_verification import table_verification
 from service.tls.wires import TlsError, Wires, opener
 from service.tracing.start import TracingUnavailable, start_tracing
 from service.transports.http.calls import API as HTTP_API
@@ -88,6 +89,9 @@ class App:
         self._stop_watching = threading.Event()
         self._is_forced = False
         self._batching = _create_batching(settings, self._metrics)
+        self._verification = table_verification(
+            settings, self._registry.is_available, lambda model: self._models.look_again(model)
+        )
         threads, inter_op_threads = settings.parallelism
         self._tracing = _start_tracing(settings, crew)
         rules = LoadRules(
@@ -103,6 +107,7 @@ class App:
                 tower_batch_rows=settings.tower_batch_rows,
                 lookup_runner=row_runner(settings.lookup_threads),
                 residency=residency_of(settings),
+                verification=self._verification,
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
@@ -135,6 +140,7 @@ class App:
             admission=_admission(settings, self._metrics),
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
+            on_damage=self._models.look_again,
         )
         self._metrics.held = self._engine.admission.held
         try:
@@ -368,6 +374,8 @@ class App:
         settings = self._settings
         self._registry.drain()
         self._models.drain()
+        if self._verification is not None:
+            self._verification.stop()
         self._grpc.set_serving(False)
         await asyncio.sleep(settings.shutdown_delay_s)
         http.should_exit = True

@@ -19,6 +19,7 @@ MODULES = (
     "service.direct.json_tokens",
     "service.direct.scan",
     "service.direct.varints",
+    "service.files.crc32c",
     "service.lookup.fingerprint",
     "service.lookup.kernels",
     "service.lookup.key_index",

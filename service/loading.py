@@ -12,12 +12,13 @@ from typing import Protocol
 
 from service.codecs.saved_model_config import check_saved_model_config
 from service.codecs.signature_def import SERVE_TAGS, read_signatures
-from service.core.errors import ArtifactError, ServiceError
+from service.core.errors import ArtifactError, DataLoss, ServiceError
 from service.core.links import check_links
 from service.core.manifest import Manifest
 from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
 from service.direct import http_bodies, predict
+from service.files.verification import Stored
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
@@ -26,6 +27,7 @@ from service.lookup.backend import OpenedLookups, open_lookups
 from service.lookup.residency import Residency
 from service.lookup.row_pool import RowRunner, in_one_piece
 from service.recorded_warmup import replay_requests
+from service.table_verification import TableVerification
 from service.tower_batching import batched
 from service.towers import open_towers, tower_shortcuts
 from service.warmup import is_initialiser, warm_up
@@ -51,6 +53,7 @@ class ServableLoader:
       itself. It is batching that counts where there is one.
     lookup_runner: shares the rows of large lookups out among threads.
     residency: what is done with the tables' pages.
+    verification: holds tables against their checksums; None: nobody does.
     """
 
     tags: frozenset[str]
@@ -64,9 +67,15 @@ class ServableLoader:
     tower_batch_rows: int = 0
     lookup_runner: RowRunner = in_one_piece
     residency: Residency = Residency()
+    verification: TableVerification | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
-        """Loads and warms up one version; raises ArtifactError, whose message names what is wrong in the folder."""
+        """Loads and warms up one version.
+
+        Raises:
+          ArtifactError: the folder can not be served; the message names what is wrong.
+          DataLoss: its files are not what they were, or not what their checksums say.
+        """
         check_links(path)
         check_saved_model_config(path)
         servable = self._open(name, version, path)
@@ -77,6 +86,8 @@ class ServableLoader:
                 servable = self.batching.wrap(servable, path)
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
+            if why := servable.files.look():
+                raise DataLoss(why)
         except ServiceError:
             servable.close()
             raise
@@ -120,6 +131,9 @@ class ServableLoader:
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         lookups = open_lookups(path, manifest, signatures, self.lookup_runner)
+        if self.verification is not None:
+            # First: it reads what the rest would keep in memory.
+            self.verification.check(name, lookups.files, _stored(path, manifest))
         self.residency.apply(path, lookups.tables)
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
@@ -138,6 +152,7 @@ class ServableLoader:
             lookups.tables,
             lookups.backend.table_counts,
             ways,
+            lookups.files,
         )
 
     def _predicts(
@@ -188,3 +203,14 @@ class ServableLoader:
         return open_savedmodel(
             path, signatures, self.tags, threads=self.graph_threads, inter_op_threads=self.inter_op_threads
         )
+
+
+def _stored(path: Path, manifest: Manifest) -> list[Stored]:
+    """Returns what has a checksum of an artifact's tables."""
+    found = []
+    for name, entry in manifest.tables.items():
+        found.append(Stored(f"table {name!r}", path / entry.file, entry.offset, entry.nbytes, entry.crc32c))
+        if (scale := entry.scale) is not None:
+            what = f"scale of table {name!r}"
+            found.append(Stored(what, path / scale.file, scale.offset, scale.nbytes, scale.crc32c))
+    return found

@@ -20,6 +20,7 @@ from service.core.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, resu
 from service.core.servable import Servable
 from service.core.types import Array, Tensors
 from service.core.validation import checked
+from service.files.crc32c import masked_of
 
 WARMUP_REQUESTS = Path("assets.extra/tf_serving_warmup_requests")
 MAX_RECORDS = 1000
@@ -54,7 +55,7 @@ def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: f
         raise ArtifactError(f"cannot read {path}: {error}") from error
     num_skipped = number = 0
     with file:
-        for number, record in enumerate(read_records(file), 1):
+        for number, record in enumerate(read_records(file, masked_of), 1):
             if number > MAX_RECORDS:
                 raise ArtifactError(f"Number of warmup records exceeds the maximum ({MAX_RECORDS}) at {path}")
             try:

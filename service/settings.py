@@ -241,6 +241,15 @@ class Settings:
         "Whether tables are locked in memory: 'try' logs a warning where the system does not allow it, 'require' fails "
         "the load.",
     )
+    verify_tables: Literal["auto", "background", "before_available", "off"] = _setting(
+        "auto",
+        "When tables are held against the checksums in their checkpoint's index: 'before_available', in the "
+        "'background' beside the first answers, or 'auto': before where another version answers meanwhile, else beside "
+        "them. A version that is wrong is not loaded, or is taken out.",
+    )
+    verify_tables_mib_per_s: float = _setting(
+        512.0, "MiB of tables that are verified in a second, in each worker; 0: as many as there are.", 0, 1_000_000
+    )
     table_pages: Literal["normal", "random", "huge"] = _setting(
         "normal",
         "Advice to the kernel on tables' pages: 'random' reads none ahead, 'huge' asks for huge ones where the file "

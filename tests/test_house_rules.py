@@ -31,8 +31,13 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.core.types": ({"service.core.errors"}, {"numpy"}),
     "service.core.errors": (set(), {"numpy"}),
     "service.core": ({"service.core"}, {"numpy"}),
+    # Its bus error handler is machine code.
+    "service.files": ({"service.core.types", "service.core.errors"}, {"numpy", "numba", "llvmlite"}),
     "service.lookup": (
-        {"service.core.types", "service.core.errors", "service.core.manifest", "service.core.validation"},
+        {
+            *(f"service.core.{name}" for name in ("types", "errors", "manifest", "validation")),
+            "service.files",
+        },
         {"numpy", "numba", "llvmlite"},
     ),
     # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.

@@ -65,6 +65,7 @@ class Bound:
         "_clock",
         "_started_s",
         "_max_bytes",
+        "_on_damage",
         "_rows",
         "_run_s",
         "_admission",
@@ -88,6 +89,7 @@ class Bound:
         admission: Admission,
         recorder: Recorder | None = None,
         tracing: Tracing | None = None,
+        on_damage: Callable[[str], None] = lambda model: None,
     ) -> None:
         self.spec = spec
         self._servable = servable
@@ -98,6 +100,7 @@ class Bound:
         self._clock = clock
         self._started_s = started_s
         self._max_bytes = max_response_bytes
+        self._on_damage = on_damage
         self._rows = 0
         self._run_s = 0.0
         self._admission = admission
@@ -192,6 +195,9 @@ class Bound:
                 with self._tracing.run(self.spec, self._servable.name, self._servable.version):
                     results = self._run_backend(backend, arrays, outputs, deadline_s)
             self._run_s += self._clock() - started_s
+            if self._servable.files.mark[0]:
+                self._on_damage(self._servable.name)
+                raise self._servable.data_loss()
             return results
         except ServiceError:
             raise

@@ -73,17 +73,17 @@ class Arrival:
         self.folder = folder
         self._settle_s = settle_s
         self._clock = clock
-        self._wall_clock = wall_clock
         self.seen = fingerprint(folder)
         self._since_s = clock()
+        # The one look by the file system's clock: what lies there since long ago need not wait. A jump of it later
+        # on must not make a copy that is going on look old.
+        self._is_old = wall_clock() - self.seen.changed_at_s >= settle_s
 
     def is_complete(self) -> bool:
         """Looks again."""
         now = fingerprint(self.folder)
         if now != self.seen:
-            self.seen, self._since_s = now, self._clock()
+            self.seen, self._since_s, self._is_old = now, self._clock(), False
         if self._settle_s <= 0 or has_all_files(self.folder):
             return True
-        # By our own clock too, for the file system's may be ahead of ours.
-        is_old = self._wall_clock() - now.changed_at_s >= self._settle_s
-        return is_old or self._clock() - self._since_s >= self._settle_s
+        return self._is_old or self._clock() - self._since_s >= self._settle_s

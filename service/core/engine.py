@@ -62,6 +62,7 @@ class Engine:
       admission: what is in flight, and how much may be; None: there is no limit.
       recorders: what keeps requests, by model; may change at any time.
       tracing: what traces requests; None: nothing does.
+      on_damage: told the name of a model whose files were found damaged by a request.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class Engine:
         admission: Admission | None = None,
         recorders: Mapping[str, Recorder] = MappingProxyType({}),
         tracing: Tracing | None = None,
+        on_damage: Callable[[str], None] = lambda model: None,
     ) -> None:
         self.admission = admission or Admission()
         self._registry = registry
         self._reload = reload
         self._recorders = recorders
         self._tracing = tracing
+        self._on_damage = on_damage
         self._observer = observer
         self._max_response_bytes = max_response_bytes
         self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
@@ -147,6 +150,7 @@ class Engine:
             admission=self.admission,
             recorder=self._recorders.get(servable.name) if self._recorders else None,
             tracing=self._tracing,
+            on_damage=self._on_damage,
         )
 
     def answer_directly(
@@ -196,7 +200,8 @@ class Engine:
                 return None
             run_started_s = self._clock()
             answer = shortcut.answer(request, self._max_response_bytes if may_wait else self._max_quick_bytes)
-            if answer is None:
+            # Behind the run: what it read may have become zeros meanwhile. The general path says so.
+            if answer is None or servable.files.mark[0]:
                 if recorder is not None:
                     recorder.draw.put_back(False)
                 if tracing is not None:
@@ -282,13 +287,17 @@ class Engine:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> Array:
-        """Returns [N, D] rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange."""
+        """Returns [N, D] rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
         with self._registry.lease(ref) as servable:
             table = servable.tables.get(table_name)
             if table is None:
                 known = ", ".join(sorted(servable.tables)) or "none"
                 raise TableNotFound(f'Model "{ref.name}" has no table "{table_name}". Tables: {known}.')
-            return table.rows(ids)
+            rows = table.rows(ids)
+            if servable.files.mark[0]:
+                self._on_damage(servable.name)
+                raise servable.data_loss()
+            return rows
 
     @property
     def is_ready(self) -> bool:

@@ -18,6 +18,7 @@ ServiceError
   ReloadFailed          UNKNOWN              a new list of models names one that does not load; as TensorFlow Serving
   Unimplemented         UNIMPLEMENTED        what TensorFlow Serving's API names and nobody serves
   ArtifactError         FAILED_PRECONDITION  at load only: ends as version state END, never reaches a data request
+  DataLoss              DATA_LOSS            the version's files were damaged while it was served
   BackendFailure        INTERNAL             the cause is logged with the request id and hidden from the client
 
 Transports map classes and codes to their own numbers; this file knows neither HTTP nor gRPC. A message names the
@@ -40,6 +41,7 @@ Code = Literal[
     "UNKNOWN",
     "UNIMPLEMENTED",
     "INTERNAL",
+    "DATA_LOSS",
 ]
 
 
@@ -186,6 +188,12 @@ class ArtifactError(ServiceError):
     """A version folder is incomplete, corrupt or of a newer format; the message names the file."""
 
     code = "FAILED_PRECONDITION"
+
+
+class DataLoss(ServiceError):
+    """What was read of a version's files may not be what was exported; another version may answer soon."""
+
+    code = "DATA_LOSS"
 
 
 class BackendFailure(ServiceError):

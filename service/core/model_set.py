@@ -137,6 +137,11 @@ class ModelSet:
         finally:
             self._changing.release()
 
+    def look_again(self, name: str) -> None:
+        """Has a model's folder and what is loaded of it looked at now."""
+        if watcher := self._watchers.get(name):
+            watcher.look_again()
+
     def drain(self) -> None:
         """Ends reloads, those that wait for their models too, so that no shutdown waits for them."""
         self._is_stopped = True

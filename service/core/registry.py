@@ -231,15 +231,28 @@ class Registry:
         """A load ended in an error, which status shows until the next attempt."""
         self._move(name, VersionStatus(version, State.END, error.code, error.message))
 
-    def unload(self, name: str, version: int, *, poll_s: float = 0.005) -> None:
-        """Takes a version out, waits until nobody holds it, and closes it. Blocks."""
+    def damages(self, name: str) -> dict[int, str]:
+        """Looks at the files of a model's versions; returns what happened to them, by version."""
+        model = self._snapshot.get(name)
+        found = {v: holder.servable.files.look() for v, holder in model.available.items()} if model else {}
+        return {version: why for version, why in found.items() if why}
+
+    def unload(self, name: str, version: int, *, because: ServiceError | None = None, poll_s: float = 0.005) -> None:
+        """Takes a version out, waits until nobody holds it, and closes it. Blocks.
+
+        Args:
+          because: what status tells of it until the next attempt.
+        """
         holder = self._snapshot[name].available[version]
         self._move(name, VersionStatus(version, State.UNLOADING))
         holder.retire()
         while holder.num_leases:
             time.sleep(poll_s)
         holder.servable.close()
-        self._move(name, VersionStatus(version, State.END))
+        status = VersionStatus(version, State.END)
+        if because is not None:
+            status = VersionStatus(version, State.END, because.code, because.message)
+        self._move(name, status)
 
     def forget(self, name: str, version: int) -> None:
         """Drops the status of a version that ended, so that status does not grow for ever."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service.core.completeness import Arrival, Fingerprint
-from service.core.errors import ArtifactError, ServiceError
+from service.core.completeness import Arrival, Fingerprint, fingerprint
+from service.core.errors import ArtifactError, DataLoss, ServiceError
 from service.core.model_config import ModelConfig
 from service.core.registry import Registry
 from service.core.servable import Servable
@@ -90,9 +90,12 @@ class ModelWatcher:
         self._ending = threading.Lock()
         self._is_over = False
         self._loaded: set[int] = set()
+        self._paths: dict[int, Path] = {}
         self._announced: set[int] = set()
         self._arrivals: dict[int, Arrival] = {}
         self._failures: dict[int, _Failure] = {}
+        # What was in the folders of versions whose files were damaged when that was found.
+        self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
 
     def configure(self, config: ModelConfig | None) -> bool:
@@ -103,6 +106,10 @@ class ModelWatcher:
             self._config = config
         self._wake.set()
         return True
+
+    def look_again(self) -> None:
+        """Looks at the folder, and at what is loaded, before the next look is due."""
+        self._wake.set()
 
     def stop(self) -> None:
         """Ends the thread after what it is doing; what is loaded stays loaded."""
@@ -133,11 +140,13 @@ class ModelWatcher:
           After how many seconds a version is due that had to wait; None where none had to.
         """
         config = self._config
+        self._take_out_damaged()
         found = {} if config is None else self._look(Path(config.base_path))
         if found is None:
             # A folder that can not be read is more likely a mount that failed than a wish to stop serving.
             return None
-        wanted = wanted_versions(config.policy, found) if config else []
+        whole = {version: path for version, path in found.items() if not self._is_damaged(version, path)}
+        wanted = wanted_versions(config.policy, whole) if config else []
         self._note_problem(config, found, wanted)
         self._forget(found, wanted)
         for version in wanted:
@@ -155,6 +164,26 @@ class ModelWatcher:
         if not wanted or self._loaded & set(wanted):
             self._unload_all_but(wanted)
         return self._due_s(wanted)
+
+    def _take_out_damaged(self) -> None:
+        """Unloads versions whose files are not what was loaded, at once: what they answer may be wrong."""
+        for version, why in self._registry.damages(self._name).items():
+            logger.error("files are damaged", extra=self._named(version, why))
+            self._damaged[version] = fingerprint(self._paths[version])
+            self._registry.unload(self._name, version, because=DataLoss(why))
+            self._loaded.discard(version)
+
+    def _named(self, version: int, reason: str) -> dict[str, Any]:
+        return {"model": self._name, "version": version, "reason": reason}
+
+    def _is_damaged(self, version: int, path: Path) -> bool:
+        """Whether a version's folder is still as it was when it was found damaged."""
+        seen = self._damaged.get(version)
+        if seen is None or fingerprint(path) == seen:
+            return seen is not None
+        # Somebody mended it, or goes on with the damage: in both cases loading tells.
+        del self._damaged[version]
+        return False
 
     def _is_outdated(self, config: ModelConfig | None) -> bool:
         # What is wanted has changed while a version was loading, or waited for its slot: run() looks again at once.
@@ -187,6 +216,9 @@ class ModelWatcher:
         for version in self._failures.keys() - found.keys():
             del self._failures[version]
             self._registry.forget(self._name, version)
+        for version in self._damaged.keys() - found.keys():
+            del self._damaged[version]
+            self._registry.forget(self._name, version)
         for version in self._announced - set(wanted):
             self._announced.discard(version)
             self._registry.withdraw(self._name, version)
@@ -217,11 +249,19 @@ class ModelWatcher:
         try:
             servable = rules.load(self._name, version, path)
         except Exception as error:
-            self._failed(version, error)
+            if isinstance(error, DataLoss):
+                # Trying again would read the same: the one before it is served until somebody mends the folder.
+                self._damaged[version] = fingerprint(path)
+                self._failures.pop(version, None)
+                logger.error("files are damaged", extra=self._named(version, error.message))
+                self._registry.fail(self._name, version, error)
+            else:
+                self._failed(version, error)
             return
         self._failures.pop(version, None)
         self._arrivals.pop(version, None)
         self._loaded.add(version)
+        self._paths[version] = path
         self._registry.publish(servable)
         seconds = round(rules.clock() - started_s, 3)
         logger.info("loaded", extra={"model": self._name, "version": version, "seconds": seconds, "path": str(path)})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from service.core.errors import GraphUnavailable, SignatureNotFound
+from service.core.errors import DataLoss, GraphUnavailable, SignatureNotFound
 from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
 
 
@@ -33,6 +33,43 @@ class Shortcut(Protocol):
         ...
 
 
+class Files(Protocol):
+    """The files that a servable reads as it answers. Concurrency: any thread.
+
+    mark: one word, other than 0 once what was read may not be what was loaded.
+    is_verified: all that has a checksum was held against it.
+    """
+
+    @property
+    def mark(self) -> Sequence[int]: ...
+
+    @property
+    def is_verified(self) -> bool: ...
+
+    def look(self) -> str:
+        """Looks whether anything happened to them; returns what, "" where nothing did."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what they hold; blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoFiles:
+    """Of a servable that reads none."""
+
+    mark: Sequence[int] = (0,)
+    is_verified: bool = False
+
+    def look(self) -> str:
+        """Finds nothing."""
+        return ""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Servable:
     """One version of a model with everything needed to answer from it.
@@ -40,6 +77,7 @@ class Servable:
     backends: by signature name; a signature without one is listed in metadata but can not run here.
     table_counts: tells what was read of each table so far.
     shortcuts: by wire format and signature name.
+    files: what is read for an answer; its mark is looked at behind each run.
     """
 
     name: str
@@ -49,6 +87,7 @@ class Servable:
     tables: Mapping[str, Table] = field(default_factory=dict)
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
     shortcuts: Mapping[tuple[str, str], Shortcut] = field(default_factory=dict)
+    files: Files = NoFiles()
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""
@@ -66,10 +105,15 @@ class Servable:
             )
         return backend
 
+    def data_loss(self) -> DataLoss:
+        """Returns what a request is told whose answer was read from damaged files."""
+        return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
+
     def close(self) -> None:
-        """Closes each backend once."""
+        """Closes each backend once, and the files."""
         for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
+        self.files.close()
 
 
 def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback: str = "") -> SignatureSpec:

@@ -21,6 +21,7 @@ from service.core.types import (
     TensorSpec,
     Vocabulary,
 )
+from service.files.guarded_files import GuardedFiles
 from service.lookup.plan import SignaturePlan, compile_signature
 from service.lookup.row_pool import RowRunner, in_one_piece
 from service.lookup.table import MappedTable, open_tables
@@ -71,12 +72,14 @@ class OpenedLookups:
 
     signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
     lookup_names: those that backend answers.
+    files: what all of it reads.
     """
 
     tables: Mapping[str, MappedTable]
     signatures: Mapping[str, SignatureSpec]
     lookup_names: frozenset[str]
     backend: LookupBackend
+    files: GuardedFiles
 
 
 def open_lookups(
@@ -94,8 +97,9 @@ def open_lookups(
     Raises:
       ArtifactError: manifest, SavedModel and files do not agree.
     """
-    tables = open_tables(artifact, manifest)
-    vocabularies = open_vocabularies(artifact, manifest)
+    files = GuardedFiles()
+    tables = open_tables(artifact, manifest, files)
+    vocabularies = open_vocabularies(artifact, manifest, files)
     for name, vocabulary in manifest.vocabularies.items():
         for feature_name, feature in manifest.features.items():
             rows = manifest.tables[feature.table].vocabulary_size
@@ -119,7 +123,7 @@ def open_lookups(
         of_table = counted.setdefault(feature_tables[feature_name], [])
         if view not in of_table:
             of_table.append(view)
-    return OpenedLookups(tables, described, frozenset(plans), LookupBackend(plans, counted))
+    return OpenedLookups(tables, described, frozenset(plans), LookupBackend(plans, counted), files)
 
 
 def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:

@@ -12,6 +12,7 @@ from service.core.errors import ArtifactError
 from service.core.manifest import Manifest, TableEntry, TableScale
 from service.core.types import TABLE_DTYPES, Array, TableInfo
 from service.core.validation import id_out_of_range
+from service.files.guarded_files import GuardedFiles
 from service.lookup import kernels
 from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
 
@@ -58,14 +59,17 @@ class MappedTable:
         return out
 
 
-def open_tables(artifact: Path, manifest: Manifest) -> dict[str, MappedTable]:
+def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None) -> dict[str, MappedTable]:
     """Maps every table of an artifact after manifest, index and file sizes have been found to agree.
+
+    Args:
+      guarded: maps the files; whoever reads tables then looks at its mark.
 
     Raises:
       ArtifactError: they do not agree, or a table can not be mapped; the message names the table and the difference.
     """
     check_files(artifact, manifest)
-    files = _Files(artifact)
+    files = _Files(artifact, guarded or GuardedFiles())
     tables = {}
     for name, entry in manifest.tables.items():
         shape = (entry.vocabulary_size, entry.embedding_dim)
@@ -101,10 +105,10 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
 class _Files:
     # Indexes and maps of an artifact, each opened once.
 
-    def __init__(self, artifact: Path) -> None:
+    def __init__(self, artifact: Path, guarded: GuardedFiles) -> None:
         self._artifact = artifact
+        self._guarded = guarded
         self._indexes: dict[Path, dict[str, BundleEntry]] = {}
-        self._maps: dict[Path, mmap.mmap] = {}
 
     def view(self, what: str, entry: TableEntry | TableScale, dtype: str, shape: tuple[int, ...]) -> Array:
         """Returns a read-only view of a variable of that shape; raises ArtifactError beginning with what."""
@@ -115,9 +119,7 @@ class _Files:
         if found is None:
             raise ArtifactError(f"{what}: variable {entry.variable!r} is not in {prefix.as_posix()}.index")
         self._check(what, entry, found, (dtype, shape))
-        if found.file not in self._maps:
-            self._maps[found.file] = _map(found.file)
-        mapped = self._maps[found.file]
+        mapped = self._map(found.file)
         if entry.offset + entry.nbytes > len(mapped):
             raise ArtifactError(f"{what} ends at byte {entry.offset + entry.nbytes}, its file has {len(mapped)}")
         return np.frombuffer(mapped, TABLE_DTYPES[dtype], math.prod(shape), entry.offset).reshape(shape)
@@ -144,10 +146,8 @@ class _Files:
         if entry.nbytes != math.prod(shape) * np.dtype(TABLE_DTYPES[dtype]).itemsize or entry.nbytes == 0:
             raise ArtifactError(f"{what}: {entry.nbytes} bytes do not hold {found.shape} of {dtype}")
 
-
-def _map(file: Path) -> mmap.mmap:
-    try:
-        with file.open("rb") as handle:
-            return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"cannot map {file}: {error}") from error
+    def _map(self, file: Path) -> mmap.mmap:
+        try:
+            return self._guarded.map(file)
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"cannot map {file}: {error}") from error

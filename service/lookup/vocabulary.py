@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from copy import copy
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import KeyDtype, Manifest, VocabularyEntry
 from service.core.types import Array
+from service.files.guarded_files import GuardedFiles
 from service.lookup import key_index
 
 # What the index writes for a key that has no row; a lookup drops it as it does any id below 0.
@@ -129,13 +129,20 @@ def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:
     return view
 
 
-def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, OpenedVocabulary]:
-    """Maps and indexes the vocabulary files of an artifact; raises ArtifactError naming the file."""
-    return {name: _open(artifact / entry.file, entry) for name, entry in manifest.vocabularies.items()}
+def open_vocabularies(
+    artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None
+) -> dict[str, OpenedVocabulary]:
+    """Maps and indexes the vocabulary files of an artifact; raises ArtifactError naming the file.
+
+    Args:
+      guarded: maps the files; whoever reads them then looks at its mark.
+    """
+    guarded = guarded or GuardedFiles()
+    return {name: _open(artifact / entry.file, entry, guarded) for name, entry in manifest.vocabularies.items()}
 
 
-def _open(path: Path, entry: VocabularyEntry) -> OpenedVocabulary:
-    data = _map(path)
+def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVocabulary:
+    data = _map(path, guarded)
     size = key_index.count_lines(data)
     if size == 0 or size != entry.size:
         raise ArtifactError(f"vocabulary {path} has {size} lines, its manifest says {entry.size}")
@@ -158,13 +165,12 @@ def _open(path: Path, entry: VocabularyEntry) -> OpenedVocabulary:
     return vocabulary
 
 
-def _map(path: Path) -> Array:
+def _map(path: Path, guarded: GuardedFiles) -> Array:
     # Mapped and not read: the workers of a machine share its pages.
     try:
-        with path.open("rb") as handle:
-            if handle.seek(0, 2) == 0:
-                return np.empty(0, np.uint8)
-            return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        if path.stat().st_size == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(guarded.map(path), np.uint8)
     except (OSError, ValueError) as error:  # ValueError: no file can have that name
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 

@@ -76,6 +76,16 @@ def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
         sample(name, labels({"model": one.servable.name, "version": one.servable.version}), float(one.num_leases))
         for one in loaded
     ]
+    name = _PREFIX + "tables_verified"
+    lines += family(name, "gauge", "Whether all tables of a version were held against their checksums: 1, else 0.")
+    lines += [
+        sample(
+            name,
+            labels({"model": one.servable.name, "version": one.servable.version}),
+            float(one.servable.files.is_verified),
+        )
+        for one in loaded
+    ]
     tables = [
         (labels({"model": one.servable.name, "table": table, "version": one.servable.version}), counts)
         for one in loaded

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.codecs.tf_record import encode_record
+from service.files.crc32c import masked_of
 from service.recorded_warmup import MAX_RECORDS
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
@@ -39,7 +40,7 @@ class RecordFiles:
     def append(self, records: Sequence[bytes]) -> None:
         """Writes records; raises OSError, and then none of those that it could not write is left in part."""
         for record in records:
-            data = encode_record(record)
+            data = encode_record(record, masked_of)
             if self._path is not None and (
                 self._num_records >= MAX_RECORDS or self._num_bytes + len(data) > self._max_bytes
             ):

@@ -33,6 +33,7 @@ _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "process_virtual_memory_bytes": sum,
     "process_open_fds": sum,
     "process_max_fds": min,
+    "embedding_server_tables_verified": min,
     "process_start_time_seconds": min,
 }
 

@@ -53,6 +53,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "table_prefault_mib_per_s": ("2.5", 2.5),
     "table_lock": ("try", "try"),
     "table_pages": ("random", "random"),
+    "verify_tables": ("off", "off"),
+    "verify_tables_mib_per_s": ("64", 64.0),
     "keep_freed_mib": ("7", 7),
     "model_base_path": ("/a b", "/a b"),
     "model_name": ("films", "films"),

@@ -214,9 +214,8 @@ class _Serve:
         if not request_context.request_id.get():
             request_context.request_id.set(self._refusals.new_id().encode())
         own_id = request_context.request_id.get().decode()
-        context.set_trailing_metadata(((request_context.REQUEST_ID, own_id),))
+        context.set_trailing_metadata(((request_context.REQUEST_ID, own_id), *retry_hint(error)))
         code, text = self._refusals(error)
-        context.set_trailing_metadata(retry_hint(error))
         context.abort(STATUS_CODES[code], text)
 
 

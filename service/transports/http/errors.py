@@ -45,6 +45,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.ReloadFailed: 500,
     errors.Unimplemented: 501,
     errors.ArtifactError: 400,
+    errors.DataLoss: 500,
     errors.BackendFailure: 500,
 }
 # Several canonical codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE.

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from service.codecs.tf_record import masked_crc32c, read_records
+from service.codecs.tf_record import read_records
 from service.core.errors import ArtifactError
+from tests.toy_model import masked_crc32c
 
 
 def record(data: bytes) -> bytes:
@@ -20,7 +21,7 @@ def record(data: bytes) -> bytes:
 
 
 def read(data: bytes) -> list[bytes]:
-    return list(read_records(io.BytesIO(data)))
+    return list(read_records(io.BytesIO(data), masked_crc32c))
 
 
 def test_the_checksum_is_the_published_one_masked() -> None:

@@ -12,6 +12,7 @@ import pytest
 from service.codecs.tf_record import read_records
 from service.recorded_warmup import MAX_RECORDS
 from service.request_log.record_files import RecordFiles
+from tests.toy_model import masked_crc32c
 
 
 def files_in(folder: Path) -> dict[str, list[bytes]]:
@@ -19,7 +20,7 @@ def files_in(folder: Path) -> dict[str, list[bytes]]:
     found = {}
     for path in sorted(folder.iterdir()):
         with path.open("rb") as file:
-            found[path.name] = list(read_records(file))
+            found[path.name] = list(read_records(file, masked_crc32c))
     return found
 
 

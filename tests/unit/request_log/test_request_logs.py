@@ -18,6 +18,7 @@ from service.request_log.model_log import ModelLog
 from service.request_log.record_files import RecordFiles
 from service.request_log.request_logs import RequestLogs
 from tests.exposition import read_exposition
+from tests.toy_model import masked_crc32c
 
 SPEC = SignatureSpec(
     "sig", "lookup", "", {"x": TensorSpec("x", "int64", (None,))}, {"y": TensorSpec("y", "float32", (None,))}
@@ -43,7 +44,10 @@ def messages(folder: Path) -> list[Any]:
     found = []
     for path in sorted(folder.glob("*.tfrecord")):
         with path.open("rb") as file:
-            found += [message_class("tensorflow.serving.PredictionLog").FromString(data) for data in read_records(file)]
+            found += [
+                message_class("tensorflow.serving.PredictionLog").FromString(data)
+                for data in read_records(file, masked_crc32c)
+            ]
     return found
 
 

@@ -23,6 +23,7 @@ _BY_CODE = {
     "UNKNOWN": 500,
     "UNIMPLEMENTED": 501,
     "INTERNAL": 500,
+    "DATA_LOSS": 500,
 }
 
 

@@ -1,0 +1,71 @@
+"""Clients that go on asking while something bad happens to the server, and keep what they were told."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+
+from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc
+
+FEATURES = {"user": [3], "tags_sum": [[1, 2, 3]]}
+INPUTS = {"user": [3], "tags_sum__values": [1, 2, 3], "tags_sum__row_splits": [0, 3]}
+# Rows of the toy model at scale 1.
+ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
+
+
+class Asking:
+    """Two clients of each wire. An answer is kept as the scale of its version, a refusal as its code.
+
+    told: how often each was told. wrong: answers that are of no version, or of two.
+    """
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self.told: Counter[float | str] = Counter()
+        self.wrong: list[Any] = []
+        self._threads = [threading.Thread(target=self._run, args=(t,)) for t in (self._http, self._grpc) * 2]
+
+    def _run(self, ask: Callable[[Any], Any]) -> None:
+        with httpx.Client(base_url=self._server.http.base_url, timeout=PATIENCE_S) as http:
+            while not self._stop.is_set():
+                try:
+                    answer = ask(http)
+                except Exception as error:
+                    answer = f"{type(error).__name__}: {error}"
+                if isinstance(answer, str):
+                    self.told[answer] += 1
+                    continue
+                scale = answer["user"][0][0] / 3
+                expected = {name: (scale * np.array(rows)).tolist() for name, rows in ANSWER.items()}
+                if answer != expected or not scale:
+                    self.wrong.append(answer)
+                self.told[scale] += 1
+
+    def _http(self, http: httpx.Client) -> Any:
+        response = http.post("/v1/models/default:lookup", json={"features": FEATURES})
+        return response.json()["embeddings"] if response.status_code == 200 else response.headers["X-Error-Code"]
+
+    def _grpc(self, http: httpx.Client) -> Any:
+        inputs = {name: np.array(values) for name, values in INPUTS.items()}
+        try:
+            outputs = predict_grpc(self._server.channel, inputs, "lookup")
+        except grpc.RpcError as error:
+            return error.code().name
+        return {name: array.tolist() for name, array in outputs.items()}
+
+    def __enter__(self) -> Asking:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)

@@ -1,0 +1,102 @@
+"""Servers with less than they would like: files they can not write, descriptors and memory they do not get."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+
+from tests.integration.process import PATIENCE_S, ROOT, environment, until
+
+LOOKUP = "/v1/models/default:lookup"
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@contextmanager
+def limited(
+    base: Path,
+    kernel_cache: Path,
+    *,
+    limits: Mapping[int, int] | None = None,
+    stderr: IO[Any] | int = subprocess.DEVNULL,
+    **settings: object,
+) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+    """Starts a server that answers, with limits of resource.RLIMIT_* and a log that goes somewhere; ends it.
+
+    Its ports are chosen here, for nobody reads its log.
+    """
+    http_port, grpc_port = free_ports(2)
+    given = {
+        "host": "127.0.0.1",
+        "port": grpc_port,
+        "rest_api_port": http_port,
+        "model_base_path": base,
+        "graph_signatures": "off",
+        "kernel_cache_dir": kernel_cache,
+        "file_system_poll_wait_seconds": 0.05,
+    } | settings
+
+    def set_limits() -> None:
+        for which, value in (limits or {}).items():
+            resource.setrlimit(which, (value, value))
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", *(f"--{name}={value}" for name, value in given.items())],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=stderr,
+        preexec_fn=set_limits,
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=PATIENCE_S) as http:
+            until(lambda: process.poll() is not None or is_ready(http))
+            yield process, http
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+
+
+def is_ready(http: httpx.Client) -> bool:
+    """Says whether a server answers from its model."""
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def lookup(http: httpx.Client, ids: list[int]) -> Any:
+    """Returns the rows of ids of the toy model's table."""
+    response = http.post(LOOKUP, json={"features": {"user": ids}})
+    assert response.status_code == 200, response.text
+    return response.json()["embeddings"]["user"]
+
+
+def cpu_s(pid: int) -> float:
+    """Returns the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def used_while_idle_s(pid: int, seconds: float) -> float:
+    """Returns the processor time that a process uses while nobody asks for anything."""
+    before = cpu_s(pid)
+    time.sleep(seconds)
+    return cpu_s(pid) - before

@@ -1,0 +1,73 @@
+"""Tables that are not what their checksums say, of versions that come and of one that is there at the start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.exposition import read_exposition
+from tests.integration.asking import Asking
+from tests.integration.conftest import Serve
+from tests.integration.process import ServerProcess, until
+from tests.integration.test_faults_files import lost
+from tests.integration.test_reload import versions
+from tests.toy_model import SHARD, write_toy_model
+
+
+def flipped(folder: Path, **options: object) -> Path:
+    """Writes a version with one bit of a table changed on its way."""
+    write_toy_model(folder, **options)  # type: ignore[arg-type]
+    data = bytearray((folder / SHARD).read_bytes())
+    data[-2] ^= 64
+    (folder / SHARD).write_bytes(data)
+    return folder
+
+
+def verified(server: ServerProcess, version: int) -> float:
+    """Returns what the metrics say."""
+    found = read_exposition(server.http.get("/metrics").text)["embedding_server_tables_verified"]
+    return found.value(model="default", version=version)
+
+
+def test_a_new_version_with_a_flipped_bit_never_answers(serve: Serve, base: Path, tmp_path: Path) -> None:
+    server = serve().ready()
+    until(lambda: verified(server, 1) == 1)
+    with Asking(server) as asking:
+        until(lambda: asking.told[1] > 20 or asking.wrong)
+        os.rename(flipped(tmp_path / "incoming", scale=2), base / "2")
+        assert "have the checksum" in lost(server, 2)
+        before = asking.told[1]
+        until(lambda: asking.told[1] > before + 20 or asking.wrong)
+    assert (asking.wrong, asking.told.keys()) == ([], {1})
+    # A good one is verified before it answers.
+    write_toy_model(tmp_path / "good", scale=3)
+    os.rename(tmp_path / "good", base / "3")
+    until(lambda: server.lookup({"user": [1]}) == {"user": [[3, 30]]})
+    assert verified(server, 3) == 1
+
+
+def test_a_flipped_bit_at_the_start_is_found_behind_it(serve: Serve, base: Path) -> None:
+    flipped(base / "2", scale=2)
+    server = serve().answering()
+    assert "have the checksum" in lost(server, 2)
+    # As if it had never come.
+    until(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+
+
+def test_nothing_is_read_where_nobody_asks_for_it(serve: Serve, base: Path) -> None:
+    flipped(base / "2", scale=2)
+    server = serve(verify_tables="off").ready()
+    assert server.lookup({"user": [1]}) == {"user": [[2, 20]]}
+    assert verified(server, 2) == 0
+
+
+def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: Path, tmp_path: Path) -> None:
+    # 0.00001 MiB, which is 10 bytes, in a second: the toy model takes some.
+    server = serve(verify_tables="auto", verify_tables_mib_per_s=0.00001).ready()
+    write_toy_model(tmp_path / "incoming", scale=2)
+    os.rename(tmp_path / "incoming", base / "2")
+    until(lambda: versions(server).get(2, {}).get("state") == "LOADING")
+    assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+    server.signal(15)
+    assert server.exit_code() == 0

@@ -1,0 +1,97 @@
+"""What is done to files under open maps: the server goes on, and no wrong answer leaves it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tests.integration.asking import Asking
+from tests.integration.conftest import Serve, add_version
+from tests.integration.process import ServerProcess, until
+from tests.integration.test_reload import versions
+from tests.toy_model import SHARD, TAG_STRINGS, write_toy_model
+
+
+def lost(server: ServerProcess, version: int) -> str:
+    """Waits until a version is taken out for its files; returns why."""
+    until(lambda: versions(server).get(version, {}).get("status", {}).get("error_code") == "DATA_LOSS")
+    return str(versions(server)[version]["status"]["error_message"])
+
+
+def test_a_tables_file_that_is_cut_short_costs_one_version_and_no_wrong_answer(serve: Serve, base: Path) -> None:
+    add_version(base, 2, scale=2)
+    server = serve().ready()
+    with Asking(server) as asking:
+        until(lambda: asking.told[2] > 20 or asking.wrong)
+        os.truncate(base / "2" / SHARD, 0)
+        lost(server, 2)
+        until(lambda: asking.told[1] > 20 or asking.wrong)
+        # What is written later is served as ever.
+        add_version(base, 3, scale=3)
+        until(lambda: asking.told[3] > 20 or asking.wrong)
+    assert asking.wrong == []
+    # UNAVAILABLE: between one version and the other.
+    assert asking.told.keys() <= {1, 2, 3, "DATA_LOSS", "UNAVAILABLE"}, asking.told
+    assert list(versions(server)) == [3, 2]
+
+
+def test_a_bus_error_in_a_request_is_that_requests_error(serve: Serve, base: Path) -> None:
+    # Nobody looks at the folder, so that it is the request which finds out.
+    server = serve(file_system_poll_wait_seconds=3600).ready()
+    assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+    os.truncate(base / "1" / SHARD, 0)
+    response = server.http.post("/v1/models/default:lookup", json={"features": {"user": [1]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")
+    assert 'version 1 of model "default" were damaged' in response.json()["error"]
+    assert str(SHARD) in lost(server, 1)
+    until(lambda: server.http.get("/readyz").status_code == 503)
+    assert server.http.get("/healthz").status_code == 200
+    response = server.http.post("/v1/models/default:lookup", json={"features": {"user": [1]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
+
+
+def test_the_only_version_mended_in_its_place_is_served_again(serve: Serve, base: Path, tmp_path: Path) -> None:
+    server = serve(load_retry_interval_micros=50_000, max_num_load_retries=1000).ready()
+    os.truncate(base / "1" / SHARD, 0)
+    lost(server, 1)
+    write_toy_model(tmp_path / "again", scale=4)
+    for file in sorted((tmp_path / "again").rglob("*")):
+        if file.is_file():
+            shutil.copyfile(file, base / "1" / file.relative_to(tmp_path / "again"))
+    until(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.lookup({"user": [1]}) == {"user": [[4, 40]]}
+
+
+def test_a_tables_file_that_is_written_to_is_taken_out_within_a_poll(serve: Serve, base: Path) -> None:
+    add_version(base, 2, scale=2)
+    server = serve().ready()
+    with (base / "2" / SHARD).open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\1")
+    assert "was written to since it was opened" in lost(server, 2)
+    until(lambda: server.lookup({"user": [1]}) == {"user": [[1, 10]]})
+
+
+def test_a_file_swapped_by_rename_or_deleted_changes_nothing(serve: Serve, base: Path, tmp_path: Path) -> None:
+    server = serve().ready()
+    write_toy_model(tmp_path / "other", scale=5)
+    with Asking(server) as asking:
+        until(lambda: asking.told[1] > 20 or asking.wrong)
+        os.replace(tmp_path / "other" / SHARD, base / "1" / SHARD)
+        before = asking.told[1]
+        until(lambda: asking.told[1] > before + 200 or asking.wrong)
+        shutil.rmtree(base / "1" / "variables")
+        before = asking.told[1]
+        until(lambda: asking.told[1] > before + 200 or asking.wrong)
+    assert (asking.wrong, asking.told.keys()) == ([], {1})
+
+
+def test_a_vocabulary_that_is_cut_short_is_found_too(serve: Serve, base: Path) -> None:
+    add_version(base, 2, scale=2)
+    server = serve().ready()
+    # Its number of lines is that of version 1, so only the open map knows.
+    assert len((base / "2" / "assets" / "tag.txt").read_text().splitlines()) == len(TAG_STRINGS)
+    os.truncate(base / "2" / "assets" / "tag.txt", 0)
+    assert "tag.txt" in lost(server, 2)
+    until(lambda: server.lookup({"tags": [["red"]]}) == {"tags": [[1, 1, 1]]})

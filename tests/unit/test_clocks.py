@@ -1,0 +1,29 @@
+"""Nothing but what is named here goes by a clock that can jump: deadlines, retries, drains and rates are monotonic."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SERVICE = Path(__file__).parents[2] / "service"
+MAY_READ_THE_WALL = {
+    # The age of files is the file system's, which is looked at once (tests/unit/core/test_completeness.py).
+    "core/repository.py",
+    # Certificates end on a day of the calendar.
+    "tls/tls_file.py",
+    # Names of files, and times that people read.
+    "request_log/request_logs.py",
+    "statusz/collect.py",
+    "recent_requests.py",
+}
+_WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
+
+
+def test_the_wall_clock_is_read_for_nothing_else() -> None:
+    reading = {
+        str(file.relative_to(SERVICE))
+        for file in SERVICE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and (node.value.id, node.attr) in _WALL
+    }
+    assert reading == MAY_READ_THE_WALL
