@@ -22,6 +22,8 @@ from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
+from service.delta_settings import delta_rules
+from service.deltas.follower import Follower
 from service.direct.http_bodies import DirectHttp
 from service.graph_batching import GraphBatching, create_batching
 from service.grpc_transport import create_grpc_server
@@ -62,6 +64,7 @@ class App:
         self._metrics = Metrics(self._registry.loaded)
         self._stop_watching = threading.Event()
         self._is_forced = False
+        self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
         self._batching = _create_batching(settings, self._metrics)
         threads, inter_op_threads = settings.parallelism
         rules = LoadRules(
@@ -77,6 +80,7 @@ class App:
                 tower_batch_rows=settings.tower_batch_rows,
                 lookup_runner=row_runner(settings.lookup_threads),
                 residency=residency_of(settings),
+                deltas=delta_rules(settings, self._follower.wake),
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
@@ -132,6 +136,8 @@ class App:
         serving = asyncio.create_task(http.serve(sockets=[http_socket]))
         serving.add_done_callback(lambda _: stop.set())
         self._models.start(configs)
+        if settings.delta_poll_wait_seconds:
+            threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         if self._config_file is not None and self._polls_config_file:
             polling = (self._reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
             threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
@@ -254,6 +260,7 @@ class App:
         http.should_exit = True
         await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
         self._stop_watching.set()
+        self._follower.stop()
         if self._crew is not None:
             self._crew.leave()
         logger.info("stopped")

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.core.bound import Bound, Observer
+from service.core.deltas import Upsert, UpsertReceipt
 from service.core.errors import (
     ConfigConflict,
+    DeltaRefused,
     ModelNotFound,
     ServiceError,
     SignatureNotFound,
@@ -246,6 +248,20 @@ class Engine:
                 known = ", ".join(sorted(servable.tables)) or "none"
                 raise TableNotFound(f'Model "{ref.name}" has no table "{table_name}". Tables: {known}.')
             return table.rows(ids)
+
+    def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
+        """Changes rows of a table for good; blocks until that is on disk, and see core.deltas for what it raises.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          DeltaRefused: rows of this version can not be changed.
+        """
+        with self._registry.lease(ref) as servable:
+            deltas = servable.deltas
+        # The lease is given back: it would keep rows from being written to the tables that it holds.
+        if deltas is None:
+            raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
+        return deltas.upsert(table_name, upsert)
 
     @property
     def is_ready(self) -> bool:

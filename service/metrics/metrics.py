@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from service.core.servable import LoadedServable
 from service.core.types import State, VersionStatus
 from service.metrics.batches import BatchCounter
+from service.metrics.delta_lines import delta_lines
 from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
 from service.metrics.requests import RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
@@ -54,6 +55,7 @@ class Metrics:
         lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
         batches = self.batches.read()
         lines += batch_lines(batches)
+        lines += delta_lines(self._loaded())
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))
         text = "".join(f"{line}\n" for line in lines)
         return generate_latest(self._process) + text.encode(), CONTENT_TYPE

@@ -24,6 +24,11 @@ def _state(values: Sequence[Number]) -> Number:
 _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "embedding_server_requests_in_flight": sum,
     VERSION_STATE: _state,
+    "embedding_server_delta_last_sequence": min,
+    "embedding_server_delta_rows": max,
+    "embedding_server_delta_pending": max,
+    "embedding_server_delta_lag_seconds": max,
+    "embedding_server_delta_missing": max,
     "process_resident_memory_bytes": sum,
     "process_virtual_memory_bytes": sum,
     "process_open_fds": sum,

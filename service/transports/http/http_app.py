@@ -27,6 +27,7 @@ from service.transports.http.path_case import PathCaseMiddleware
 from service.transports.http.request_id import RequestIdMiddleware, RequestIds
 from service.transports.http.routing import malformed, raw_path
 from service.transports.http.tfs_routes import add_tfs_routes
+from service.transports.http.upsert_routes import add_upsert_routes
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
 DEFAULT_MAX_TABLE_ROWS = 65536
@@ -92,6 +93,7 @@ def create_http_app(
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)
     add_admin_routes(app, engine, metrics, metrics_paths)
+    add_upsert_routes(app, engine, max_body_bytes)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from service.codecs.json_examples import decode_examples_body
 from service.codecs.json_lookup import decode_lookup, decode_rows
 from service.codecs.json_tensor import decode_predict
+from service.codecs.json_upsert import decode_upsert
 from service.codecs.oip_json import decode_infer
 from service.core.registry import Registry
 from service.transports.http.docs_page import add_docs_page
@@ -78,6 +79,7 @@ def test_every_documented_body_is_one_that_the_codecs_take(http: Http) -> None:
         ":predict": decode_predict,
         ":regress": decode_examples_body,
         ":rows": decode_rows,
+        ":upsert": decode_upsert,
         "/infer": lambda body: decode_infer(body, None),
         "/repository/index": read_only_ready,
     }
