@@ -93,6 +93,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.types",
             "service.core.errors",
             "service.lookup.bundle",
+            "service.lookup.sorted_table",
             # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.
             "service.deltas.checks",
             "service.deltas.checksums",

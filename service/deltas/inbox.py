@@ -122,7 +122,7 @@ class Inbox:
             if found.st_size > self._max_bytes:
                 raise DeltaFault("oversized", f"{found.st_size} bytes, the limit is {self._max_bytes}")
             try:
-                return file.read(self._max_bytes + 1), _look(found)
+                return file.read(found.st_size), _look(found)
             except OSError as error:
                 raise DeltaFault("not_a_file", f"it can not be read: {error.strerror}") from error
 
