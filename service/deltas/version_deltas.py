@@ -43,7 +43,7 @@ Replace = Callable[[Holder, Servable], Holder | None]
 class Target:
     """The version that deltas are for.
 
-    vocabularies: of each table, by feature. copied: signatures that answer from a copy of the tables.
+    vocabularies: of each table, by feature. copied: signatures that answer from tables of their own.
     """
 
     model: str
@@ -263,4 +263,7 @@ class VersionDeltas:
 
 def _copied_text(copied: tuple[str, ...]) -> str:
     names = ", ".join(f'"{name}"' for name in copied)
-    return f"TensorFlow answers signature {names} from its own copy of the tables, which would not change."
+    return (
+        f"Signature {names} answers from tables that would not change: TensorFlow has a copy of its own, or its runs "
+        "are batched."
+    )

@@ -1,4 +1,4 @@
-"""Delta files and their folding into a new version: what servers show and what TensorFlow restores are the same bytes."""
+"""Delta files and their folding into a new version: servers show and TensorFlow restores the same bytes."""
 
 from __future__ import annotations
 
