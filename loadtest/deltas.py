@@ -1,4 +1,4 @@
-"""How long a delta takes until all workers answer it, by size: `python -m loadtest.deltas --url ... --model m --table t`.
+"""How long a delta takes until all workers answer it, by size: `python -m loadtest.deltas --model m --table t`.
 
 It changes rows of the table for good, so point it at a model that is for trying things out.
 """
