@@ -49,7 +49,7 @@ class LiveServer:
     """
 
     def __init__(self, *flags: str) -> None:
-        where = ["--host=127.0.0.1", "--port=0", "--rest_api_port=0", "--log_format=json"]
+        where = ["--host=127.0.0.1", "--port=0", "--rest_api_port=0", "--admin_port=0", "--log_format=json"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service", *where, *flags],
             cwd=ROOT,
@@ -109,6 +109,12 @@ class LiveServer:
         """Its HTTP address, as the beginning of a URL."""
         self._wait_for_ports()
         return f"http://127.0.0.1:{self._ports['http_port']}"
+
+    @property
+    def admin(self) -> str:
+        """Its admin listener's address, host:port."""
+        self._wait_for_ports()
+        return f"127.0.0.1:{self._ports['admin_port']}"
 
     @property
     def grpc(self) -> str:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from model_export.estimator.warm_start import WarmStartSettings
     from model_export.exporter.adopt import adopt
     from model_export.exporter.api import export
+    from model_export.exporter.compact import compact
+    from model_export.exporter.deltas import write_delta
     from model_export.exporter.verify import verify_artifact
     from model_export.layers.checkpoints import restore
     from model_export.layers.export_source import LayerSource
@@ -78,6 +80,7 @@ _HOMES = {
     "apply_gradients": "layers.separate_optimizers",
     "build_parsing_serving_input_receiver_fn": "estimator.receivers",
     "build_raw_serving_input_receiver_fn": "estimator.receivers",
+    "compact": "exporter.compact",
     "embedding_column": "columns.embedding_column",
     "export": "exporter.api",
     "read_statistics": "statistics.files",
@@ -87,6 +90,7 @@ _HOMES = {
     "tpu_strategy": "layers.strategy",
     "train_step": "layers.separate_optimizers",
     "verify_artifact": "exporter.verify",
+    "write_delta": "exporter.deltas",
 }
 
 __all__ = [
@@ -122,6 +126,7 @@ __all__ = [
     "apply_gradients",
     "build_parsing_serving_input_receiver_fn",
     "build_raw_serving_input_receiver_fn",
+    "compact",
     "embedding_column",
     "export",
     "read_statistics",
@@ -131,6 +136,7 @@ __all__ = [
     "tpu_strategy",
     "train_step",
     "verify_artifact",
+    "write_delta",
 ]
 
 

@@ -30,6 +30,8 @@ or step by step:
   model-export adopt DIR --spec FILE      a SavedModel that is not ours, see `model-export adopt --help`
   model-export verify models/movielens/1  compares every signature with numpy
   model-export inspect models/movielens/1 --html report.html
+  model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
+  model-export compact models/movielens/1   folds them into the next version
 """
 
 
@@ -81,6 +83,32 @@ def build_parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is a version of)"
     )
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+
+    delta = commands.add_parser(
+        "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
+    )
+    delta.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    delta.add_argument("--table", required=True, help="table whose rows change")
+    delta.add_argument(
+        "--rows", type=Path, required=True, metavar="FILE", help="NumPy .npz with ids [N] int64 and rows [N, D] float32"
+    )
+    delta.add_argument("--sequence", type=int, help="number of the delta (default: the one after the highest there)")
+    delta.add_argument(
+        "--force", action="store_true", help="also where a signature answers from TensorFlow's own copy of the table"
+    )
+
+    compact = commands.add_parser(
+        "compact", help="fold a version's deltas, and the journal of its upserts, into a new version (no TensorFlow)"
+    )
+    compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    compact.add_argument(
+        "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is in)"
+    )
+    compact.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+    compact.add_argument(
+        "--journal", type=Path, metavar="FILE", help="journal of the version's upserts, below --delta_journal_dir"
+    )
+    compact.add_argument("--skip_refused", action="store_true", help="leave out deltas that a server refuses, too")
 
     verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
     _add_report(verify)

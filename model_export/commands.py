@@ -17,6 +17,7 @@ from model_export.datasets import movielens
 from model_export.datasets.ratings import RatingData
 from model_export.datasets.synthetic import synthetic_ratings
 from model_export.errors import ExportError
+from model_export.exporter.delta_commands import delta, fold
 from model_export.exporter.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.versions import existing_versions, new_version_folder
 from model_export.report.commands import inspect, verify
@@ -56,6 +57,8 @@ def run_command(arguments: argparse.Namespace) -> None:
         "train": _train,
         "export": _export,
         "adopt": _adopt,
+        "delta": delta,
+        "compact": fold,
         "verify": verify,
         "inspect": inspect,
     }

@@ -17,6 +17,7 @@ from service.transports.http.access import state_with_names
 from service.transports.http.admin_app import create_admin_app
 from service.transports.http.connection_guard import ConnectionGuard
 from service.transports.http.guarded_protocol import GuardedProtocol
+from service.transports.http.upsert_routes import add_upsert_routes
 
 Text = tuple[bytes, str]
 
@@ -41,6 +42,7 @@ class AdminServer:
         reload_config: Callable[[Engine, str | None], Sequence[str]],
         guard: ConnectionGuard,
         open_listener: Callable[..., Any] | None,
+        max_body_bytes: int,
         drain_timeout_s: float,
     ) -> None:
         seen = access.engine if access else engine
@@ -49,6 +51,7 @@ class AdminServer:
             metrics=access.metrics(render) if access else render,
             reload_config=partial(reload_config, seen),
             callers=access.callers if access else None,
+            add_routes=[partial(add_upsert_routes, engine=seen, max_body_bytes=max_body_bytes)],
         )
         self._listener = listener
         self._server = HttpServer(

@@ -29,6 +29,8 @@ from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State, VersionStatus
+from service.delta_settings import delta_rules
+from service.deltas.follower import Follower
 from service.direct.http_bodies import DirectHttp
 from service.graph_batching import GraphBatching, create_batching
 from service.grpc_transport import create_grpc_server
@@ -88,6 +90,7 @@ class App:
         self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
         self._stop_watching = threading.Event()
         self._is_forced = False
+        self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
         self._batching = _create_batching(settings, self._metrics)
         self._verification = table_verification(
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
@@ -108,6 +111,7 @@ class App:
                 lookup_runner=row_runner(settings.lookup_threads),
                 residency=residency_of(settings),
                 verification=self._verification,
+                deltas=delta_rules(settings, self._follower.wake),
             ),
             max_retries=settings.max_num_load_retries,
             retry_interval_s=settings.load_retry_interval_s,
@@ -184,6 +188,8 @@ class App:
         if self._access is not None:
             self._access.watch(self._stop_watching, settings.auth_config_poll_wait_seconds)
         self._models.start(configs)
+        if settings.delta_poll_wait_seconds:
+            threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         if self._config_file is not None and self._polls_config_file:
             polling = (self._reload, self._stop_watching, settings.model_config_file_poll_wait_seconds)
             threading.Thread(target=self._config_file.run, args=polling, name="config-file", daemon=True).start()
@@ -318,6 +324,7 @@ class App:
             reload_config=self._reload_config,
             guard=self._connection_guard(),
             open_listener=opener("http", self._tls.http_handshakes(), None),
+            max_body_bytes=settings.max_request_bytes,
             drain_timeout_s=settings.drain_timeout_s,
         )
 
@@ -382,6 +389,7 @@ class App:
         await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
         self._stop_watching.set()
         await asyncio.to_thread(self._request_logs.stop)
+        self._follower.stop()
         if self._crew is not None:
             self._crew.leave()
         logger.info("stopped")

@@ -17,6 +17,7 @@ from service.core.links import check_links
 from service.core.manifest import Manifest
 from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
+from service.deltas.rules import DeltaRules
 from service.direct import http_bodies, predict
 from service.files.verification import Stored
 from service.graph.lazy import LazyBackend
@@ -26,6 +27,7 @@ from service.graph_batching import GraphBatching
 from service.lookup.backend import OpenedLookups, open_lookups
 from service.lookup.residency import Residency
 from service.lookup.row_pool import RowRunner, in_one_piece
+from service.rebuilding import with_deltas
 from service.recorded_warmup import replay_requests
 from service.table_verification import TableVerification
 from service.tower_batching import batched
@@ -54,6 +56,7 @@ class ServableLoader:
     lookup_runner: shares the rows of large lookups out among threads.
     residency: what is done with the tables' pages.
     verification: holds tables against their checksums; None: nobody does.
+    deltas: how rows change without a new version; None: they do not.
     """
 
     tags: frozenset[str]
@@ -68,6 +71,7 @@ class ServableLoader:
     lookup_runner: RowRunner = in_one_piece
     residency: Residency = Residency()
     verification: TableVerification | None = None
+    deltas: DeltaRules | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version.
@@ -78,7 +82,7 @@ class ServableLoader:
         """
         check_links(path)
         check_saved_model_config(path)
-        servable = self._open(name, version, path)
+        servable, lookups = self._open(name, version, path)
         # A graph that waits for its first request is not to be opened for a recorded one.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         try:
@@ -86,6 +90,8 @@ class ServableLoader:
                 servable = self.batching.wrap(servable, path)
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
+            if self.deltas is not None and lookups is not None:
+                servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
             if why := servable.files.look():
                 raise DataLoss(why)
         except ServiceError:
@@ -115,7 +121,7 @@ class ServableLoader:
     def _graph_names(self, servable: Servable) -> frozenset[str]:
         return frozenset(n for n, backend in servable.backends.items() if isinstance(backend, LazyBackend))
 
-    def _open(self, name: str, version: int, path: Path) -> Servable:
+    def _open(self, name: str, version: int, path: Path) -> tuple[Servable, OpenedLookups | None]:
         signatures = read_signatures(path / "saved_model.pb", self.tags)
         manifest = Manifest.read(path)
         if manifest is None:
@@ -125,7 +131,7 @@ class ServableLoader:
                     "install the extra [tensorflow] or use the full image"
                 )
             graph = self._open_graph(path, signatures)
-            return Servable(name, version, signatures, dict.fromkeys(signatures, graph))
+            return Servable(name, version, signatures, dict.fromkeys(signatures, graph)), None
         if self.tags != SERVE_TAGS:
             # The manifest speaks of the {serve} MetaGraph; another one may have fewer signatures over the same tables.
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
@@ -144,7 +150,7 @@ class ServableLoader:
                 # What runs requests together must see them all.
                 towers = {n: backend for n, backend in backends.items() if isinstance(backend, TowerBackend)}
                 ways |= tower_shortcuts(towers, name, version)
-        return Servable(
+        servable = Servable(
             name,
             version,
             lookups.signatures,
@@ -154,6 +160,7 @@ class ServableLoader:
             ways,
             lookups.files,
         )
+        return servable, lookups
 
     def _predicts(
         self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]

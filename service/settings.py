@@ -255,6 +255,18 @@ class Settings:
         "Advice to the kernel on tables' pages: 'random' reads none ahead, 'huge' asks for huge ones where the file "
         "system has them.",
     )
+    delta_poll_wait_seconds: float = _setting(
+        0.2,
+        "Seconds between looks for deltas, rows that change without a new version; 0: none are taken.",
+        0,
+        3600,
+    )
+    delta_journal_dir: str = _setting(
+        "", "Folder that keeps upserts over a restart, shared by all workers; without one upserts are refused."
+    )
+    delta_max_rows: int = _setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
+    delta_max_file_mib: int = _setting(256, "Largest delta file, in MiB.", 1, 2047)
+    delta_journal_max_mib: int = _setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)
     keep_freed_mib: int = _setting(
         64, "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: as it is.", 0, 1024
     )

@@ -11,11 +11,12 @@ from service.core.servable import Shortcut
 from service.core.types import Array, SignatureSpec, Tensors
 from service.direct.predict import WIRE_FORMAT
 from service.direct.tower_signature import DirectTower
-from service.graph.table_rows import Claim, FeatureRows
+from service.graph.table_rows import Claim, ComputedRows, FeatureRows, InputRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.lookup.backend import OpenedLookups
 from service.lookup.plan import SignaturePlan, compile_signature
+from service.lookup.table import MappedTable
 
 
 def open_towers(
@@ -70,6 +71,26 @@ class FeatureLookup:
 def _lookup(name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups) -> FeatureLookup:
     entry = SignatureEntry("lookup", {name: replace(feature, output=name)})
     return FeatureLookup(name, compile_signature(entry, {name: manifest.features[name].table}, lookups.tables))
+
+
+def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
+    """Returns the same tower, its session shared, that looks up other tables of the same names and shapes."""
+    cuts = {
+        name: replace(cut, sources={tensor: _moved(source, tables) for tensor, source in cut.sources.items()})
+        for name, cut in tower.cuts.items()
+    }
+    return tower.with_cuts(cuts)
+
+
+def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
+    assert isinstance(source, (FeatureRows, InputRows, ComputedRows))  # there are no others
+    table = tables[source.table.info.name]
+    if not isinstance(source, FeatureRows):
+        return replace(source, table=table)
+    lookup = source.claim.lookup
+    assert isinstance(lookup, FeatureLookup)  # as _claims makes them
+    moved = FeatureLookup(lookup.name, lookup.plan.on_tables(tables))
+    return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
 
 def tower_shortcuts(towers: Mapping[str, TowerBackend], model: str, version: int) -> dict[tuple[str, str], Shortcut]:

@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "numba", "llvmlite"},
     ),
+    "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
     # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
     "service.direct": (
         {"service.core", "service.lookup", "service.codecs"},
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {
             *(
                 f"service.core.{name}"
-                for name in ("types", "errors", "inference", "model_config", "validation", "version_policy")
+                for name in ("types", "errors", "deltas", "inference", "model_config", "validation", "version_policy")
             ),
             "service.core.batching.parameters",
         },
@@ -112,6 +113,14 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.types",
             "service.core.errors",
             "service.lookup.bundle",
+            "service.lookup.sorted_table",
+            # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.
+            "service.deltas.checks",
+            "service.files.crc32c",
+            "service.deltas.delta_file",
+            "service.deltas.inbox",
+            "service.deltas.journal",
+            "service.deltas.rounding",
             # What saved_model.pb says, read as the server reads it and without TensorFlow.
             "service.codecs.protos",
             "service.codecs.signature_def",

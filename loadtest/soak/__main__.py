@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"--model_name={MODEL}",
             f"--model_base_path={models}",
             f"--workers={options.workers}",
+            f"--delta_journal_dir={models.parent / 'journal'}",
             *options.server_flags,
         ]
         with LiveServer(*flags) as server:
@@ -78,12 +79,14 @@ def _soak(
     if kills is not None:
         troubles.append(lambda stop: kills.run(tally, stop, options.kill_seconds))
     address = server.http.removeprefix("http://")
-    if options.upsert_seconds and upserts.is_offered(address):
+    if options.upsert_seconds:
         data = Data(_SIZES[options.sizes])
         period_s = options.upsert_seconds
-        troubles.append(lambda stop: upserts.run(address, data, tally, stop, interval_s=period_s, kills=kills))
+        troubles.append(
+            lambda stop: upserts.run(server.admin, address, data, tally, stop, interval_s=period_s, kills=kills)
+        )
     else:
-        _say("no rows are changed: the server has no route for it, or --upsert_seconds is 0")
+        _say("no rows are changed: --upsert_seconds is 0")
     _say(f"server {server.pid}: {server.held()}")
     start_s = time.monotonic()
     end_s = start_s + options.minutes * 60

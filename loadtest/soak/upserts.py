@@ -21,17 +21,6 @@ _LOOKS = 4
 _KIND = "upsert"
 
 
-def is_offered(address: str) -> bool:
-    """Says whether the server has the route for it."""
-    connection = http.client.HTTPConnection(address, timeout=_PATIENCE_S)
-    try:
-        connection.request("GET", "/openapi.json")
-        paths = json.loads(connection.getresponse().read())["paths"]
-    finally:
-        connection.close()
-    return any(path.endswith(":upsert") for path in paths)
-
-
 def free_row(data: Data) -> int:
     """Returns a row of the table that no other request of the soak asks for."""
     used = {int(i) for name in WORKLOADS for inputs in data.requests(name) for i in inputs.get(_FEATURE, [])}
@@ -39,9 +28,13 @@ def free_row(data: Data) -> int:
 
 
 def run(
-    address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float, kills: Kills | None
+    admin: str, address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float, kills: Kills | None
 ) -> None:
-    """Changes one row every interval_s until stop is set."""
+    """Changes one row every interval_s until stop is set.
+
+    Args:
+      admin, address: of the admin listener and of the other one, host:port.
+    """
     row, dim = free_row(data), data.sizes.tables[_TABLE][1]
     number = 0
     while not stop.wait(interval_s):
@@ -49,7 +42,7 @@ def run(
         wanted = np.full(dim, number, np.float32).tolist()
         begun_s = time.monotonic()
         try:
-            _post(address, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
+            _post(admin, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
             outcome = _seen(address, row, wanted, stop)
         except Exception as error:
             if kills is not None and kills.tore(error, begun_s):

@@ -19,7 +19,8 @@ import numpy as np
 from model_export.errors import ExportError
 from model_export.exporter.adopt_graph import add_lookups, saved_rows
 from model_export.exporter.adopt_spec import AdoptSpec, FittingSignature, candidate_lines, read_spec
-from model_export.exporter.artifact import base_provenance, finish
+from model_export.exporter.artifact import base_provenance
+from model_export.exporter.finishing import finish
 from model_export.exporter.integrity import VARIABLES_PREFIX
 from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry
 from model_export.exporter.manifest_builder import build_manifest, vocabulary_file

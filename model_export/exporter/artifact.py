@@ -6,7 +6,6 @@ A server that watches the folder of versions therefore never sees a half-written
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import shutil
 import tempfile
@@ -20,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.integrity import NONFINITE_KEY, check_integrity, file_sizes, table_chunks
+from model_export.exporter.finishing import finish
+from model_export.exporter.integrity import NONFINITE_KEY, file_sizes, table_chunks
 from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry, predict_entry, tensor_features
 from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
 from model_export.exporter.recording import record_requests
@@ -114,19 +114,6 @@ def write_artifact(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
-
-
-def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
-    """Writes the manifest, checks the files against it, flushes them and renames the folder to target."""
-    path = artifact / MANIFEST_PATH
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(manifest.to_json())
-    written = Manifest.read(artifact)
-    assert written is not None
-    check_integrity(artifact, written)
-    _make_durable(artifact)
-    os.rename(artifact, target)
-    _sync(target.parent)
 
 
 def _chosen(
@@ -241,18 +228,3 @@ def base_provenance(version: int, created: datetime) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "python": platform.python_version(),
     }
-
-
-def _make_durable(artifact: Path) -> None:
-    # Readable by whoever serves it, and on disk before the rename: a crash may lose a version, never half of it.
-    for path in [artifact, *artifact.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ from model_export.exporter.reduced_table import REDUCED_KEY, widened
 from model_export.exporter.saved_table import read_scales
 from service.core.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
 from service.core.types import TABLE_DTYPES, Array
+from service.deltas.delta_file import DELTAS_FOLDER
 from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
 
 # In provenance: table -> how many of its numbers are NaN or infinite, where the export was told to allow them.
@@ -41,9 +42,10 @@ def check_integrity(artifact: Path, manifest: Manifest) -> None:
 
 
 def file_sizes(artifact: Path) -> dict[str, int]:
-    """Returns the size of every file but the manifest, by path relative to the artifact."""
+    """Returns the size of every file but the manifest and the deltas, which come later, by path in the artifact."""
     paths = sorted(path for path in artifact.rglob("*") if path.is_file())
-    sizes = {path.relative_to(artifact).as_posix(): path.stat().st_size for path in paths}
+    names = {path.relative_to(artifact): path for path in paths}
+    sizes = {name.as_posix(): path.stat().st_size for name, path in names.items() if name.parts[0] != DELTAS_FOLDER}
     sizes.pop(MANIFEST_PATH, None)
     return sizes
 

@@ -22,16 +22,15 @@ import numpy as np
 
 from model_export.errors import ExportError
 from service.core.types import TABLE_DTYPES, Array
+from service.deltas.rounding import LARGEST, rounded
 
 TableDtype = Literal["float32", "float16", "bfloat16", "int8"]
 # In provenance: table -> what TableParity.to_json says.
 REDUCED_KEY = "reduced_tables"
 
 _CHUNK_BYTES = 16 << 20
-_LARGEST = {"float16": 65504.0, "bfloat16": float(255 * 2.0**120)}
 # Half the distance between neighbours, of a number between 1 and 2, and of one too small to be normal.
 _HALF_STEP = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
-_SMALLEST_SCALE = np.float32(2.0**-126)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +92,9 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
         stop = min(start + step, vocabulary_size)
         trained = np.asarray(rows(start, stop), np.float32)
         _check(name, dtype, trained, start)
-        some = None
-        if scales is None:
-            numbers[start:stop] = _to_bfloat16(trained) if dtype == "bfloat16" else _to_float16(trained)
-        else:
-            some = scales[start:stop] = _scales(trained)
-            steps = np.divide(trained, some, out=np.zeros_like(trained), where=some > 0)
-            numbers[start:stop] = np.rint(steps).astype(np.int8)
+        numbers[start:stop], some = rounded(trained, dtype)
+        if scales is not None:
+            scales[start:stop] = some
         found, limit = _errors(trained, widened(numbers[start:stop], dtype, some), dtype, some)
         error, bound = max(error, found), max(bound, limit)
     return ReducedTable(dtype, numbers, scales, error, bound)
@@ -126,37 +121,16 @@ def _check(name: str, dtype: TableDtype, rows: Array, start: int) -> None:
             f"table {name!r}: row {row} holds NaN or infinity, which int8 has no number for; export it as float16, "
             "bfloat16 or float32"
         )
-    if dtype in _LARGEST:
+    if dtype in LARGEST:
         finite = np.where(np.isfinite(rows), rows, 0)
-        rounded = _to_bfloat16(finite) if dtype == "bfloat16" else _to_float16(finite)
-        is_lost = ~np.isfinite(widened(rounded, dtype)).all(axis=1)
+        is_lost = ~np.isfinite(widened(rounded(finite, dtype)[0], dtype)).all(axis=1)
         if is_lost.any():
             row = int(np.argmax(is_lost))
             largest = float(np.abs(finite[row]).max())
             raise ExportError(
-                f"table {name!r}: row {start + row} holds {largest:.6g}, {dtype} ends at {_LARGEST[dtype]:.6g}; "
+                f"table {name!r}: row {start + row} holds {largest:.6g}, {dtype} ends at {LARGEST[dtype]:.6g}; "
                 "export it as float32 or int8"
             )
-
-
-def _to_float16(rows: Array) -> Array:
-    with np.errstate(over="ignore"):
-        halves: Array = rows.astype(np.float16)
-    return halves
-
-
-def _to_bfloat16(rows: Array) -> Array:
-    bits = np.ascontiguousarray(rows).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # Rounding could carry the digits of a NaN away; then it would be an infinity.
-    return np.where(np.isnan(rows), (bits >> 16) | 0x40, rounded).astype(np.uint16)
-
-
-def _scales(rows: Array) -> Array:
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    # Below the smallest normal number a scale has few digits of its own, and half a step would not bound the error.
-    scales: Array = np.maximum(largest / np.float32(127), _SMALLEST_SCALE)
-    return np.where(largest > 0, scales, np.float32(0)).astype(np.float32)
 
 
 def _errors(trained: Array, stored: Array, dtype: TableDtype, scales: Array | None) -> tuple[float, float]:

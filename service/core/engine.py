@@ -10,8 +10,10 @@ from typing import Any
 
 from service.core.admission.admission import Admission
 from service.core.bound import Bound, Observer
+from service.core.deltas import Upsert, UpsertReceipt
 from service.core.errors import (
     ConfigConflict,
+    DeltaRefused,
     ModelNotFound,
     ServiceError,
     SignatureNotFound,
@@ -298,6 +300,20 @@ class Engine:
                 self._on_damage(servable.name)
                 raise servable.data_loss()
             return rows
+
+    def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
+        """Changes rows of a table for good; blocks until that is on disk, and see core.deltas for what it raises.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          DeltaRefused: rows of this version can not be changed.
+        """
+        with self._registry.lease(ref) as servable:
+            deltas = servable.deltas
+        # The lease is given back: it would keep rows from being written to the tables that it holds.
+        if deltas is None:
+            raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
+        return deltas.upsert(table_name, upsert)
 
     @property
     def is_ready(self) -> bool:

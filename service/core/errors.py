@@ -9,10 +9,12 @@ ServiceError
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
   GraphUnavailable      FAILED_PRECONDITION  a predict signature on a server without TensorFlow
   NotBatchable          FAILED_PRECONDITION  a batched signature answers what is not one row per row
+  DeltaRefused          FAILED_PRECONDITION  rows of this version can not be changed as it is served here
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
   Unauthenticated       UNAUTHENTICATED      nobody that this server knows, where it wants to know
   PermissionDenied      PERMISSION_DENIED    somebody that it knows, who may not do this
+  JournalUnavailable    UNAVAILABLE          an upsert could not be put on disk; nothing was changed
   DeadlineExceeded      DEADLINE_EXCEEDED
   ConfigConflict        FAILED_PRECONDITION  a new list of models does not fit what is loaded
   ReloadFailed          UNKNOWN              a new list of models names one that does not load; as TensorFlow Serving
@@ -136,6 +138,12 @@ class NotBatchable(ServiceError):
     code = "FAILED_PRECONDITION"
 
 
+class DeltaRefused(ServiceError):
+    """Rows of this version can not be changed: there is no journal, or other readers would not see it."""
+
+    code = "FAILED_PRECONDITION"
+
+
 class NotReady(ServiceError):
     """The model is loading, draining, or failed to load."""
 
@@ -158,6 +166,12 @@ class PermissionDenied(ServiceError):
     """The caller is known, sees what it asks for, and may not do this with it."""
 
     code = "PERMISSION_DENIED"
+
+
+class JournalUnavailable(ServiceError):
+    """The journal of upserts can not be written; nothing was changed."""
+
+    code = "UNAVAILABLE"
 
 
 class DeadlineExceeded(ServiceError):

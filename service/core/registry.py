@@ -107,6 +107,29 @@ class Registry:
             for _, holder in sorted(model.available.items())
         ]
 
+    def holders(self) -> list[Holder]:
+        """Returns what holds each version that can be leased."""
+        return [holder for model in self._snapshot.values() for holder in model.available.values()]
+
+    def replace(self, holder: Holder, servable: Servable) -> Holder | None:
+        """Puts the same version with other rows in a holder's place, for all requests from now on.
+
+        Returns:
+          The new holder; None where the version is on its way out, or has another holder already.
+        """
+        with self._write:
+            name, version = servable.name, servable.version
+            model = self._snapshot.get(name)
+            if model is None or model.available.get(version) is not holder:
+                return None
+            new = Holder(servable, holder)
+            # In place: the order is the versions'.
+            available = {v: new if v == version else h for v, h in model.available.items()}
+            self._snapshot = {**self._snapshot, name: replace(model, available=available)}
+        # Not before: a request that found the old one must find another when it looks again.
+        holder.retire()
+        return new
+
     def labels(self, name: str) -> Mapping[str, int]:
         """Returns the versions of a model's labels; empty where there is no such model."""
         model = self._snapshot.get(name)
@@ -243,8 +266,8 @@ class Registry:
         Args:
           because: what status tells of it until the next attempt.
         """
-        holder = self._snapshot[name].available[version]
-        self._move(name, VersionStatus(version, State.UNLOADING))
+        holder = self._move(name, VersionStatus(version, State.UNLOADING))
+        assert holder is not None  # an AVAILABLE version has one
         holder.retire()
         while holder.num_leases:
             time.sleep(poll_s)
@@ -270,19 +293,22 @@ class Registry:
             if status.code != "OK":
                 self._on_transition(name, VersionStatus(status.version, State.UNKNOWN))
 
-    def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> None:
+    def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> Holder | None:
+        """Changes a version's state; returns what was available of it until now."""
         with self._write:
             model = self._snapshot[name]
             old = model.statuses.get(status.version)
             before = old.state if old else State.UNKNOWN
             if status.state not in _LEGAL[before]:
                 raise ValueError(f"{name} version {status.version}: {before.name} to {status.state.name}")
+            taken_out = model.available.get(status.version)
             available = {v: h for v, h in model.available.items() if v != status.version}
             if holder is not None:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, available=available)}
         self._on_transition(name, status)
+        return taken_out
 
 
 def _describe(ref: ModelRef) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
+from service.core.deltas import Deltas
 from service.core.errors import DataLoss, GraphUnavailable, SignatureNotFound
 from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
 
@@ -78,6 +79,7 @@ class Servable:
     table_counts: tells what was read of each table so far.
     shortcuts: by wire format and signature name.
     files: what is read for an answer; its mark is looked at behind each run.
+    deltas: what changes rows of its tables; None: they are as they were saved.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Servable:
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
     shortcuts: Mapping[tuple[str, str], Shortcut] = field(default_factory=dict)
     files: Files = NoFiles()
+    deltas: Deltas | None = None
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""
@@ -138,14 +141,22 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
 class Holder:
     """A published servable and the leases on it.
 
+    Args:
+      before: of the same version, whose place it takes.
+
     Concurrency: any thread. A deque stands in for the count because append and pop are atomic: a lock here would be
     taken twice per request, and a thread that loses the processor while holding it would stall every other.
     """
 
-    __slots__ = ("servable", "_leases", "_is_retired")
+    __slots__ = ("servable", "_leases", "_is_retired", "_before")
 
-    def __init__(self, servable: Servable) -> None:
+    def __init__(self, servable: Servable, before: Holder | None = None) -> None:
         self.servable = servable
+        # Those of the same version that requests may hold still; each knows none of the others, lest all live for ever.
+        self._before: tuple[Holder, ...] = ()
+        if before is not None:
+            self._before = tuple(holder for holder in (before, *before._before) if not holder.is_free)
+            before._before = ()
         self._leases: deque[None] = deque()
         self._is_retired = False
 
@@ -167,9 +178,15 @@ class Holder:
         self._is_retired = True
 
     @property
+    def is_free(self) -> bool:
+        """Whether nobody holds the servable, and nobody will."""
+        # In this order: who takes a lease after the second look sees the first.
+        return self._is_retired and not self._leases
+
+    @property
     def num_leases(self) -> int:
-        """Leases not yet given back."""
-        return len(self._leases)
+        """Leases not yet given back, those on what it took the place of included."""
+        return sum(len(holder._leases) for holder in (self, *self._before))
 
 
 class LoadedServable(NamedTuple):

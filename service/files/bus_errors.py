@@ -31,8 +31,8 @@ MAX_MAPS = 1 << 14
 _BEGIN, _END, _MARK_AT = 0, 1, 2
 _SA_SIGINFO, _SA_ONSTACK = 4, 0x08000000
 
-# PROT_READ; MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS; siginfo's si_code at 8, si_addr at 16. A bus error that a process
-# sends (si_code <= 0) is none of a map's.
+# PROT_READ | PROT_WRITE, for maps of changed rows are written to; MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS; siginfo's
+# si_code at 8, si_addr at 16. A bus error that a process sends (si_code <= 0) is none of a map's.
 _HANDLER = """
 target triple = "{triple}"
 declare ptr @mmap(ptr, i64, i32, i32, i32, i64)
@@ -76,7 +76,7 @@ ours:
   store atomic i64 1, ptr %mark_at seq_cst, align 8
   %begin_ptr = inttoptr i64 %begin to ptr
   %length = sub i64 %end, %begin
-  %mapped = call ptr @mmap(ptr %begin_ptr, i64 %length, i32 1, i32 50, i32 -1, i64 0)
+  %mapped = call ptr @mmap(ptr %begin_ptr, i64 %length, i32 3, i32 50, i32 -1, i64 0)
   %mapped_at = ptrtoint ptr %mapped to i64
   %failed = icmp eq i64 %mapped_at, -1
   br i1 %failed, label %not_ours, label %done

@@ -61,13 +61,23 @@ def crc32c(address, num_bytes, before):  # type: ignore[no-untyped-def]
     return np.int64(crc ^ np.uint64(0xFFFFFFFF))
 
 
+def crc32c_of(data: Any, before: int = 0) -> int:
+    """Returns the checksum of what lies in a buffer, going on from that of what came before.
+
+    >>> hex(crc32c_of(b"123456789")), hex(crc32c_of(b"6789", crc32c_of(b"12345")))
+    ('0xe3069283', '0xe3069283')
+    """
+    octets = np.frombuffer(data, np.uint8)
+    return int(crc32c(octets.ctypes.data, octets.size, before))
+
+
 def masked_of(data: bytes) -> int:
     """Returns the masked checksum of bytes.
 
     >>> hex(masked_of(b"123456789"))
     '0xc78ab0e5'
     """
-    return masked(crc32c(np.frombuffer(data, np.uint8).ctypes.data, len(data), 0))
+    return masked(crc32c_of(data))
 
 
 def masked(crc: int) -> int:

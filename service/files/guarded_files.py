@@ -96,6 +96,10 @@ class GuardedFiles:
             self._opened[path] = _Opened(path, mapped, kept, found.st_size, found.st_mtime_ns)
         return self._opened[path].map
 
+    def guard(self, mapped: GuardedMap) -> None:
+        """Has another map of one of the files tell of damage as those of map() do."""
+        mapped.guard(self._memory)
+
     def look(self) -> str:
         """Returns what is wrong with the files, and marks them; "" where nothing is."""
         if not self.mark[0]:

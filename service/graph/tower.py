@@ -72,6 +72,15 @@ class TowerBackend:
         """The signatures that it runs."""
         return self._cuts
 
+    def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
+        """Returns one that shares this one's session and takes its rows from elsewhere; closing one closes both."""
+        made = TowerBackend(
+            self._session, cuts, self._sparse, new_options=self._new_options, error_type=self._error_type
+        )
+        # What runs parts of the graph knows nothing of where rows come from.
+        made._callables, made._compile = self._callables, self._compile
+        return made
+
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns the named outputs; strings come as object arrays of bytes.
 

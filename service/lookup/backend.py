@@ -47,6 +47,11 @@ class LookupBackend:
         """Returns how a signature is run."""
         return self._plans[signature_name]
 
+    def on_tables(self, tables: Mapping[str, MappedTable]) -> LookupBackend:
+        """Returns the same lookups on other tables of the same names and shapes; both count together."""
+        plans = {name: plan.on_tables(tables) for name, plan in self._plans.items()}
+        return LookupBackend(plans, self._vocabularies)
+
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns [B, D] float32, of a sequence [B, L, D], of each output whose feature was sent."""
         return self._plans[signature_name].run(inputs, outputs)

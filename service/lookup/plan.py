@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 
 import numpy as np
@@ -133,6 +133,11 @@ class SignaturePlan:
             for name in outputs
             if (plan := self.features[name]).feature.ids in inputs
         }
+
+    def on_tables(self, tables: Mapping[str, MappedTable]) -> SignaturePlan:
+        """Returns the same plan on other tables of the same names and shapes; both count together."""
+        moved = {name: replace(plan, table=tables[plan.table.info.name]) for name, plan in self.features.items()}
+        return replace(self, features=moved)
 
     def counts_of_thread(self) -> Array:
         """Returns [F, 2] int64, the ids of each feature and those without a row, that the calling thread adds to."""

@@ -11,6 +11,7 @@ from service.core.servable import LoadedServable
 from service.core.types import State, VersionStatus
 from service.metrics.admission import AdmissionCounter
 from service.metrics.batches import BatchCounter
+from service.metrics.delta_lines import delta_lines
 from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
 from service.metrics.reloads import ReloadCounter
 from service.metrics.requests import Notes, RequestCounter
@@ -72,7 +73,7 @@ class Metrics:
         lines += self.tls.lines()
         batches = self.batches.read()
         lines += batch_lines(batches)
-        lines += self.admission.lines(self.held()) + self.auth.lines()
+        lines += self.admission.lines(self.held()) + self.auth.lines() + delta_lines(self._loaded())
         for read in self._more:
             lines += read()
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))

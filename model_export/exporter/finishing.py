@@ -1,0 +1,37 @@
+"""The last steps of every artifact: its manifest, one more check, flushed, and one rename that makes it a version."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from model_export.exporter.integrity import check_integrity
+from service.core.manifest import MANIFEST_PATH, Manifest
+
+
+def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
+    """Writes the manifest, checks the files against it, flushes them and renames the folder to target."""
+    path = artifact / MANIFEST_PATH
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(manifest.to_json())
+    written = Manifest.read(artifact)
+    assert written is not None
+    check_integrity(artifact, written)
+    _make_durable(artifact)
+    os.rename(artifact, target)
+    _sync(target.parent)
+
+
+def _make_durable(artifact: Path) -> None:
+    # Readable by whoever serves it, and on disk before the rename: a crash may lose a version, never half of it.
+    for path in [artifact, *artifact.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,105 @@
+"""A servable on other tables of the same version: how deltas are shown, and which signatures would not show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from service.core.manifest import Manifest
+from service.core.servable import Servable
+from service.core.types import Backend, Vocabulary
+from service.deltas.delta_file import fingerprint_of
+from service.deltas.overlay import Overlay
+from service.deltas.private_map import PrivateMaps
+from service.deltas.rules import DeltaRules
+from service.deltas.version_deltas import Target
+from service.direct import http_bodies, predict
+from service.graph.tower import TowerBackend
+from service.lookup.backend import OpenedLookups
+from service.lookup.residency import Residency
+from service.lookup.table import MappedTable
+from service.towers import tower_on_tables, tower_shortcuts
+from service.warmup import is_initialiser
+
+
+def with_deltas(
+    servable: Servable, lookups: OpenedLookups, artifact: Path, rules: DeltaRules, residency: Residency
+) -> Servable:
+    """Returns a servable with the deltas that are there, and with what follows those to come.
+
+    Raises:
+      ArtifactError: the version's files are not there any more.
+    """
+    manifest = Manifest.read(artifact)
+    if manifest is None or not lookups.tables:
+        return servable
+    # What is locked stays so by the version's own maps: a lock on a private map would copy all of it.
+    residency = replace(residency, lock="off", bytes_per_s=0.0)
+
+    def rebuilt(tables: Mapping[str, MappedTable]) -> Servable:
+        residency.apply(artifact, tables)
+        return on_tables(followed, lookups, tables)
+
+    target = Target(
+        model=servable.name,
+        version=servable.version,
+        artifact=artifact,
+        fingerprint=fingerprint_of(artifact),
+        tables={name: table.info for name, table in lookups.tables.items()},
+        vocabularies=_vocabularies(manifest, lookups),
+        copied=_copied(servable, lookups),
+    )
+    deltas = rules.follow(target, Overlay(PrivateMaps(artifact, manifest, lookups.files), lookups.tables, rebuilt))
+    followed = replace(servable, deltas=deltas)
+    return deltas.at_load(followed)
+
+
+def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, MappedTable]) -> Servable:
+    """Returns the same servable on other tables of the same names and shapes; both count together, and close once."""
+    moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
+    towers: dict[int, TowerBackend] = {}
+    backends: dict[str, Backend] = {}
+    for name, backend in servable.backends.items():
+        if backend is lookups.backend:
+            backends[name] = moved.backend
+        elif isinstance(backend, TowerBackend):
+            if id(backend) not in towers:
+                towers[id(backend)] = tower_on_tables(backend, tables)
+            backends[name] = towers[id(backend)]
+        else:
+            backends[name] = backend
+    name, version = servable.name, servable.version
+    ways = {**predict.shortcuts(moved, name, version), **http_bodies.shortcuts(moved, name, version)}
+    cut = {n: backend for n, backend in backends.items() if isinstance(backend, TowerBackend)}
+    ways |= tower_shortcuts(cut, name, version)
+    return replace(
+        servable,
+        backends=backends,
+        tables=tables,
+        table_counts=moved.backend.table_counts,
+        shortcuts=ways,
+    )
+
+
+def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            name
+            for name, backend in servable.backends.items()
+            if backend is not lookups.backend
+            and not isinstance(backend, TowerBackend)
+            and not is_initialiser(servable.signatures[name])
+        )
+    )
+
+
+def _vocabularies(manifest: Manifest, lookups: OpenedLookups) -> dict[str, dict[str, Vocabulary]]:
+    found: dict[str, dict[str, Vocabulary]] = {}
+    for name, entry in manifest.signatures.items():
+        spec = lookups.signatures.get(name)
+        for feature, lookup in entry.features.items():
+            vocabulary = spec.inputs[lookup.ids].vocabulary if spec is not None else None
+            if vocabulary is not None:
+                found.setdefault(manifest.features[feature].table, {})[feature] = vocabulary
+    return found

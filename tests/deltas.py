@@ -1,0 +1,50 @@
+"""Delta files written from the description of their format alone, sharing nothing with service.deltas but its words."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.toy_model import MANIFEST, masked_crc32c
+
+
+def crc32c(data: bytes) -> int:
+    """Returns the checksum without TensorFlow's mask.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    turned = (masked_crc32c(data) - 0xA282EAD8) & 0xFFFFFFFF
+    return (turned >> 17 | turned << 15) & 0xFFFFFFFF
+
+
+def delta_bytes(
+    version: Path,
+    sequence: int,
+    table: str,
+    ids: Sequence[int],
+    rows: Sequence[Sequence[float]],
+    *,
+    flags: int = 0,
+    fingerprint: bytes | None = None,
+) -> bytes:
+    """Returns a delta for a version folder."""
+    name = table.encode()
+    fingerprint = fingerprint or hashlib.sha256((version / MANIFEST).read_bytes()).digest()
+    data = b"EMBDELTA" + struct.pack("<IIQQII", 1, flags, sequence, 0, 1, len(rows[0]))
+    data += struct.pack("<Q", len(rows)) + fingerprint + struct.pack("<II", len(name), 0)
+    data += name + bytes(-len(name) % 8) + struct.pack(f"<{len(ids)}q", *ids)
+    data += b"".join(struct.pack(f"<{len(row)}f", *row) for row in rows)
+    return data + struct.pack("<I", crc32c(data))
+
+
+def drop(version: Path, sequence: int, data: bytes) -> Path:
+    """Puts a delta into a version's folder, as a writer should."""
+    folder = version / "deltas"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{sequence:016d}.delta"
+    path.with_suffix(".tmp").write_bytes(data)
+    path.with_suffix(".tmp").rename(path)
+    return path

@@ -1,0 +1,73 @@
+"""A served toy version whose rows can be changed, and the hand that drives what follows its deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.core.engine import Engine
+from service.core.registry import Registry
+from service.core.types import ModelRef
+from service.deltas.rules import DeltaRules
+from service.deltas.version_deltas import VersionDeltas
+from service.loading import ServableLoader
+from tests.conftest import RecordingObserver
+from tests.deltas import delta_bytes, drop
+from tests.toy_model import write_toy_model
+
+
+@dataclass
+class Served:
+    """Version 1 of model "toy", as an engine serves it."""
+
+    version: Path
+    journal: Path | None
+    registry: Registry = field(default_factory=lambda: Registry(lambda model, status: None))
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.registry, RecordingObserver(), lambda: 0.0)
+        rules = DeltaRules(self.journal, 100, 1 << 20, 1 << 20, self.look)
+        self.registry.add_model("toy")
+        self.registry.start("toy", 1)
+        load = ServableLoader(frozenset({"serve"}), "off", 1, deltas=rules)
+        self.registry.publish(load("toy", 1, self.version))
+
+    @property
+    def deltas(self) -> VersionDeltas:
+        """What follows the version."""
+        (holder,) = self.registry.holders()
+        assert isinstance(holder.servable.deltas, VersionDeltas)
+        return holder.servable.deltas
+
+    def look(self) -> bool:
+        """Looks for deltas until nothing is left, or requests are in the way; returns which."""
+        for _ in range(5):
+            (holder,) = self.registry.holders()
+            if self.deltas.catch_up(holder, self.registry.replace):
+                return True
+        return False
+
+    def drop(self, sequence: int, table: str, ids: Sequence[int], rows: Sequence[Sequence[float]]) -> None:
+        """Puts a delta file into the version's folder."""
+        drop(self.version, sequence, delta_bytes(self.version, sequence, table, ids, rows))
+
+    def rows(self, table: str, *ids: int) -> list[list[float]]:
+        """Returns rows as the engine does."""
+        found: list[list[float]] = self.engine.table_rows(ModelRef("toy"), table, np.array(ids)).tolist()
+        return found
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., Served]:
+    """Serves a toy version; again, as after a restart."""
+
+    def start(*, journal: bool = False, dtype: str = "float32") -> Served:
+        if not (tmp_path / "1").exists():
+            write_toy_model(tmp_path / "1", dtype=dtype)
+        return Served(tmp_path / "1", tmp_path / "journal" if journal else None)
+
+    return start

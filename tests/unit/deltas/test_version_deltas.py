@@ -1,0 +1,292 @@
+"""Deltas by file and by request: what a version's rows are then, now and after a restart, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.core.deltas import Upsert
+from service.core.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, ServiceError, TableNotFound
+from service.core.types import ModelRef
+from service.deltas.version_deltas import _PATIENCE_S
+from tests.deltas import delta_bytes, drop
+from tests.unit.deltas.conftest import Served
+
+TOY = ModelRef("toy")
+Serve = Callable[..., Served]
+
+
+def upsert(served: Served, ids: list[int], rows: list[list[float]], table: str = "user", **more: Any) -> int:
+    """Changes rows by request; returns the number that it got."""
+    change = Upsert(np.array(rows, np.float32), ids=np.array(ids), **more)
+    receipt = served.engine.upsert(TOY, table, change)
+    assert receipt.is_visible
+    return receipt.sequence
+
+
+def test_a_file_changes_rows_and_no_others(serve: Serve) -> None:
+    served = serve()
+    assert served.look()
+    served.drop(1, "user", [3, 1], [[7, 8], [-1, 0.5]])
+    assert served.look()
+    assert served.rows("user", 0, 1, 2, 3, 4) == [[0, 0], [-1, 0.5], [2, 20], [7, 8], [4, 40]]
+    with served.engine.bind(TOY, "lookup", api="http") as bound:
+        assert bound.run({"user": np.array([3])})["user"].tolist() == [[7, 8]]
+    status = served.deltas.status()
+    assert (status.last_sequence, status.applied, status.rows, status.lag_s) == (1, 1, 2, 0)
+    # The file of the version itself is as it was.
+    assert serve().rows("user", 3) == [[7, 8]]
+    (served.version / "deltas" / f"{1:016d}.delta").unlink()
+    assert serve().rows("user", 3) == [[3, 30]]
+
+
+def test_the_higher_number_counts_whichever_comes_first(serve: Serve) -> None:
+    served = serve()
+    served.drop(5, "user", [1, 2], [[5, 5], [5, 5]])
+    served.look()
+    served.drop(3, "user", [2, 3], [[3, 3], [3, 3]])
+    served.look()
+    expected = [[5, 5], [5, 5], [3, 3]]
+    assert served.rows("user", 1, 2, 3) == expected == serve().rows("user", 1, 2, 3)
+    assert served.deltas.status().missing == 3
+
+
+def test_every_delta_is_in_both_sides(serve: Serve) -> None:
+    served = serve()
+    for number in range(1, 8):
+        served.drop(number, "user", [number % 5], [[number, number]])
+        served.drop(100 + number, "tag", [number % 4], [[number] * 3])
+        served.look()
+        assert served.rows("user", *range(5)) == serve().rows("user", *range(5))
+        assert served.rows("tag", *range(4)) == serve().rows("tag", *range(4))
+    assert served.rows("user", *range(5)) == [[5, 5], [6, 6], [7, 7], [3, 3], [4, 4]]
+
+
+def test_a_request_sees_all_of_a_delta_or_none_of_it(serve: Serve) -> None:
+    served = serve()
+    upward = [[9.0, 9.0]] * 5
+    with served.engine.bind(TOY, "lookup", api="http") as bound:
+        before = bound.run({"user": np.arange(5)})["user"].tolist()
+        served.drop(1, "user", list(range(5)), upward)
+        assert served.look()
+        # Others see it, this one does not; and what comes next waits for it, for a while.
+        assert served.rows("user", *range(5)) == upward
+        served.drop(2, "user", [0], [[1, 1]])
+        served.look()
+        served.drop(3, "user", [0], [[2, 2]])
+        served.look()
+        assert bound.run({"user": np.arange(5)})["user"].tolist() == before
+    assert served.look()
+    assert served.rows("user", 0, 1) == [[2, 2], [9, 9]]
+
+
+def test_requests_that_do_not_end_hold_nothing_up_for_long(serve: Serve) -> None:
+    served = serve()
+    now_s = [0.0]
+    served.deltas._clock = lambda: now_s[0]
+    bounds = []
+    for number in range(1, 4):
+        bound = served.engine.bind(TOY, "lookup", api="http")
+        bounds.append((bound, served.rows("user", 0)))
+        served.drop(number, "user", [0], [[number, number]])
+        is_shown = served.look()
+        # Two sides and the version's own tables are held then.
+        assert is_shown == (number < 3)
+        assert served.deltas.status().pending == (number == 3)
+    now_s[0] += _PATIENCE_S + 1
+    assert served.deltas.status().lag_s == _PATIENCE_S + 1
+    assert served.look()
+    assert served.rows("user", 0) == [[3, 3]]
+    for bound, seen in bounds:
+        with bound:
+            assert bound.run({"user": np.array([0])})["user"].tolist() == seen
+
+
+def test_an_upsert_is_there_at_once_and_after_a_restart(serve: Serve) -> None:
+    served = serve(journal=True)
+    assert upsert(served, [2, 0], [[1, 2], [3, 4]]) == 1
+    assert served.rows("user", 0, 2) == [[3, 4], [1, 2]]
+    served.drop(7, "user", [2], [[7, 7]])
+    served.look()
+    assert upsert(served, [0], [[8, 8]]) == 8
+    assert served.rows("user", 0, 2) == [[8, 8], [7, 7]] == serve(journal=True).rows("user", 0, 2)
+    other = serve(journal=True)
+    upsert(served, [4], [[5, 6]])
+    other.look()
+    assert other.rows("user", 4) == [[5, 6]]
+
+
+def test_keys_of_the_vocabulary_name_rows(serve: Serve) -> None:
+    served = serve(journal=True)
+    change = Upsert(np.array([[1, 2, 3], [4, 5, 6]], np.float32), keys=np.array([b"blue", b"red"], object))
+    served.engine.upsert(TOY, "tag", change)
+    assert served.rows("tag", 1, 3) == [[4, 5, 6], [1, 2, 3]]
+
+
+KEYS = np.array([b"red", b"pink"], object)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "error", "text"),
+    [
+        ("users", Upsert(np.ones((1, 2), np.float32), ids=np.array([0])), TableNotFound, "Tables: tag, user"),
+        ("user", Upsert(np.ones((1, 3), np.float32), ids=np.array([0])), InputMismatch, "'user': rows of 3 numbers"),
+        ("user", Upsert(np.ones((2, 2), np.float32), ids=np.array([0])), InputMismatch, "1 ids or keys for 2 rows"),
+        ("user", Upsert(np.ones((1, 2), np.float32), ids=np.array([5])), IdOutOfRange, "id 5 at position 0"),
+        ("user", Upsert(np.ones((1, 2), np.float32), ids=np.array([-1])), IdOutOfRange, "id -1 at position 0"),
+        ("user", Upsert(np.ones((2, 2), np.float32), ids=np.array([3, 3])), IdOutOfRange, "id 3 is there twice"),
+        ("user", Upsert(np.float32([[1, np.nan]]), ids=np.array([3])), InputMismatch, "row 3 holds NaN"),
+        ("user", Upsert(np.ones((101, 2), np.float32), ids=np.arange(101)), IdsTooMany, "the limit is 100"),
+        ("user", Upsert(np.ones((2, 2), np.float32), keys=KEYS), InputMismatch, "no vocabulary"),
+        ("tag", Upsert(np.ones((2, 3), np.float32), keys=KEYS), IdOutOfRange, "key 'pink' at position 1"),
+        ("tag", Upsert(np.ones((2, 3), np.float32), keys=KEYS, feature="x"), InputMismatch, 'no feature "x"'),
+        ("tag", Upsert(np.ones((1, 3), np.float32), keys=np.array([1])), InputMismatch, "keys are string"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(
+    serve: Serve, table: str, change: Upsert, error: type[ServiceError], text: str
+) -> None:
+    served = serve(journal=True)
+    with pytest.raises(error, match=text):
+        served.engine.upsert(TOY, table, change)
+    assert not served.version.parent.joinpath("journal").exists()
+
+
+def test_without_a_journal_upserts_are_refused(serve: Serve) -> None:
+    with pytest.raises(DeltaRefused, match="--delta_journal_dir"):
+        upsert(serve(), [0], [[1, 1]])
+
+
+def _symlink(version: Path) -> None:
+    data = delta_bytes(version, 1, "user", [0], [[9, 9]])
+    (version / "deltas").mkdir()
+    (version / "elsewhere").write_bytes(data)
+    (version / "deltas" / "1.delta").symlink_to(version / "elsewhere")
+
+
+def _linked_folder(version: Path) -> None:
+    (version / "elsewhere").mkdir()
+    (version / "elsewhere" / "1.delta").write_bytes(delta_bytes(version, 1, "user", [0], [[9, 9]]))
+    (version / "deltas").symlink_to(version / "elsewhere")
+
+
+def _pipe(version: Path) -> None:
+    (version / "deltas").mkdir()
+    os.mkfifo(version / "deltas" / "1.delta")
+
+
+def _huge(version: Path) -> None:
+    drop(version, 1, delta_bytes(version, 1, "user", [0], [[9, 9]]))
+    os.truncate(version / "deltas" / f"{1:016d}.delta", 1 << 40)
+
+
+def _file(number: int = 1, table: str = "user", rows: list[list[float]] | None = None, **more: Any) -> Any:
+    def put(version: Path) -> None:
+        ids = more.pop("ids", [0])
+        drop(version, number, delta_bytes(version, more.pop("says", 1), table, ids, rows or [[9, 9]], **more))
+
+    return put
+
+
+def _torn(version: Path) -> None:
+    drop(version, 1, delta_bytes(version, 1, "user", [0], [[9, 9]])[:-1])
+
+
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (_symlink, "not_a_file"),
+        (_linked_folder, "not_a_file"),
+        (_pipe, "not_a_file"),
+        (_huge, "oversized"),
+        (_torn, "truncated"),
+        (_file(2), "sequence"),
+        (_file(fingerprint=b"x" * 32), "fingerprint"),
+        (_file(table="../user"), "table"),
+        (_file(rows=[[9.0]]), "table"),
+        (_file(ids=[5]), "ids"),
+        (_file(ids=[-1]), "ids"),
+        (_file(ids=[0, 0], rows=[[9, 9], [9, 9]]), "ids"),
+        (_file(rows=[[9.0, float("inf")]]), "values"),
+    ],
+)
+def test_a_bad_file_is_refused_whole_and_stops_nothing(
+    serve: Serve, put: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
+    served = serve()
+    put(served.version)
+    assert served.look()
+    assert served.rows("user", 0) == [[0, 0]]
+    assert served.deltas.status().refused == {reason: 1}
+    served.look()
+    assert served.deltas.status().refused == {reason: 1}
+    if not (served.version / "deltas").is_symlink():
+        served.drop(3, "user", [1], [[3, 3]])
+        served.look()
+        assert served.rows("user", 0, 1) == [[0, 0], [3, 3]]
+
+
+def test_a_torn_file_that_is_mended_is_taken(serve: Serve) -> None:
+    served = serve()
+    _torn(served.version)
+    served.look()
+    served.drop(1, "user", [0], [[9, 9]])
+    served.look()
+    assert served.rows("user", 0) == [[9, 9]]
+
+
+def test_a_number_is_used_once(serve: Serve) -> None:
+    served = serve()
+    served.drop(1, "user", [0], [[9, 9]])
+    served.look()
+    for _ in range(30):
+        # Written once more, and touched: it is looked at again in a while.
+        served.drop(1, "user", [0], [[9, 9]])
+        served.look()
+    assert served.deltas.status().refused == {}
+    served.drop(1, "user", [0], [[8, 8]])
+    for _ in range(30):
+        served.look()
+    assert served.rows("user", 0) == [[9, 9]]
+    assert served.deltas.status().refused == {"repeated": 1}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_tables_of_fewer_bits_keep_what_the_exporter_would(serve: Serve, dtype: str) -> None:
+    served = serve(dtype=dtype)
+    served.drop(1, "user", [2], [[1.0, 0.3]])
+    served.look()
+    # 1 + 8 and 1 + 10 binary digits; 127 steps to the largest number.
+    expected = {"float16": 0.300048828125, "bfloat16": 0.30078125, "int8": float(np.float32(38) / np.float32(127))}
+    assert served.rows("user", 2, 3) == [[1.0, pytest.approx(expected[dtype], abs=1e-8)], [3, 30]]
+    if dtype == "float16":
+        served.drop(2, "user", [2], [[65520.0, 0]])
+        served.look()
+        assert served.deltas.status().refused == {"values": 1}
+
+
+def test_a_number_counts_ids_over_all_sides(serve: Serve) -> None:
+    served = serve()
+    for number in range(1, 5):
+        with served.engine.bind(TOY, "lookup", api="http") as bound:
+            bound.run({"user": np.arange(5)})
+        served.drop(number, "user", [0], [[1, 1]])
+        served.look()
+        (one,) = served.registry.loaded()
+        assert one.servable.table_counts()["user"].ids == 5 * number
+
+
+def test_a_version_that_goes_takes_its_sides_along(serve: Serve) -> None:
+    served = serve()
+    served.drop(1, "user", [0], [[1, 1]])
+    served.look()
+    (holder,) = served.registry.holders()
+    served.drop(2, "user", [0], [[2, 2]])
+    served.registry.unload("toy", 1)
+    assert holder.servable.deltas is not None
+    assert served.registry.replace(holder, holder.servable) is None
