@@ -1,0 +1,87 @@
+"""Callers that are known by their client certificates alone, over every transport."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from tests.certificates import Authority, Issued, ssl_config
+from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
+from tests.toy_model import write_toy_model
+
+AUTHORITY = Authority()
+# Both have the authority's signature; the file names the first alone.
+RANKER, STRANGER = AUTHORITY.issue("ranker"), AUTHORITY.issue("stranger")
+ROWS = [[1.0, 10.0], [4.0, 40.0]]
+CALLERS = """
+open = []
+[[caller]]
+name = "ranker"
+certificate = ["{name}"]
+[[caller.allow]]
+models = ["default"]
+rights = ["predict"]
+"""
+
+
+@pytest.fixture(scope="module", params=["h2", "grpcio"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> Iterator[ServerProcess]:
+    """A server with TLS on both wires; HTTP is the same beside either gRPC transport."""
+    folder = tmp_path_factory.mktemp("certificates")
+    write_toy_model(folder / "model" / "1")
+    (folder / "ssl.conf").write_text(ssl_config(AUTHORITY.issue(), AUTHORITY))
+    (folder / "auth.toml").write_text(CALLERS.format(name="CN:ranker" if request.param == "h2" else "DNS:ranker"))
+    with ServerProcess(
+        model_base_path=folder / "model",
+        graph_signatures="off",
+        kernel_cache_dir=kernel_cache,
+        ssl_config_file=folder / "ssl.conf",
+        rest_api_ssl_config_file=folder / "ssl.conf",
+        auth_config=folder / "auth.toml",
+        grpc_transport=request.param,
+    ) as process:
+        process.answering().wait_for_log("loaded")
+        yield process
+
+
+def http_client(server: ServerProcess, issued: Issued, folder: Path) -> httpx.Client:
+    """Returns a client of the HTTP port with a certificate."""
+    context = ssl.create_default_context(cadata=AUTHORITY.pem)
+    file = folder / "client.pem"
+    file.write_text(issued.key + issued.cert)
+    context.load_cert_chain(file)
+    return httpx.Client(base_url=f"https://localhost:{server.http_port}", verify=context, timeout=PATIENCE_S)
+
+
+def test_http_knows_callers_by_their_certificates(server: ServerProcess, tmp_path: Path) -> None:
+    body = {"features": {"user": [1, 4]}}
+    with http_client(server, RANKER, tmp_path) as known, http_client(server, STRANGER, tmp_path) as unknown:
+        # The same head on two connections, each of them twice: who asks is the connection's, not the head's.
+        for _ in range(2):
+            assert known.post("/v1/models/default:lookup", json=body).json()["embeddings"]["user"] == ROWS
+            refused = unknown.post("/v1/models/default:lookup", json=body)
+            assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Bearer")
+        assert known.get("/v1/models/default").status_code == 403
+
+
+def test_grpc_knows_callers_by_their_certificates(server: ServerProcess) -> None:
+    def channel(issued: Issued) -> grpc.Channel:
+        pems = (AUTHORITY.pem.encode(), issued.key.encode(), issued.cert.encode())
+        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        return grpc.secure_channel(f"localhost:{server.grpc_port}", grpc.ssl_channel_credentials(*pems), options)
+
+    with channel(RANKER) as known, channel(STRANGER) as unknown:
+        until(lambda: grpc.channel_ready_future(known).result(PATIENCE_S) is None)
+        for _ in range(2):
+            assert predict_grpc(known, {"user": np.array([1, 4])}, "lookup")["user"].tolist() == ROWS
+            with pytest.raises(grpc.RpcError) as caught:
+                predict_grpc(unknown, {"user": np.array([1, 4])}, "lookup")
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
