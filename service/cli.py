@@ -80,7 +80,8 @@ def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], N
             "compiling kernels, which this version does once; it takes a minute", extra={"folder": str(kernels)}
         )
     # Importing the app compiles the kernels, or reads them from the cache chosen above.
-    from service.app import App, StartError
+    from service.app import App
+    from service.start_error import StartError
 
     # What importing made lives as long as the process: a full collection need not go through it each time.
     gc.freeze()

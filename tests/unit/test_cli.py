@@ -13,10 +13,7 @@ import pytest
 import service.cli
 from service.lookup import kernel_cache
 from service.settings import Settings
-
-
-class StartError(Exception):
-    """Stands in for service.app.StartError."""
+from service.start_error import StartError
 
 
 class FakeApp:
@@ -40,7 +37,7 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     """Replaces the app and everything of the process that main changes."""
     module = types.ModuleType("service.app")
     app = type("App", (FakeApp,), {"seen": []})
-    vars(module).update(App=app, StartError=StartError)
+    vars(module).update(App=app)
     monkeypatch.setitem(sys.modules, "service.app", module)
     monkeypatch.setattr(kernel_cache, "use", lambda folder: folder)
     monkeypatch.setattr(service.cli, "quiet_tensorflow", lambda: None)

@@ -1,0 +1,76 @@
+"""How versions are loaded, as the settings ask for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from service.core.errors import InvalidRequest
+from service.core.repository import LoadRules
+from service.delta_settings import delta_rules
+from service.graph_batching import GraphBatching, create_batching
+from service.loading import ServableLoader
+from service.lookup.row_pool import row_runner
+from service.memory_settings import residency_of
+from service.metrics.metrics import Metrics
+from service.settings import Settings
+from service.start_error import StartError
+from service.table_verification import TableVerification
+
+
+def create_load_rules(
+    settings: Settings,
+    metrics: Metrics,
+    *,
+    batching: GraphBatching | None,
+    verification: TableVerification | None,
+    wake_follower: Callable[[], None],
+) -> LoadRules:
+    """Returns what a ModelSet loads versions by.
+
+    Args:
+      batching: batches graph runs. verification: holds tables against their checksums.
+      wake_follower: called when rows were changed here.
+    """
+    threads, inter_op_threads = settings.parallelism
+    return LoadRules(
+        load=ServableLoader(
+            settings.tags,
+            settings.graph_signatures,
+            threads,
+            settings.warmup_iterations,
+            inter_op_threads,
+            on_warmup=metrics.warmups.warmed_up,
+            batching=batching,
+            has_towers=settings.graph_towers,
+            tower_batch_rows=settings.tower_batch_rows,
+            lookup_runner=row_runner(settings.lookup_threads),
+            residency=residency_of(settings),
+            verification=verification,
+            deltas=delta_rules(settings, wake_follower),
+        ),
+        max_retries=settings.max_num_load_retries,
+        retry_interval_s=settings.load_retry_interval_s,
+        settle_s=settings.version_settle_s,
+        slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
+    )
+
+
+def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
+    """Returns what batches graph runs, None where nothing does; raises StartError."""
+    if not settings.enable_batching:
+        if settings.batching_parameters_file:
+            raise StartError("--batching_parameters_file is set without setting --enable_batching to true.")
+        return None
+    try:
+        return create_batching(
+            settings.batching_parameters_file,
+            settings.enable_per_model_batching_parameters,
+            num_processors=settings.graph_threads,
+            observer=metrics.batches,
+            clock=time.monotonic,
+        )
+    except InvalidRequest as error:
+        raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error

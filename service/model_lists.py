@@ -1,0 +1,83 @@
+"""Where the list of models comes from: flags, a file, requests, and the other workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.codecs.model_config_proto import parse_config_text
+from service.core.engine import Engine
+from service.core.errors import ConfigConflict, ServiceError
+from service.core.model_config import ModelConfig
+from service.core.model_set import ModelSet
+from service.model_config import ConfigFile
+from service.settings import Settings
+from service.start_error import StartError
+from service.workers.crew import Crew
+
+
+class ModelLists:
+    """The list of models that holds, and how another takes its place. Concurrency: any thread.
+
+    Args:
+      crew: the other workers, which take a list all or none.
+    """
+
+    def __init__(self, settings: Settings, models: ModelSet, crew: Crew | None) -> None:
+        self._settings = settings
+        self._models = models
+        self._crew = crew
+        self._file: ConfigFile | None = None
+        if settings.model_config_file:
+            self._file = ConfigFile(
+                Path(settings.model_config_file),
+                settings.load_retry_interval_s,
+                on_taken=crew.config_taken if crew else lambda text: None,
+            )
+
+    def first(self) -> tuple[ModelConfig, ...]:
+        """Returns the models to begin with; raises StartError."""
+        settings = self._settings
+        if self._crew is not None and self._crew.models is not None:
+            # What holds now may have come by request.
+            if self._file is not None:
+                self._file.take(self._crew.config_text)
+            return self._crew.models
+        if self._file is None:
+            return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
+        try:
+            configs = self._file.read(self._crew.config_text if self._crew else None)
+            self._models.check(configs)
+        except ServiceError as error:
+            hint = ""
+            if isinstance(error, ConfigConflict):
+                hint = ". Labels can be set at the start with --allow_version_labels_for_unavailable_models=true"
+            raise StartError(f"--model_config_file={settings.model_config_file}: {error.message}{hint}") from error
+        return configs
+
+    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
+        """Replaces the list, in all workers; blocks. See core.model_set for what it raises."""
+        if self._crew is None:
+            self._models.reload(models, deadline_s)
+        else:
+            self._crew.reload(models, deadline_s, self._settings.model_reload_timeout_s)
+
+    def reload_config(self, engine: Engine, text: str | None) -> list[str]:
+        """Takes a list by an engine that knows who asks for it; see create_admin_app."""
+        if text is not None:
+            models = parse_config_text(text, "The body") or ()
+            engine.reload(models)
+        elif self._file is None:
+            raise ConfigConflict("There is no --model_config_file to be read; send a list of models.")
+        else:
+            models = self._file.reload_now(engine.reload)
+        return sorted(model.name for model in models)
+
+    def watch(self, stop: threading.Event) -> None:
+        """Begins to look at the file, in a thread of its own; not at all where nothing asks for that."""
+        polls = self._crew is None or self._crew.polls_config_file
+        interval_s = self._settings.model_config_file_poll_wait_seconds
+        if self._file is not None and polls and interval_s > 0:
+            arguments = (self.reload, stop, interval_s)
+            threading.Thread(target=self._file.run, args=arguments, name="config-file", daemon=True).start()

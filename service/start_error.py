@@ -1,0 +1,5 @@
+"""What keeps a server from starting."""
+
+
+class StartError(Exception):
+    """The server can not start; the message says what to change."""
