@@ -76,3 +76,7 @@ class Deltas(Protocol):
     def status(self) -> DeltaStatus:
         """Returns how far it is."""
         ...
+
+    def close(self) -> None:
+        """The version is not served any more: gives back the files and the memory that it holds."""
+        ...

@@ -113,9 +113,11 @@ class Servable:
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
-        """Closes each backend once, and the files."""
+        """Closes each backend once, what changes rows, and the files."""
         for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
+        if self.deltas is not None:
+            self.deltas.close()
         self.files.close()
 
 

@@ -117,6 +117,14 @@ class Overlay:
         if self._shown is not None and self._shown.holder is None:
             self._shown.holder = holder
 
+    def close(self) -> None:
+        """Lets go of all sides; their memory goes with the last request that reads it."""
+        self._shown = self._spare = None
+        self._lost = []
+        # They hold the version, which holds this.
+        del self._rebuild, self._base
+        self._maps.close()
+
     def _write(self, side: Side, order: int, delta: Delta) -> None:
         name, size = delta.table, side.tables[delta.table].table.info.vocabulary_size
         orders = self._orders.setdefault(name, np.zeros(size, np.int64))

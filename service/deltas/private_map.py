@@ -65,7 +65,7 @@ class PrivateMaps:
         self._manifest = manifest
         self._guarded = guarded
         self._descriptors: dict[str, int] = {}
-        weakref.finalize(self, _close, self._descriptors)
+        self._finalizer = weakref.finalize(self, _close, self._descriptors)
         parts: list[TableEntry | TableScale] = [*manifest.tables.values()]
         parts += [table.scale for table in manifest.tables.values() if table.scale is not None]
         for part in parts:
@@ -74,6 +74,10 @@ class PrivateMaps:
                     self._descriptors[part.file] = os.open(artifact / part.file, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
                     raise ArtifactError(f"cannot open {artifact / part.file}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Gives the files back; maps that somebody reads stay until then."""
+        self._finalizer()
 
     def open(self, tables: Mapping[str, MappedTable]) -> dict[str, OverlaidTable]:
         """Maps the same tables once more; raises OSError or ValueError where the system does not."""

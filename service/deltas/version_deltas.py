@@ -55,6 +55,20 @@ class Target:
     copied: tuple[str, ...]
 
 
+class _Refusals:
+    """Logs and counts deltas that are refused. Apart from VersionDeltas, which what tells of them must not hold."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, fault: DeltaFault, where: str) -> None:
+        self.counts[fault.reason] += 1
+        names = {"model": self._target.model, "version": self._target.version}
+        extra = {"path": where, "reason": str(fault), "fault": fault.reason}
+        logger.error("delta is refused", extra=names | extra)
+
+
 class VersionDeltas:
     """See core.deltas.Deltas for what requests and metrics use. Concurrency: any thread.
 
@@ -78,8 +92,9 @@ class VersionDeltas:
     ) -> None:
         self._target = target
         self._overlay = overlay
-        self._inbox = Inbox(target.artifact, max_bytes=max_bytes, refused=self._refused)
-        self._journal = journal(self._refused) if journal is not None else None
+        self._refusals = _Refusals(target)
+        self._inbox = Inbox(target.artifact, max_bytes=max_bytes, refused=self._refusals)
+        self._journal = journal(self._refusals) if journal is not None else None
         self._max_rows = max_rows
         self._wake = wake
         self._clock = clock
@@ -95,8 +110,7 @@ class VersionDeltas:
         self._shown_upsert = 0
         self._behind_since_s: float | None = None
         self._blocked_since_s: float | None = None
-        self._has_failed = False
-        self._refusals: Counter[str] = Counter()
+        self._has_failed = self._is_closed = False
 
     def at_load(self, servable: Servable) -> Servable:
         """Returns the servable with all deltas that are there, before it is shown to anyone.
@@ -127,6 +141,8 @@ class VersionDeltas:
           holder: of the version, as it is published.
         """
         with self._catching_up:
+            if self._is_closed:
+                return True
             self._overlay.shown_by(holder)
             try:
                 has_more = self._read()
@@ -158,6 +174,9 @@ class VersionDeltas:
             return delta, encode(delta)
 
         delta = self._journal.append(make, self._highest + 1)
+        if self._is_closed:
+            # On disk, for when the version is served again; nobody shows it now.
+            self._journal.close()
         self._wake()
         with self._news:
             is_visible = self._news.wait_for(lambda: self._shown_upsert >= delta.sequence, _SHOWN_S)
@@ -173,8 +192,16 @@ class VersionDeltas:
             pending=len(self._pending),
             lag_s=0.0 if since_s is None else max(self._clock() - since_s, 0.0),
             missing=self._numbers.missing,
-            refused=dict(self._refusals),
+            refused=dict(self._refusals.counts),
         )
+
+    def close(self) -> None:
+        """See core.deltas.Deltas. What points back here is let go of, or all would stay until a full collection."""
+        with self._catching_up:
+            self._is_closed = True
+            self._overlay.close()
+            if self._journal is not None:
+                self._journal.close()
 
     def _read(self) -> bool:
         """Takes what is new; returns whether there was anything, and so may be more."""
@@ -201,7 +228,7 @@ class VersionDeltas:
             if self._target.copied and not delta.is_forced:
                 raise DeltaFault("copied_tables", _copied_text(self._target.copied))
         except DeltaFault as fault:
-            self._refused(fault, f"delta {delta.sequence} of table {delta.table!r}")
+            self._refusals(fault, f"delta {delta.sequence} of table {delta.table!r}")
             return
         if is_journaled:
             self._last_journaled = delta.sequence
@@ -245,11 +272,6 @@ class VersionDeltas:
     def _tell(self, message: str) -> None:
         extra = {"last": self._numbers.last, "rows": self._overlay.rows}
         logger.debug(message, extra=self._names() | extra)
-
-    def _refused(self, fault: DeltaFault, where: str) -> None:
-        self._refusals[fault.reason] += 1
-        extra = {"path": where, "reason": str(fault), "fault": fault.reason}
-        logger.error("delta is refused", extra=self._names() | extra)
 
     def _log_failure(self, error: Exception) -> None:
         if not self._has_failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -290,3 +291,23 @@ def test_a_version_that_goes_takes_its_sides_along(serve: Serve) -> None:
     served.registry.unload("toy", 1)
     assert holder.servable.deltas is not None
     assert served.registry.replace(holder, holder.servable) is None
+
+
+def test_a_version_that_goes_leaves_no_file_open(serve: Serve, tmp_path: Path) -> None:
+    def open_files() -> list[str]:
+        links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+        found = [os.readlink(link) for link in links if os.path.lexists(link)]
+        return sorted(name for name in found if str(tmp_path) in name)
+
+    gc.disable()
+    try:
+        served = serve(journal=True)
+        for value in (1.0, 2.0, 3.0):
+            upsert(served, [1], [[value, value]])
+            assert served.rows("user", 1) == [[value, value]]
+        assert open_files()
+        served.registry.unload("toy", 1)
+        del served
+        assert open_files() == []
+    finally:
+        gc.enable()
