@@ -131,8 +131,7 @@ def create_admin_server(
         render=parts.render,
         reload_config=reload_config,
         guard=parts.connection_guard(),
-        # Connections are few: they need not be shared out among workers.
-        open_listener=opener("http", parts.tls.http_handshakes(), None),
+        open_listener=opener("admin", parts.tls.http_handshakes(), crew),
         max_body_bytes=settings.max_request_bytes,
         drain_timeout_s=settings.drain_timeout_s,
     )

@@ -154,7 +154,10 @@ def _watch_one(
 
 
 def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float, kills: Kills | None) -> None:
-    """Puts a copy of the version into place under the next number, and takes the old one away when it is AVAILABLE."""
+    """Puts a copy of the version into place under the next number, and takes away the one before the old one.
+
+    That one stays, for a worker that has just been started may still be loading it.
+    """
     version = 1
     with calls.channel() as channel:
         while not stop.wait(swap_s):
@@ -166,7 +169,7 @@ def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_
             while not stop.is_set():
                 try:
                     if version in calls.available(channel):
-                        shutil.rmtree(old)
+                        shutil.rmtree(models / str(version - 2), ignore_errors=True)
                         tally.done("version swap", "OK", None, 0)
                         break
                 except grpc.RpcError as error:

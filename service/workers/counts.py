@@ -6,8 +6,8 @@ import mmap
 import os
 from typing import Literal
 
-Wire = Literal["http", "grpc"]
-_WIRES: tuple[Wire, ...] = ("http", "grpc")
+Wire = Literal["http", "grpc", "admin"]
+_WIRES: tuple[Wire, ...] = ("http", "grpc", "admin")
 # Not taking connections: not there, not ready, or leaving.
 _AWAY = -1
 _CELL_BYTES = 8
