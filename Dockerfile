@@ -74,7 +74,8 @@ ENV EMB_HOST=0.0.0.0 \
     EMB_MODEL_NAME=movielens \
     HOME=/tmp
 # Whoever gets in finds no package manager and no shell. The last step that runs anything, for it needs the shell itself.
-RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/local/bin/pip* /usr/local/lib/python3.11/ensurepip \
+RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/lib/python3/dist-packages/pip* /usr/local/bin/pip* /usr/bin/pip* \
+        /usr/local/lib/python3.11/ensurepip \
         /usr/bin/apt* /usr/lib/apt /etc/apt /var/lib/apt /var/cache/apt /usr/bin/dpkg* /usr/sbin/dpkg* /usr/bin/perl* \
         /usr/bin/curl /usr/bin/wget /bin/su /usr/bin/su /usr/bin/passwd /usr/bin/newgrp /usr/bin/chsh /usr/bin/chfn \
         /usr/bin/gpasswd /usr/bin/mount /usr/bin/umount /bin/mount /bin/umount \

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from service.access import Access
 from service.admin_server import AdminServer
@@ -47,7 +46,7 @@ class HttpParts:
     access: Access | None
     tls: Wires
     statusz: Callable[[], Mapping[str, Any]]
-    spans: Callable[[ASGIApp], ASGIApp] | None
+    spans: Callable[[Any], Any] | None
 
     def render(self) -> tuple[bytes, str]:
         """Returns the metrics of all workers."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from service.model_server_flags import FOREIGN_FLAGS
 from service.settings import ENV_PREFIX, Settings
+from service.settings_faults import faults_of
 
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
@@ -28,7 +29,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
       SystemExit: --help, or a flag that argparse refuses.
     """
     settings, faults = _read(arguments, os.environ if environ is None else environ)
-    faults += settings.faults()
+    faults += faults_of(settings)
     foreign, unread = _foreign_values(vars(_parser().parse_args(arguments)))
     faults += unread
     faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]

@@ -23,7 +23,9 @@ class Threads(Protocol):
 
     def submit(
         self, path: str, message: bytes, deadline_s: float | None, work: Callable[[ServiceError | None], None]
-    ) -> Future[Any]: ...
+    ) -> Future[Any]:
+        """Queues work, or raises ServiceError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

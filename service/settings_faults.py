@@ -1,0 +1,67 @@
+"""What is wrong with settings that each by itself may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+
+from service.settings import Settings
+
+_MAX_WORKERS = 256
+_ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
+
+
+def faults_of(settings: Settings) -> list[str]:
+    """Returns what is wrong with settings, all at once; empty when they can be used."""
+    found = []
+    if not settings.model_base_path and not settings.model_config_file:
+        found.append(
+            "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
+        )
+    if not settings.model_name or "/" in settings.model_name:
+        found.append(f"--model_name is {settings.model_name!r}: it must not be empty or hold a '/'")
+    if settings.port == settings.rest_api_port != 0:
+        found.append(f"--port and --rest_api_port are both {settings.port}: gRPC and HTTP need one each")
+    if settings.admin_port > 0 and settings.admin_port in (settings.port, settings.rest_api_port):
+        found.append(f"--admin_port is {settings.admin_port}: it must differ from --port and --rest_api_port")
+    if settings.admin_port >= 0 and not settings.auth_config and not _is_loopback(settings.admin_host):
+        found.append(f"--admin_host is {settings.admin_host!r}: where others can reach it, --auth_config is required")
+    if settings.rest_api_enable_cors_support and settings.cors_origins:
+        found.append("--rest_api_enable_cors_support is for all origins, --rest_api_cors_origins for some: give one")
+    for origin in settings.cors_origins:
+        if not re.fullmatch(_ORIGIN, origin):
+            found.append(f"--rest_api_cors_origins: {origin!r}: expected https://host or https://host:port")
+    if not 1 <= settings.num_workers <= _MAX_WORKERS:
+        found.append(f"--workers is {settings.workers!r}: expected 1 to {_MAX_WORKERS}, or 'auto'")
+    if settings.num_workers > 1 and settings.grpc_socket_path and not settings.grpc_takes_sockets:
+        found.append("--grpc_socket_path can not be shared by --workers: gRPC opens it in each of them")
+    if settings.grpc_transport == "h2" and settings.grpc_channel_arguments:
+        found.append("--grpc_channel_arguments are grpcio's: leave --grpc_transport=h2 out")
+    if not settings.tags:
+        found.append("--saved_model_tags names no tag")
+    own = (settings.tensorflow_intra_op_parallelism, settings.tensorflow_inter_op_parallelism)
+    if settings.tensorflow_session_parallelism and all(own):
+        found.append(
+            "--tensorflow_session_parallelism is for both of --tensorflow_intra_op_parallelism and "
+            "--tensorflow_inter_op_parallelism: give it or them"
+        )
+    if not all(pair.partition("=")[0] and "=" in pair for pair in settings.grpc_channel_arguments.split(",") if pair):
+        found.append(f"--grpc_channel_arguments is {settings.grpc_channel_arguments!r}: expected name=value,...")
+    if settings.max_bytes_in_flight < settings.max_request_bytes:
+        found.append(
+            f"--max_bytes_in_flight is {settings.max_bytes_in_flight}: expected --max_request_bytes at least, "
+            f"{settings.max_request_bytes}"
+        )
+    for setting in dataclasses.fields(settings):
+        value, low, high = getattr(settings, setting.name), setting.metadata["low"], setting.metadata["high"]
+        if low is not None and not low <= value <= high:
+            found.append(f"--{setting.name} is {value}: expected {low} to {high}")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
