@@ -1,4 +1,4 @@
-"""Settings of the server itself: models, wires, limits, logs. Names that TensorFlow Serving has mean what they mean there."""
+"""Settings of the server itself: models, wires, limits, logs. Names that TensorFlow Serving has mean the same here."""
 
 from __future__ import annotations
 
