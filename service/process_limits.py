@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-# For files of models, listeners, logs and TensorFlow; connections must not take them.
+# For files of models, listeners, logs and TensorFlow; connections must not take them. Of few it is half.
 _SPARE = 128
 
 
@@ -19,5 +19,5 @@ def raise_descriptor_limit() -> int:
 def max_connections(configured: int) -> int:
     """Returns how many HTTP connections there may be; 0 asks for half of what descriptors allow, gRPC has the other."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = max(soft - _SPARE, 1)
+    possible = max(soft - min(_SPARE, soft // 2), 2)
     return min(configured or possible // 2, possible)

@@ -22,6 +22,8 @@ _BUSY = STATUS_LINE[503] + (
 )
 # How long a refused client gets to read why, and how many such there may be: a close at once would drop what was said.
 _LINGER_S, _MAX_LINGERING = 1.0, 256
+# What is read of a refused body beyond twice the limit, where that is small.
+_DISCARDED_BYTES = 4 << 20
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -186,8 +188,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _body_part(self, size: int) -> None:
         """Some of a body came."""
         self._received += size
-        # It was refused at its limit; what comes behind that is thrown away for a while.
-        if self._received > 2 * self._guard.limits.body_bytes:
+        # It was refused at its limit; what comes behind that is thrown away for a while, so that its client can go on.
+        if self._received > 2 * self._guard.limits.body_bytes + _DISCARDED_BYTES:
             self._cut("body size")
 
     def _body_done(self) -> None:
