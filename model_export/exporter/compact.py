@@ -18,9 +18,9 @@ import numpy as np
 from model_export.errors import ExportError
 from model_export.exporter.bundle_index import replace_checksums
 from model_export.exporter.deltas import read_tables
+from model_export.exporter.extra_assets import RECORDED_PATH
 from model_export.exporter.finishing import finish
 from model_export.exporter.integrity import file_sizes
-from model_export.exporter.prediction_log import RECORDED_PATH
 from model_export.exporter.versions import new_version_folder
 from service.core.manifest import Manifest, TableEntry, TableScale
 from service.core.types import Array

@@ -22,8 +22,6 @@ from model_export.tensorflow_setup import tf
 from service.codecs.protos import message_class
 from service.core.types import Array
 
-WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
-RECORDED_PATH = "assets.extra/recorded_predictions"
 # TensorFlow Serving reads no more than these from a warm-up file.
 MAX_WARMUP_REQUESTS = 1000
 

@@ -13,11 +13,12 @@ from model_export.errors import ExportError
 from model_export.exporter import oracle
 from model_export.exporter.comparison import Comparison, differing_rows
 from model_export.exporter.device_differences import DeviceComparison
+from model_export.exporter.extra_assets import RECORDED_PATH
 from model_export.exporter.integrity import integrity_faults
 from model_export.exporter.oracle import RefusedError, looked_up
 from model_export.exporter.parity_cases import Case, CaseWriter
 from model_export.exporter.parity_report import DeviceDifference, Disagreements, ParityReport, SignatureParity
-from model_export.exporter.prediction_log import RECORDED_PATH, LoggedPrediction, read_predictions
+from model_export.exporter.prediction_log import LoggedPrediction, read_predictions
 from model_export.exporter.saved_table import Rows, read_tables
 from model_export.exporter.signature_runner import (
     SERVE_TPU,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from model_export.exporter.extra_assets import WARMUP_PATH
 from model_export.exporter.parity_cases import CaseWriter
-from model_export.exporter.prediction_log import MAX_WARMUP_REQUESTS, WARMUP_PATH, LoggedPrediction, write_predictions
+from model_export.exporter.prediction_log import MAX_WARMUP_REQUESTS, LoggedPrediction, write_predictions
 from service.core.types import Array
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -15,18 +14,9 @@ from typing import IO, Any
 
 import httpx
 
-from tests.integration.process import PATIENCE_S, ROOT, environment, until
+from tests.integration.process import PATIENCE_S, ROOT, environment, until, unused_ports
 
 LOOKUP = "/v1/models/default:lookup"
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @contextmanager
@@ -42,7 +32,7 @@ def limited(
 
     Its ports are chosen here, for nobody reads its log.
     """
-    http_port, grpc_port = free_ports(2)
+    http_port, grpc_port = unused_ports(2)
     given = {
         "host": "127.0.0.1",
         "port": grpc_port,
@@ -68,6 +58,7 @@ def limited(
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=PATIENCE_S) as http:
             until(lambda: process.poll() is not None or is_ready(http))
+            assert process.poll() is None, f"it ended with {process.returncode}"
             yield process, http
     finally:
         process.kill()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -150,6 +152,12 @@ class ServerProcess:
         assert response.status_code == 200, response.text
         return response.json()["embeddings"]
 
+    def tells(self, features: Mapping[str, Any], embeddings: Mapping[str, Any], *, model: str = "default") -> bool:
+        """Says whether a lookup is answered with these embeddings; it may be refused between two versions."""
+        response = self.http.post(f"/v1/models/{model}:lookup", json={"features": features})
+        assert response.status_code in (200, 503), response.text
+        return bool(response.status_code == 200 and response.json()["embeddings"] == embeddings)
+
     def predict_grpc(self, inputs: Mapping[str, Any], signature: str, *, model: str = "default") -> dict[str, Any]:
         """Calls Predict and returns the arrays."""
         return predict_grpc(self.channel, inputs, signature, model=model)
@@ -168,6 +176,22 @@ def predict_grpc(
     data = call(request.SerializeToString(), timeout=PATIENCE_S)
     response = message_class("tensorflow.serving.PredictResponse").FromString(data)
     return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
+
+
+def unused_ports(count: int) -> list[int]:
+    """Returns ports to listen on, none of those that the system gives to connections and to listeners on port 0."""
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(10_000, lowest_given)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+    return ports
 
 
 def until(is_so: Any) -> None:

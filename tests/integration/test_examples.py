@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.process import ROOT, ServerProcess, environment
+from tests.integration.process import ROOT, ServerProcess, environment, unused_ports
 
 pytestmark = pytest.mark.tf
 
@@ -32,14 +31,8 @@ def run(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def free_ports() -> tuple[int, int]:
-    """Returns two ports that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        return first.getsockname()[1], second.getsockname()[1]
-
-
 def test_every_request_of_the_demo_is_answered(base: Path) -> None:
-    port, rest_api_port = free_ports()
+    port, rest_api_port = unused_ports(2)
     ports = (f"--port={port}", f"--rest_api_port={rest_api_port}")
     shown = run("examples/demo.py", "--check", f"--model_base_path={base}", *ports)
     assert '{"embeddings":{"genres":[[' in shown

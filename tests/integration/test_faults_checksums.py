@@ -42,7 +42,7 @@ def test_a_new_version_with_a_flipped_bit_never_answers(serve: Serve, base: Path
     # A good one is verified before it answers.
     write_toy_model(tmp_path / "good", scale=3)
     os.rename(tmp_path / "good", base / "3")
-    until(lambda: server.lookup({"user": [1]}) == {"user": [[3, 30]]})
+    until(lambda: server.tells({"user": [1]}, {"user": [[3, 30]]}))
     assert verified(server, 3) == 1
 
 

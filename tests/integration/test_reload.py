@@ -143,7 +143,7 @@ def test_a_model_folder_that_vanishes_keeps_being_served(serve: Serve, base: Pat
     add_version(base.parent, 0)
     base.mkdir()
     add_version(base, 2, scale=2)
-    until(lambda: server.lookup({"user": [4]}) == {"user": [[8, 80]]})
+    until(lambda: server.tells({"user": [4]}, {"user": [[8, 80]]}))
 
 
 def test_removing_the_newest_version_goes_back(serve: Serve, base: Path) -> None:

@@ -62,7 +62,7 @@ def test_what_was_recorded_warms_the_next_version_up(base: Path, tmp_path: Path,
     hidden.rename(base / "2")
     replayed = server.wait_for_log("replayed warm-up requests", records=12)
     assert replayed["skipped"] == 0
-    until(lambda: server.lookup({"user": [4]}, model="toy") == {"user": [[8, 80]]})
+    until(lambda: server.tells({"user": [4]}, {"user": [[8, 80]]}, model="toy"))
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
     (done,) = (tmp_path / "log").iterdir()

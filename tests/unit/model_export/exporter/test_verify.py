@@ -87,7 +87,8 @@ def test_without_recorded_answers_predictions_are_not_checked_and_that_is_said(a
 
 
 def test_all_faults_of_answers_are_told_with_what_was_compared(artifact: Path, tmp_path: Path) -> None:
-    from model_export.exporter.prediction_log import RECORDED_PATH, read_predictions, write_predictions
+    from model_export.exporter.extra_assets import RECORDED_PATH
+    from model_export.exporter.prediction_log import read_predictions, write_predictions
     from model_export.exporter.verify import verify_artifact
 
     def wrong_combiner(data: dict[str, Any]) -> None:

@@ -56,7 +56,8 @@ def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.tf
 def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> None:
-    from model_export.exporter.prediction_log import RECORDED_PATH, read_predictions
+    from model_export.exporter.extra_assets import RECORDED_PATH
+    from model_export.exporter.prediction_log import read_predictions
     from model_export.tensorflow_setup import tf
 
     reader = tf.train.load_checkpoint(str(artifact / "variables/variables"))
