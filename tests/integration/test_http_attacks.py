@@ -79,8 +79,12 @@ def metric(server: ServerProcess, name: str) -> float:
     ],
     ids=["whole", "endless", "path", "many"],
 )
-def test_a_huge_head_is_431(server: ServerProcess, head: bytes) -> None:
-    assert status(answer(server, head)) == 431
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_huge_head_is_431(server: ServerProcess, head: bytes, pieces: int) -> None:
+    # No piece is larger than the limit where there are three.
+    size = -(-len(head) // pieces)
+    parts = [head[at : at + size] for at in range(0, len(head), size)]
+    assert status(answer(server, *parts, pause_s=0.05 * (pieces > 1))) == 431
 
 
 def test_a_head_that_grows_for_ever_is_cut_at_its_limit(server: ServerProcess) -> None:

@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 _SHARE = 4
 
 # Why a request was refused. bytes, rows: too many in flight; queue: too many wait; wait: it would wait too long, or
-# did; deadline: that passes before a thread is free.
-Reason = Literal["bytes", "rows", "queue", "wait", "deadline"]
+# did; deadline: that passes before a thread is free; threads: the system gives none.
+Reason = Literal["bytes", "rows", "queue", "wait", "deadline", "threads"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ anything.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from service.core.admission.admission import Admission
@@ -60,7 +62,7 @@ class Workers:
         self, num_threads: int, *, name: str, admission: Admission, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._num_threads = num_threads
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._name = name
         self._limits = admission.limits
         self._observer = admission.observer
         self._clock = clock
@@ -68,18 +70,21 @@ class Workers:
         # Models that have work, the one whose turn it is first.
         self._turns: deque[str] = deque()
         self._num_waiting = 0
-        # Threads that take jobs until there are none.
-        self._num_running = 0
+        # Threads that there are, and those of them that wait for a job.
+        self._started: set[threading.Thread] = set()
+        self._num_idle = 0
         # Mean seconds of a run, by model; bounded, as only configured models have names here.
         self._means: dict[str, float] = {}
         self._lock = threading.Lock()
+        self._has_work = threading.Condition(self._lock)
         self._is_closed = False
+        _POOLS.add(self)
 
     def submit(self, model: str, work: Work, deadline_s: float | None = None) -> Job:
         """Queues work.
 
         Raises:
-          Overloaded: it would wait too long, or too much waits.
+          Overloaded: it would wait too long, too much waits, or the system gives no thread.
           NotReady: the pool is closed.
         """
         job = Job(self, model, work, deadline_s, self._clock())
@@ -87,6 +92,8 @@ class Workers:
             if self._is_closed:
                 raise NotReady("The server is shutting down.")
             reason = self._reason_to_refuse(job)
+            if reason is None and not self._is_thread_coming():
+                reason = "threads"
             if reason is None:
                 self._add(job)
                 return job
@@ -108,10 +115,17 @@ class Workers:
         """Lets running work end and cancels what has not begun."""
         with self._lock:
             self._is_closed = True
+            self._has_work.notify_all()
             left = [job for jobs in self._waiting.values() for job in jobs]
         for job in left:
             job.cancel()
-        self._threads.shutdown(wait=False)
+
+    def join(self) -> None:
+        """Waits for the threads of a closed pool."""
+        with self._lock:
+            started = list(self._started)
+        for thread in started:
+            thread.join()
 
     @property
     def num_waiting(self) -> int:
@@ -119,7 +133,7 @@ class Workers:
         return self._num_waiting
 
     def _reason_to_refuse(self, job: Job) -> Reason | None:
-        if self._num_waiting + self._num_running < self._num_threads:
+        if self._num_waiting + len(self._started) - self._num_idle < self._num_threads:
             return None
         mine = self._waiting.get(job.model)
         num_mine = len(mine) if mine else 0
@@ -148,20 +162,36 @@ class Workers:
             self._turns.append(job.model)
         jobs.append(job)
         self._num_waiting += 1
-        if self._num_running < self._num_threads:
-            self._num_running += 1
-            self._threads.submit(self._run)
+
+    def _is_thread_coming(self) -> bool:
+        """Wakes or starts a thread where there is one to be had; False where nobody would ever take a job."""
+        if self._num_idle:
+            # Counted here: by the time it runs, others may have been woken.
+            self._num_idle -= 1
+            self._has_work.notify()
+        elif len(self._started) < self._num_threads:
+            # No thread that the interpreter's end would wait for by itself: it can not tell idle ones to end.
+            thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._started)}", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):
+                pass
+            else:
+                self._started.add(thread)
+        return bool(self._started)
 
     def _drop_turn(self, model: str) -> None:
         del self._waiting[model]
         self._turns.remove(model)
 
     def _take(self) -> Job | None:
-        """Takes out the next job; None ends the thread's turn."""
+        """Takes out the next job, once there is one; None ends the thread."""
         with self._lock:
-            if not self._turns:
-                self._num_running -= 1
-                return None
+            while not self._turns:
+                if self._is_closed:
+                    return None
+                self._num_idle += 1
+                self._has_work.wait()
             model = self._turns[0]
             jobs = self._waiting[model]
             job = jobs.popleft()
@@ -173,9 +203,14 @@ class Workers:
             return job
 
     def _run(self) -> None:
-        while (job := self._take()) is not None:
-            if job.set_running_or_notify_cancel():
-                self._do(job)
+        try:
+            while (job := self._take()) is not None:
+                if job.set_running_or_notify_cancel():
+                    self._do(job)
+        finally:
+            # Also where memory ran out: another takes its place then.
+            with self._lock:
+                self._started.remove(threading.current_thread())
 
     def _do(self, job: Job) -> None:
         started_s = self._clock()
@@ -205,3 +240,18 @@ class Workers:
         mean_s = self._means.get(model, 0.0)
         with self._lock:
             self._means[model] = mean_s + (min(run_s, 2 * mean_s + _MOST_S) - mean_s) / _NEWEST
+
+
+_POOLS: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    # What runs, runs to its end: the interpreter's own would pull the ground from under what is in TensorFlow.
+    pools = list(_POOLS)
+    for pool in pools:
+        pool.close()
+    for pool in pools:
+        pool.join()
+
+
+atexit.register(_end_all)

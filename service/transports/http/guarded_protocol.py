@@ -52,8 +52,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_body_due = False
         self._received = 0
         self._body = Progress()
-        # Bytes that came in one go, and those that came since the last part of a head or body was whole.
+        # Bytes that came in one go, whether a head was due before them, and how many came since the last part of a head
+        # or body was whole.
         self._chunk_bytes = 0
+        self._is_head_due = True
         self._idle_bytes = 0
         # What the client has not read of its answers.
         self._unread = Progress()
@@ -80,7 +82,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._refused_s is not None:
             return
         is_head, is_body, received = self._begun_s is not None, self._is_body_due, self._received
-        self._chunk_bytes = len(data)
+        self._chunk_bytes, self._is_head_due = len(data), is_head
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -174,7 +176,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _head_done(self) -> None:
         """A head is whole; its body follows."""
-        if self._chunk_bytes > self._guard.limits.head_bytes:
+        # Only a head in several pieces, or in a large one, can be too large.
+        if self._is_head_due or self._chunk_bytes > self._guard.limits.head_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > self._guard.limits.head_bytes:
                 self._status = 431

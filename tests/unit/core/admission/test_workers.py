@@ -215,3 +215,47 @@ def test_waits_of_what_ran_are_told(make: Callable[..., Pool]) -> None:
     pool.now_s = 0.25
     pool.let_go(job)
     assert ("a", 0.25) in pool.told.waits
+
+
+def test_where_the_system_gives_no_thread_work_is_refused_until_it_does(
+    make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with pytest.raises(Overloaded):
+                pool.add("a", "refused")
+    assert pool.workers.num_waiting == 0
+    assert pool.add("a", "one").result(PATIENCE_S) == "one"
+    # The thread that there is takes all work, whatever becomes of others.
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert pool.add("a", "two").result(PATIENCE_S) == "two"
+
+
+def test_a_thread_that_memory_runs_out_for_is_replaced(
+    make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: ended.append(told.exc_value))
+
+    def fail(job: Job) -> None:
+        raise MemoryError
+
+    pool = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(pool.workers, "_do", fail)
+        pool.add("a", "lost")
+        pool.workers.join()
+    assert [type(error) for error in ended] == [MemoryError]
+    assert pool.add("a", "one").result(PATIENCE_S) == "one"
+
+
+def test_a_closed_pool_lets_its_threads_go(make: Callable[..., Pool]) -> None:
+    pool = make()
+    assert pool.add("a", "one").result(PATIENCE_S) == "one"
+    pool.workers.close()
+    pool.workers.join()
