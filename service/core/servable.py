@@ -38,7 +38,7 @@ class Files(Protocol):
     """The files that a servable reads as it answers. Concurrency: any thread.
 
     mark: one word, other than 0 once what was read may not be what was loaded.
-    is_verified: all that has a checksum was held against it.
+    is_verified: all that has a checksum was held against it. is_verification_due: that is still to be done.
     """
 
     @property
@@ -46,6 +46,9 @@ class Files(Protocol):
 
     @property
     def is_verified(self) -> bool: ...
+
+    @property
+    def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
         """Looks whether anything happened to them; returns what, "" where nothing did."""
@@ -62,6 +65,7 @@ class NoFiles:
 
     mark: Sequence[int] = (0,)
     is_verified: bool = False
+    is_verification_due: bool = False
 
     def look(self) -> str:
         """Finds nothing."""
