@@ -37,7 +37,12 @@ def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> 
     >>> journal_path(Path("j"), "../a", 3, b"\\x01" * 32).as_posix()
     'j/%2E%2E%2Fa/3-0101010101010101.journal'
     """
-    return folder / quote(model, safe="").replace(".", "%2E") / f"{version}-{fingerprint[:8].hex()}.journal"
+    return model_folder(folder, model) / f"{version}-{fingerprint[:8].hex()}.journal"
+
+
+def model_folder(folder: Path, model: str) -> Path:
+    """Returns where the journals of a model's versions are."""
+    return folder / quote(model, safe="").replace(".", "%2E")
 
 
 class Journal:
@@ -101,13 +106,18 @@ class Journal:
         """
         with self._mine:
             try:
-                self._open(is_writing=True)
-                with self._locked(fcntl.LOCK_EX, _PATIENCE_S) as is_mine:
-                    if not is_mine:
-                        self.failures["held"] += 1
-                        raise JournalUnavailable("The journal of upserts is held by another process; nothing changed.")
-                    self._catch_up()
-                    return self._write(*make(max(self._last + 1, at_least)))
+                while True:
+                    self._open(is_writing=True)
+                    with self._locked(fcntl.LOCK_EX, _PATIENCE_S) as is_mine:
+                        if not is_mine:
+                            self.failures["held"] += 1
+                            raise JournalUnavailable(
+                                "The journal of upserts is held by another process; nothing changed."
+                            )
+                        # Whoever removes it holds the lock: it may be gone since it was opened, but not from now on.
+                        if not self._is_replaced():
+                            self._catch_up()
+                            return self._write(*make(max(self._last + 1, at_least)))
             except OSError as error:
                 self.failures["unwritable"] += 1
                 logger.error("journal can not be written", extra={"path": str(self._path), "reason": str(error)})
