@@ -31,6 +31,7 @@ from service.settings import Settings
 from service.settings_reading import installed_version
 from service.start_error import StartError
 from service.statusz.collect import Statusz
+from service.statusz.overload import overload
 from service.table_verification import table_verification
 from service.tls.wires import TlsError, Wires
 from service.tracing.start import TracingUnavailable, start_tracing
@@ -100,7 +101,7 @@ class App:
             tracing=self._tracing,
             on_damage=self._models.look_again,
         )
-        self._metrics.held = self._engine.admission.held
+        self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         try:
             self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
         except AuthConfigError as error:
@@ -190,6 +191,7 @@ class App:
         )
 
     def _statusz(self) -> Statusz:
+        admission = self._engine.admission
         return Statusz(
             installed_version(),
             self._settings,
@@ -199,6 +201,7 @@ class App:
             workers=self._crew.workers if self._crew else tuple,
             place=self._crew.place if self._crew else None,
             logs=self._request_logs.read,
+            overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )
 
     def _handle_signals(self, stop: asyncio.Event, http: HttpServer) -> None:

@@ -1,10 +1,11 @@
-"""The settings of deltas as the rules that the loader takes."""
+"""The settings of deltas as the rules that the loader takes, and what tidies up behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+from service.deltas.journal_pruning import JournalPruning
 from service.deltas.rules import DeltaRules
 from service.settings import Settings
 
@@ -14,9 +15,19 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
     if not settings.delta_poll_wait_seconds:
         return None
     return DeltaRules(
-        journal_folder=Path(settings.delta_journal_dir).absolute() if settings.delta_journal_dir else None,
+        journal_folder=_journal_folder(settings),
         max_rows=settings.delta_max_rows,
         max_file_bytes=settings.delta_max_file_mib << 20,
         max_journal_bytes=settings.delta_journal_max_mib << 20,
         wake=wake,
     )
+
+
+def journal_pruning(settings: Settings) -> JournalPruning | None:
+    """Returns what removes journals of versions that are gone; None: there are none."""
+    folder = _journal_folder(settings)
+    return JournalPruning(folder) if folder is not None and settings.delta_poll_wait_seconds else None
+
+
+def _journal_folder(settings: Settings) -> Path | None:
+    return Path(settings.delta_journal_dir).absolute() if settings.delta_journal_dir else None

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from service.core.errors import InvalidRequest
 from service.core.repository import LoadRules
-from service.delta_settings import delta_rules
+from service.delta_settings import delta_rules, journal_pruning
 from service.graph_batching import GraphBatching, create_batching
 from service.loading import ServableLoader
 from service.lookup.row_pool import row_runner
@@ -35,6 +35,7 @@ def create_load_rules(
       wake_follower: called when rows were changed here.
     """
     threads, inter_op_threads = settings.parallelism
+    pruning = journal_pruning(settings)
     return LoadRules(
         load=ServableLoader(
             settings.tags,
@@ -55,6 +56,7 @@ def create_load_rules(
         retry_interval_s=settings.load_retry_interval_s,
         settle_s=settings.version_settle_s,
         slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
+        on_look=pruning.looked if pruning is not None else lambda model, versions: None,
     )
 
 

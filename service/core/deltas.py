@@ -48,7 +48,7 @@ class DeltaStatus(NamedTuple):
     pending: deltas that were read and are not applied; lag_s: for how long the oldest of them is there, or for how long
       they can not be read.
     missing: numbers below the last one that never came.
-    refused: by reason.
+    refused: by reason. journal_failures: upserts that the journal did not take, by reason; empty where there is none.
     """
 
     last_sequence: int
@@ -58,6 +58,7 @@ class DeltaStatus(NamedTuple):
     lag_s: float
     missing: int
     refused: Mapping[str, int]
+    journal_failures: Mapping[str, int]
 
 
 class Deltas(Protocol):

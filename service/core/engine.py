@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from service.core.types import (
 
 # Writing an answer of this size takes a fraction of a millisecond.
 _QUICK_BYTES = 1 << 20
+# For a shorter run of a graph it costs more to have another thread do it.
+_QUICK_RUN_S = 300e-6
 
 # (new list of models, deadline on the engine's clock or None): core.model_set's reload.
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
@@ -174,7 +177,7 @@ class Engine:
           request: as the shortcuts of this wire format take it.
           wire_format, signature_name: which of them.
           api, method, started_s, fallback_signature: as in bind.
-          may_wait: whether shortcuts that are not quick may be taken, too, and answers be large.
+          may_wait: whether answers may be large, and graphs run for longer than a fraction of a millisecond.
 
         Returns:
           None where the request must take the general path, which then answers, refuses and counts it.
@@ -188,7 +191,7 @@ class Engine:
                 has_default = DEFAULT_SIGNATURE in servable.signatures
                 signature_name = DEFAULT_SIGNATURE if has_default else fallback_signature
             shortcut = servable.shortcuts.get((wire_format, signature_name))
-            if shortcut is None or not (may_wait or shortcut.is_quick):
+            if shortcut is None:
                 return None
             recorder = self._recorders.get(servable.name) if self._recorders else None
             if recorder is not None and recorder.draw.take():
@@ -201,7 +204,10 @@ class Engine:
                     recorder.draw.put_back(False)
                 return None
             run_started_s = self._clock()
-            answer = shortcut.answer(request, self._max_response_bytes if may_wait else self._max_quick_bytes)
+            if may_wait:
+                answer = shortcut.answer(request, self._max_response_bytes, math.inf)
+            else:
+                answer = shortcut.answer(request, self._max_quick_bytes, _QUICK_RUN_S)
             # Behind the run: what it read may have become zeros meanwhile. The general path says so.
             if answer is None or servable.files.mark[0]:
                 if recorder is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,8 @@ class LoadRules:
     settle_s: how long a folder without a manifest must not have changed before it is loaded.
     clock, wall_clock: seconds; the first is monotonic, the second is the file system's.
     slots: held during a load, so that not too many go on at once.
+    on_look: told after each look which versions of a model have a folder or are loaded; None: its folder could not be
+      read. Must not raise.
     """
 
     load: Load
@@ -59,6 +61,7 @@ class LoadRules:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     slots: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    on_look: Callable[[str, Collection[int] | None], None] = lambda model, versions: None
 
 
 @dataclass(slots=True)
@@ -191,10 +194,12 @@ class ModelWatcher:
 
     def _look(self, base_path: Path) -> dict[int, Path] | None:
         try:
-            return find_versions(base_path)
+            found = find_versions(base_path)
         except OSError as error:
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
-            return None
+            found = None
+        self._rules.on_look(self._name, None if found is None else found.keys() | self._loaded)
+        return found
 
     def _note_problem(self, config: ModelConfig | None, found: Mapping[int, Path], wanted: list[int]) -> None:
         if config is None or wanted:

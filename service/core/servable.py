@@ -16,20 +16,16 @@ from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table,
 class Shortcut(Protocol):
     """Answers plain requests for one signature in a wire's own bytes, without arrays in between.
 
-    is_quick: it takes microseconds, and waits for nothing.
-
     Concurrency: any thread.
     """
 
-    @property
-    def is_quick(self) -> bool: ...
-
-    def answer(self, request: Any, max_bytes: int) -> tuple[Any, int] | None:
+    def answer(self, request: Any, max_bytes: int, max_s: float) -> tuple[Any, int] | None:
         """Returns the answer as its wire wants it, and its rows; None where the request is not plain.
 
         Args:
           request: what the wire's reader made of the request.
           max_bytes: of the answer, as arrays.
+          max_s: what a run of a graph may take, as far as is known; infinity: whatever it takes.
         """
         ...
 
@@ -38,7 +34,7 @@ class Files(Protocol):
     """The files that a servable reads as it answers. Concurrency: any thread.
 
     mark: one word, other than 0 once what was read may not be what was loaded.
-    is_verified: all that has a checksum was held against it.
+    is_verified: all that has a checksum was held against it. is_verification_due: that is still to be done.
     """
 
     @property
@@ -46,6 +42,9 @@ class Files(Protocol):
 
     @property
     def is_verified(self) -> bool: ...
+
+    @property
+    def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
         """Looks whether anything happened to them; returns what, "" where nothing did."""
@@ -62,6 +61,7 @@ class NoFiles:
 
     mark: Sequence[int] = (0,)
     is_verified: bool = False
+    is_verification_due: bool = False
 
     def look(self) -> str:
         """Finds nothing."""

@@ -37,7 +37,12 @@ def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> 
     >>> journal_path(Path("j"), "../a", 3, b"\\x01" * 32).as_posix()
     'j/%2E%2E%2Fa/3-0101010101010101.journal'
     """
-    return folder / quote(model, safe="").replace(".", "%2E") / f"{version}-{fingerprint[:8].hex()}.journal"
+    return model_folder(folder, model) / f"{version}-{fingerprint[:8].hex()}.journal"
+
+
+def model_folder(folder: Path, model: str) -> Path:
+    """Returns where the journals of a model's versions are."""
+    return folder / quote(model, safe="").replace(".", "%2E")
 
 
 class Journal:
@@ -46,6 +51,8 @@ class Journal:
     Args:
       max_bytes: of the file; max_record_bytes: of one record.
       refused: told of records that can not be read, once of each.
+
+    failures: appends that came to nothing: full, held by another process, or the file system's fault.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class Journal:
         self._max_record_bytes = max_record_bytes
         self._refused = refused
         self._clock = clock
+        self.failures = {"full": 0, "held": 0, "unwritable": 0}
         self._mine = threading.Lock()
         self._descriptor = -1
         self._end = 0
@@ -98,13 +106,20 @@ class Journal:
         """
         with self._mine:
             try:
-                self._open(is_writing=True)
-                with self._locked(fcntl.LOCK_EX, _PATIENCE_S) as is_mine:
-                    if not is_mine:
-                        raise JournalUnavailable("The journal of upserts is held by another process; nothing changed.")
-                    self._catch_up()
-                    return self._write(*make(max(self._last + 1, at_least)))
+                while True:
+                    self._open(is_writing=True)
+                    with self._locked(fcntl.LOCK_EX, _PATIENCE_S) as is_mine:
+                        if not is_mine:
+                            self.failures["held"] += 1
+                            raise JournalUnavailable(
+                                "The journal of upserts is held by another process; nothing changed."
+                            )
+                        # Whoever removes it holds the lock: it may be gone since it was opened, but not from now on.
+                        if not self._is_replaced():
+                            self._catch_up()
+                            return self._write(*make(max(self._last + 1, at_least)))
             except OSError as error:
+                self.failures["unwritable"] += 1
                 logger.error("journal can not be written", extra={"path": str(self._path), "reason": str(error)})
                 raise JournalUnavailable(
                     f"The journal of upserts can not be written ({error.strerror}); nothing was changed."
@@ -117,6 +132,7 @@ class Journal:
 
     def _write(self, delta: Delta, data: bytes) -> Delta:
         if self._end + len(data) > self._max_bytes:
+            self.failures["full"] += 1
             raise DeltaRefused(
                 f"The journal of upserts has {self._end} bytes and may have {self._max_bytes}: fold it into a new "
                 "version with `model-export compact`."

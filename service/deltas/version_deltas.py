@@ -193,6 +193,7 @@ class VersionDeltas:
             lag_s=0.0 if since_s is None else max(self._clock() - since_s, 0.0),
             missing=self._numbers.missing,
             refused=dict(self._refusals.counts),
+            journal_failures=dict(self._journal.failures) if self._journal is not None else {},
         )
 
     def close(self) -> None:

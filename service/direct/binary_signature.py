@@ -65,8 +65,6 @@ class Layout:
 class BinarySignature:
     """Answers requests for one signature of one model version in binary tensors. Concurrency: any thread."""
 
-    is_quick = True
-
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan, model: str, version: int) -> None:
         self._spec = spec
         self._plan = plan
@@ -77,7 +75,7 @@ class BinarySignature:
         # By thread: where it counts.
         self._counts_at: dict[int, int] = {}
 
-    def answer(self, request: BinaryRequest, max_bytes: int) -> tuple[BinaryAnswer, int] | None:
+    def answer(self, request: BinaryRequest, max_bytes: int, max_s: float) -> tuple[BinaryAnswer, int] | None:
         """Returns a body and its rows; see core.servable.Shortcut."""
         data, state, sizes, names, outputs, request_id = request
         layout = self._layout(names, outputs)

@@ -105,8 +105,6 @@ class Layout:
 class JsonSignature:
     """Answers requests for one signature of one model version in JSON. Concurrency: any thread."""
 
-    is_quick = True
-
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan) -> None:
         self._spec = spec
         self._plan = plan
@@ -118,7 +116,7 @@ class JsonSignature:
         self._counts_at: dict[int, int] = {}
         self._num_counts = 2 * len(plan.features)
 
-    def answer(self, request: JsonRequest, max_bytes: int) -> tuple[bytes, int] | None:
+    def answer(self, request: JsonRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
         """Returns a body and its rows; see core.servable.Shortcut."""
         state, ints, rows, is_wide, key, shape = request
         try:

@@ -140,8 +140,6 @@ PlainRequest = tuple[bytes, bytes, ThreadState, bool]
 class DirectSignature:
     """Answers requests for one signature of one model version in bytes. Concurrency: any thread."""
 
-    is_quick = True
-
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan, model: str, version: int) -> None:
         self._spec = spec
         self._plan = plan
@@ -153,7 +151,7 @@ class DirectSignature:
         # By thread: where it counts.
         self._counts_at: dict[int, int] = {}
 
-    def answer(self, request: PlainRequest, max_bytes: int) -> tuple[bytes, int] | None:
+    def answer(self, request: PlainRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
         """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
         data, skeleton, state, as_content = request
         layout = self._layouts.of(skeleton)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from service.core.errors import ServiceError
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.memory import address_of
+from service.direct.run_times import RunTimes
 from service.direct.signature import Layout, Layouts, PlainRequest
 from service.lookup.plan import FeaturePlan
 
@@ -42,10 +44,8 @@ class DirectTower:
 
     Args:
       features: all that the signature looks up, each under a name of its own.
-      run_dense: the rest of the signature's graph; may block, and raises ServiceError.
+      run_dense: the rest of the signature's graph; raises ServiceError.
     """
-
-    is_quick = False
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class DirectTower:
     ) -> None:
         self._spec = spec
         self._run_dense = run_dense
+        self._run_times = RunTimes()
         self._model, self._version = model, version
         self._layouts = Layouts(spec, features, needs_all=True)
         self._places: dict[int, _Place] = {}
@@ -65,14 +66,14 @@ class DirectTower:
         self._counts = np.zeros((1 + max(feature.position for feature in features.values()), 2), np.int64)
         self._counts_at = self._counts.ctypes.data
 
-    def answer(self, request: PlainRequest, max_bytes: int) -> tuple[bytes, int] | None:
+    def answer(self, request: PlainRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
         """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
         data, skeleton, state, as_content = request
         layout = self._layouts.of(skeleton)
         if layout is None:
             return None
         rows = state.found[layout.rows_at] - layout.rows_extra
-        if rows <= 0 or rows * self._spec.row_bytes > max_bytes:
+        if rows <= 0 or rows * self._spec.row_bytes > max_bytes or self._run_times.expected_s(rows) > max_s:
             return None
         place = self._places.get(rows) or self._new_place(layout, rows)
         floats = np.empty(place.num_floats, np.float32)
@@ -91,11 +92,13 @@ class DirectTower:
         )
         if done != gather.DONE:
             return None
+        started_s = perf_counter()
         try:
             outputs = self._run_dense([floats[begin:end].reshape(shape) for begin, end, shape in place.parts])
         except ServiceError:
             # The general path says it in its own words, and counts it.
             return None
+        self._run_times.learn(rows, perf_counter() - started_s)
         answer = encode_response(
             outputs,
             model=self._model,

@@ -72,7 +72,8 @@ class GuardedFiles:
     """The mapped files of one version. Concurrency: map by one caller at a time, the rest any thread.
 
     mark: one word, other than 0 once what is read may not be what was opened.
-    is_verified: all that has a checksum was held against it. is_closed: nobody asks any more.
+    is_verified: all that has a checksum was held against it. is_verification_due: that is still to be done, while the
+      version answers. is_closed: nobody asks any more.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class GuardedFiles:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.mark = memoryview(self._memory).cast("q")
         self._opened: dict[Path, _Opened] = {}
-        self.is_verified = False
+        self.is_verified = self.is_verification_due = False
         self.is_closed = False
         self._why = ""
 

@@ -112,9 +112,12 @@ class Verifier:
                 self.verify(files, stored)
             except NotReady:
                 return
+            # One that could not be verified stays due.
+            files.is_verification_due = False
             if files.mark[0]:
                 on_damage()
 
+        files.is_verification_due = True
         self._waiting.put(run)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="verify-tables", daemon=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from threading import get_ident
 
 from service.core.admission.admission import Held
+from service.core.admission.limits import Limits
 from service.metrics.buckets import QUEUE, SECONDS, Times
 from service.metrics.text import family, histogram, labels, sample
 
@@ -54,8 +55,26 @@ class AdmissionCounter:
         """An HTTP connection was refused or cut. Concurrency: event loop only."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
-    def lines(self, held: Mapping[str, Held]) -> list[str]:
-        """Returns the families; held: what is in flight now."""
+    def dropped(self) -> dict[str, int]:
+        """Returns how many HTTP connections were refused or cut, by reason."""
+        return self._dropped.copy()
+
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """Returns how many requests were refused, by model and reason."""
+        totals: dict[tuple[str, str], int] = {}
+        for (_, model, reason), count in self._refused.copy().items():
+            totals[model, reason] = totals.get((model, reason), 0) + count[0]
+        return totals
+
+    def waits(self) -> dict[str, Times]:
+        """Returns how long requests of each model had waited for a thread."""
+        found: dict[str, Times] = {}
+        for (_, model), cell in self._waits.copy().items():
+            found.setdefault(model, Times(QUEUE)).merge(cell)
+        return found
+
+    def lines(self, held: Mapping[str, Held], limits: Limits | None) -> list[str]:
+        """Returns the families; held: what is in flight now; limits: what may be, where there are any."""
         lines: list[str] = []
         gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (
             ("in_flight_bytes", "Bytes of requests and answers that are worked on now.", lambda one: one.bytes),
@@ -65,27 +84,25 @@ class AdmissionCounter:
             name = _PREFIX + part
             lines += family(name, "gauge", about)
             lines += [sample(name, labels({"model": model}), read(one)) for model, one in sorted(held.items())]
+        for part, limit in (("bytes", limits and limits.bytes), ("rows", limits and limits.rows)):
+            name = f"{_PREFIX}in_flight_limit_{part}"
+            lines += family(name, "gauge", f"How many {part} may be in flight, of all models together.")
+            lines += [sample(name, "", float(limit))] if limit else []
         name = _PREFIX + "refused_total"
         lines += family(name, "counter", "Requests refused for overload before they ran, by reason.")
-        totals: dict[tuple[str, str], int] = {}
-        for (_, model, reason), count in self._refused.copy().items():
-            totals[model, reason] = totals.get((model, reason), 0) + count[0]
         lines += [
             sample(name, labels({"model": model, "reason": reason}), count)
-            for (model, reason), count in sorted(totals.items())
+            for (model, reason), count in sorted(self.refusals().items())
         ]
         name = _PREFIX + "connections_dropped_total"
         lines += family(name, "counter", "HTTP connections that the server refused or cut, by reason.")
-        lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self._dropped.copy().items())]
+        lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self.dropped().items())]
         return lines + self._wait_lines()
 
     def _wait_lines(self) -> list[str]:
         name = _PREFIX + "thread_wait_seconds"
         lines = family(name, "histogram", "Time that requests which ran had waited for a thread.")
-        found: dict[str, Times] = {}
-        for (_, model), cell in self._waits.copy().items():
-            found.setdefault(model, Times(QUEUE)).merge(cell)
-        for model, times in sorted(found.items()):
+        for model, times in sorted(self.waits().items()):
             places, labelled = times.limits.seconds, labels({"model": model})
             lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
         return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from service.core.deltas import DeltaStatus
 from service.core.servable import LoadedServable
@@ -16,6 +16,14 @@ _FAMILIES: tuple[tuple[str, Kind, str, Callable[[DeltaStatus], float]], ...] = (
     ("lag_seconds", "gauge", "For how long the oldest delta waits, or can not be read.", lambda status: status.lag_s),
     ("missing", "gauge", "Numbers below the last one that never came.", lambda status: status.missing),
     ("applied_total", "counter", "Deltas that were applied.", lambda status: status.applied),
+)
+_BY_REASON: tuple[tuple[str, str, Callable[[DeltaStatus], Mapping[str, int]]], ...] = (
+    ("refused_total", "Deltas that were refused, by reason.", lambda status: status.refused),
+    (
+        "journal_failures_total",
+        "Upserts that the journal did not take, by reason: full, held, unwritable.",
+        lambda status: status.journal_failures,
+    ),
 )
 
 
@@ -32,10 +40,11 @@ def delta_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     for part, kind, about, read in _FAMILIES:
         lines += family(_PREFIX + part, kind, about)
         lines += [sample(_PREFIX + part, labels(names), float(read(status))) for names, status in found]
-    name = _PREFIX + "refused_total"
-    lines += family(name, "counter", "Deltas that were refused, by reason.")
-    return lines + [
-        sample(name, labels({**names, "reason": reason}), float(count))
-        for names, status in found
-        for reason, count in sorted(status.refused.items())
-    ]
+    for part, about, counts in _BY_REASON:
+        lines += family(_PREFIX + part, "counter", about)
+        lines += [
+            sample(_PREFIX + part, labels({**names, "reason": reason}), float(count))
+            for names, status in found
+            for reason, count in sorted(counts(status).items())
+        ]
+    return lines

@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from service.core.admission.admission import Held
+from service.core.admission.limits import Limits
 from service.core.servable import LoadedServable
 from service.core.types import State, VersionStatus
 from service.metrics.admission import AdmissionCounter
 from service.metrics.batches import BatchCounter
 from service.metrics.delta_lines import delta_lines
-from service.metrics.own_names import batch_lines, request_lines, servable_lines, state_lines
+from service.metrics.own_names import batch_lines, request_lines, servable_lines
 from service.metrics.reloads import ReloadCounter
 from service.metrics.requests import Notes, RequestCounter
 from service.metrics.serving_names import Counted, serving_lines
 from service.metrics.text import CONTENT_TYPE
 from service.metrics.tls import TlsCounter
+from service.metrics.versions import VersionStates
 from service.metrics.warmups import WarmupCounter
 
 
@@ -25,7 +27,7 @@ class Metrics:
     """What one server counts. Concurrency: any thread.
 
     requests: core.engine's Observer. batches, warmups, admission, auth, tls: who runs these reports to them.
-    held: tells what is in flight, once there is somebody to ask.
+    held: tells what is in flight, once there is somebody to ask; limits: what may be.
 
     Args:
       loaded: tells which servables are loaded now; their tables count what was read of them.
@@ -44,36 +46,32 @@ class Metrics:
         self.warmups = WarmupCounter()
         self.admission = AdmissionCounter()
         self.held: Callable[[], Mapping[str, Held]] = dict
+        self.limits: Limits | None = None
         self.auth = ReloadCounter()
         self.tls = TlsCounter()
         self._loaded = loaded
         self._more = more
-        self._states: dict[tuple[str, int], int] = {}
+        self._versions = VersionStates()
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
 
     def version_changed(self, model: str, status: VersionStatus) -> None:
         """Records a state of a version; UNKNOWN: a failure is no longer told of."""
-        if status.state is State.UNKNOWN:
-            self._states.pop((model, status.version), None)
-            return
-        self._states[model, status.version] = status.state
+        self._versions.changed(model, status)
         if status.state is State.END:
-            # Models change all day: what is kept per version must go with it. A failure stays visible, as in status.
+            # Models change all day: what is kept per version must go with it.
             self.requests.retire(model, status.version)
             self.warmups.retire(model, status.version)
-            if status.code == "OK":
-                self._states.pop((model, status.version), None)
 
     def render(self) -> tuple[bytes, str]:
         """Returns the exposition text and its content type."""
         now, ever = self.requests.read()
-        lines = request_lines(now) + state_lines(self._states.copy().items()) + servable_lines(self._loaded())
+        lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
         lines += self.tls.lines()
         batches = self.batches.read()
         lines += batch_lines(batches)
-        lines += self.admission.lines(self.held()) + self.auth.lines() + delta_lines(self._loaded())
+        lines += self.admission.lines(self.held(), self.limits) + self.auth.lines() + delta_lines(self._loaded())
         for read in self._more:
             lines += read()
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))

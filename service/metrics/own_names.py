@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from service.core.servable import LoadedServable
+from service.core.servable import Files, LoadedServable
 from service.core.types import TableCounts
 from service.metrics.batches import Batches
 from service.metrics.buckets import QUEUE, REQUEST, SECONDS, Times
@@ -58,16 +58,6 @@ def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
     return totals
 
 
-def state_lines(states: Iterable[tuple[tuple[str, int], int]]) -> list[str]:
-    """Returns the family of version states."""
-    name = _PREFIX + "version_state"
-    about = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
-    return family(name, "gauge", about) + [
-        sample(name, labels({"model": model, "version": version}), float(state))
-        for (model, version), state in sorted(states)
-    ]
-
-
 def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     """Returns the families of versions that are loaded and of their tables."""
     name = _PREFIX + "requests_in_flight"
@@ -76,16 +66,17 @@ def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
         sample(name, labels({"model": one.servable.name, "version": one.servable.version}), float(one.num_leases))
         for one in loaded
     ]
-    name = _PREFIX + "tables_verified"
-    lines += family(name, "gauge", "Whether all tables of a version were held against their checksums: 1, else 0.")
-    lines += [
-        sample(
-            name,
-            labels({"model": one.servable.name, "version": one.servable.version}),
-            float(one.servable.files.is_verified),
-        )
-        for one in loaded
-    ]
+    for part, about, is_so in _FILES_FAMILIES:
+        name = _PREFIX + part
+        lines += family(name, "gauge", about)
+        lines += [
+            sample(
+                name,
+                labels({"model": one.servable.name, "version": one.servable.version}),
+                float(is_so(one.servable.files)),
+            )
+            for one in loaded
+        ]
     tables = [
         (labels({"model": one.servable.name, "table": table, "version": one.servable.version}), counts)
         for one in loaded
@@ -98,6 +89,18 @@ def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     return lines
 
 
+_FILES_FAMILIES: tuple[tuple[str, str, Callable[[Files], bool]], ...] = (
+    (
+        "tables_verified",
+        "Whether all tables of a version were held against their checksums: 1, else 0.",
+        lambda files: files.is_verified,
+    ),
+    (
+        "tables_verification_due",
+        "Whether a version answers whose tables are still to be held against their checksums: 1, else 0.",
+        lambda files: files.is_verification_due,
+    ),
+)
 _TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
     ("table_ids_total", "Ids that lookups sent to a table.", lambda counts: counts.ids),
     (

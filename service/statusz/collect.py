@@ -37,6 +37,7 @@ class Statusz:
     workers: of each worker, its connections; empty where this is the only process.
     place: which worker this is.
     logs: of each model with a request log, its counts.
+    overload: what is in flight, and what was refused.
     """
 
     version: str
@@ -47,6 +48,7 @@ class Statusz:
     workers: Callable[[], Sequence[Mapping[str, Any]]] = tuple
     place: int | None = None
     logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    overload: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
@@ -57,6 +59,7 @@ class Statusz:
             "server": self._server(),
             "models": {name: self._model(name, loaded) for name in self.registry.models()},
             "requests": _requests(counted),
+            "overload": self.overload(),
             "slow_requests": [_noted(one) for one in self.recent.slowest()],
             "last_errors": [_noted(one) for one in self.recent.failures()],
             "request_logs": dict(self.logs()),
@@ -123,8 +126,11 @@ def _version(one: LoadedServable) -> Document:
             document |= found._asdict()
             document["missing_share"] = found.missing_ids / found.ids if found.ids else 0.0
         tables.append(document)
+    files, deltas = one.servable.files, one.servable.deltas
     return {
         "in_flight": one.num_leases,
+        "verification": "done" if files.is_verified else "due" if files.is_verification_due else "none",
+        "deltas": deltas.status()._asdict() if deltas is not None else None,
         "signatures": {name: spec.kind for name, spec in sorted(one.servable.signatures.items())},
         "tables": tables,
     }

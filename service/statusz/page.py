@@ -30,6 +30,8 @@ def page(document: Mapping[str, Any]) -> str:
         _section("Versions", _versions(document["models"])),
         _section("Tables", _tables(document["models"])),
         _section("Requests", [_failures_named(row) for row in document["requests"]]),
+        _section("Changed rows", _deltas(document["models"])),
+        _section("Overload", _overload(document["overload"])),
         _section("Slow requests", _some(document["slow_requests"], (*_NOTED, "request_id"))),
         _section("Last errors", _some(document["last_errors"], ("at", *_NOTED[3:9], "message", "request_id"))),
         _section("Request logs", [{"model": name, **log} for name, log in document["request_logs"].items()]),
@@ -107,6 +109,7 @@ def _versions(models: Mapping[str, Any]) -> list[Row]:
                     **{key: one[key] for key in ("version", "state")},
                     "labels": ", ".join(labels.get(one["version"], [])),
                     "in_flight": one.get("in_flight"),
+                    "verification": one.get("verification"),
                     "signatures": ", ".join(f"{s} ({kind})" for s, kind in one.get("signatures", {}).items()),
                     "error": f"{one['code']}: {one['message']}" if one["message"] else "",
                 }
@@ -123,8 +126,30 @@ def _tables(models: Mapping[str, Any]) -> list[Row]:
     ]
 
 
+def _deltas(models: Mapping[str, Any]) -> list[Row]:
+    return [
+        {"model": name, "version": one["version"], **_counts_named(one["deltas"], "refused", "journal_failures")}
+        for name, model in models.items()
+        for one in model["versions"]
+        if one.get("deltas") is not None
+    ]
+
+
+def _overload(found: Mapping[str, Any]) -> list[Row]:
+    if not found:
+        return []
+    limits = found["limits"]
+    rows: list[Row] = [_counts_named(row, "refused") for row in found["models"]]
+    limit = {"model": "(limits)", "in_flight_bytes": limits["bytes"], "in_flight_rows": limits["rows"]}
+    return [limit | {"refused": None, "p99_thread_wait_ms": limits["wait_ms"]}, *rows]
+
+
 def _failures_named(row: Row) -> Row:
-    return {**row, "failures": ", ".join(f"{code} {count}" for code, count in sorted(row["failures"].items()))}
+    return _counts_named(row, "failures")
+
+
+def _counts_named(row: Row, *names: str) -> Row:
+    return {**row, **{one: ", ".join(f"{name} {count}" for name, count in sorted(row[one].items())) for one in names}}
 
 
 def _some(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:

@@ -25,6 +25,8 @@ _GAUGES: Mapping[str, Callable[[Sequence[Number]], Number]] = {
     "embedding_server_requests_in_flight": sum,
     "embedding_server_in_flight_bytes": sum,
     "embedding_server_in_flight_rows": sum,
+    "embedding_server_in_flight_limit_bytes": sum,
+    "embedding_server_in_flight_limit_rows": sum,
     "embedding_server_request_log_disabled": max,
     VERSION_STATE: _state,
     "embedding_server_auth_config_is_current": min,

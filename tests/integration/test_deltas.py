@@ -244,6 +244,9 @@ def test_a_journal_that_can_not_be_written_refuses_upserts_alone(serve: Serve, t
     refused = change(server, "user", [0], [[9, 9]])
     assert refused.status_code == 503 and "nothing was changed" in refused.json()["error"]
     assert server.lookup({"user": [0, 1]})["user"] == [[0, 0], [1, 10]]
+    failures = metrics(server)["embedding_server_delta_journal_failures_total"]
+    told = [failures.value(model="default", version="1", reason=reason) for reason in ("full", "held", "unwritable")]
+    assert told == [0, 0, 1]
     (tmp_path / "journal").unlink()
     assert change(server, "user", [0], [[9, 9]]).status_code == 200
     assert server.lookup({"user": [0]})["user"] == [[9, 9]]

@@ -23,9 +23,9 @@ def flipped(folder: Path, **options: object) -> Path:
     return folder
 
 
-def verified(server: ServerProcess, version: int) -> float:
+def verified(server: ServerProcess, version: int, name: str = "tables_verified") -> float:
     """Returns what the metrics say."""
-    found = read_exposition(server.http.get("/metrics").text)["embedding_server_tables_verified"]
+    found = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
     return found.value(model="default", version=version)
 
 
@@ -59,7 +59,7 @@ def test_nothing_is_read_where_nobody_asks_for_it(serve: Serve, base: Path) -> N
     flipped(base / "2", scale=2)
     server = serve(verify_tables="off").ready()
     assert server.lookup({"user": [1]}) == {"user": [[2, 20]]}
-    assert verified(server, 2) == 0
+    assert (verified(server, 2), verified(server, 2, "tables_verification_due")) == (0, 0)
 
 
 def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: Path, tmp_path: Path) -> None:
@@ -68,6 +68,8 @@ def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: 
     write_toy_model(tmp_path / "incoming", scale=2)
     os.rename(tmp_path / "incoming", base / "2")
     until(lambda: versions(server).get(2, {}).get("state") == "LOADING")
+    # The first one answers meanwhile, as nothing else did.
+    assert (verified(server, 1), verified(server, 1, "tables_verification_due")) == (0, 1)
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
     server.signal(15)
     assert server.exit_code() == 0

@@ -86,6 +86,12 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     (version,) = found["models"]["toy"]["versions"]
     assert (version["version"], version["state"], version["signatures"]["lookup"]) == (3, "AVAILABLE", "lookup")
     _, was = before["models"]["toy"]["versions"][0]["tables"]
+    assert version["verification"] in ("due", "done")
+    assert (version["deltas"]["last_sequence"], version["deltas"]["refused"]) == (0, {})
+    overload = found["overload"]
+    assert (overload["limits"]["bytes"], overload["limits"]["wait_ms"]) == (2**30, 200)
+    # It keeps no journal.
+    assert version["deltas"]["journal_failures"] == {}
     tag, user = version["tables"]
     # 5 rows of two float32; four ids were sent, one of which has no row.
     assert (user["table"], user["rows"], user["dim"], user["mapped_bytes"]) == ("user", 5, 2, 40)
@@ -115,7 +121,18 @@ def test_a_browser_gets_a_page(server: ServerProcess) -> None:
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     assert "accept" in response.headers["vary"].lower()
     texts = Texts(response.text).texts
-    for text in ("Tables", "Slow requests", "Last errors", "Settings", "toy", "AVAILABLE", "model_base_path"):
+    for text in (
+        "Tables",
+        "Changed rows",
+        "Overload",
+        "(limits)",
+        "Slow requests",
+        "Last errors",
+        "Settings",
+        "toy",
+        "AVAILABLE",
+        "model_base_path",
+    ):
         assert text in texts, text
     assert "<script" not in response.text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from service.core.model_config import ModelConfig
 from service.core.types import State, VersionStatus
 from service.metrics.metrics import Metrics
 from service.request_log.request_logs import RequestLogs
-from tests.exposition import read_exposition
+from tests.exposition import Family, read_exposition
+from tests.toy_model import write_toy_model
+from tests.unit.deltas.conftest import Served
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "examples/compose"
@@ -26,9 +28,20 @@ DASHBOARD = json.loads((COMPOSE / "grafana/dashboards/embedding-server.json").re
 OWN = {"up"}
 # Of PromQL: what else looks like a metric.
 WORDS = {
-    *("sum", "max", "min", "rate", "deriv", "changes", "histogram_quantile", "by", "bool", "or", "and", "unless"),
-    *("label_values",),
+    *("sum", "max", "min", "rate", "increase", "deriv", "changes", "histogram_quantile", "by", "bool", "or", "and"),
+    *("unless", "offset", "label_values"),
 }
+# Where the documents name metrics, and where of these each one of ours is described.
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DESCRIBED = ("monitoring.md", "deltas.md", "workers.md")
+# The supervising process tells these of its workers.
+OF_WORKERS = {f"embedding_server_{part}" for part in ("workers", "workers_silent", "worker_restarts_total")}
+# Of files that this server reads only where it is told to.
+OF_TLS = {
+    f"embedding_server_tls_{part}"
+    for part in ("certificate_end_timestamp_seconds", "reloads_total", "handshakes_failed_total")
+}
+OF_AUTH = {"embedding_server_auth_config_reloads_total", "embedding_server_auth_config_is_current"}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -45,19 +58,28 @@ def expressions() -> Iterator[tuple[str, str]]:
 def metrics_of(expression: str) -> set[str]:
     """Returns the names of metrics in an expression."""
     # Without labels, ranges and what is grouped by.
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\bby \([^)]*\)", " ", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(by|ignoring) \([^)]*\)", " ", expression)
     return set(re.findall(r"(?<![\w.$])[a-zA-Z_:][\w:]*", bare)) - WORDS
 
 
 @pytest.fixture(scope="module")
-def names() -> set[str]:
-    """The names of all samples that a server can have."""
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
+    """The families of a server with a version whose rows may change."""
+    folder = tmp_path_factory.mktemp("toy")
+    write_toy_model(folder / "1")
+    served = Served(folder / "1", folder / "journal")
     logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
     logs.configure([ModelConfig("m", "/m")])
-    metrics = Metrics(lambda: [], [logs.metric_lines])
+    metrics = Metrics(served.registry.loaded, [logs.metric_lines])
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
+    return read_exposition(metrics.render()[0].decode())
+
+
+@pytest.fixture(scope="module")
+def names(families: dict[str, Family]) -> set[str]:
+    """The names of all samples that a server can have."""
     found: set[str] = set()
-    for name, family in read_exposition(metrics.render()[0].decode()).items():
+    for name, family in families.items():
         found |= {name + suffix for suffix in ("_bucket", "_sum", "_count")} if family.kind == "histogram" else {name}
     return found
 
@@ -72,11 +94,32 @@ def test_every_metric_is_there(names: set[str], where: str, expression: str) -> 
         promql_parser.parse(expression.replace("$__rate_interval", "5m"))
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_metric_that_a_document_names_is_there(families: dict[str, Family], path: Path) -> None:
+    # A name that ends in an underline stands for all that begin so.
+    named = set(re.findall(r"\bembedding_server_\w*\w(?!\w|\.\.\.)", path.read_text()))
+    known = families.keys() | OF_WORKERS | OF_TLS | OF_AUTH
+    missing = {name for name in named if name not in known and not (name.endswith("_") and any_begins(known, name))}
+    assert missing == set()
+
+
+def any_begins(names: Iterable[str], begin: str) -> bool:
+    """Says whether a name begins so."""
+    return any(name.startswith(begin) for name in names)
+
+
+def test_every_metric_of_ours_is_described(families: dict[str, Family]) -> None:
+    text = "".join((ROOT / "docs" / name).read_text() for name in DESCRIBED)
+    ours = {name for name in families if name.startswith("embedding_server_")} | OF_WORKERS | OF_TLS | OF_AUTH
+    assert {name for name in ours if f"`{name}" not in text} == set()
+
+
 def test_a_metric_that_is_not_there_is_found_out() -> None:
     expression = (
         'sum by (le, model) (rate(a_bucket{code=~"x|y"}[5m])) / rate(b:c[$__rate_interval]) > 1e6 or d == bool 30'
+        " unless ignoring (code) e offset 15m"
     )
-    assert metrics_of(expression) == {"a_bucket", "b:c", "d"}
+    assert metrics_of(expression) == {"a_bucket", "b:c", "d", "e"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])

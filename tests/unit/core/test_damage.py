@@ -144,12 +144,10 @@ def test_the_others_of_all_versions_are_left_alone(world: Damageable) -> None:
 class Shortcut:
     """Answers, and finds the files damaged as it reads them."""
 
-    is_quick = True
-
     def __init__(self, files: GuardedFiles) -> None:
         self.files = files
 
-    def answer(self, request: object, max_bytes: int) -> tuple[object, int]:
+    def answer(self, request: object, max_bytes: int, max_s: float) -> tuple[object, int]:
         """Reads."""
         self.files.damaged(WHY)
         return request, 1

@@ -101,6 +101,7 @@ def test_nothing_is_written_behind_the_limit(path: Path) -> None:
         for value in (2, 3):
             writer.append(value)
     assert path.stat().st_size in (size, 2 * size)
+    assert writer.journal.failures == {"full": 1, "held": 0, "unwritable": 0}
 
 
 def test_a_disk_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +117,7 @@ def test_a_disk_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest
         with pytest.raises(JournalUnavailable, match="No space left on device"):
             writer.append(2)
     assert path.stat().st_size == size
+    assert writer.journal.failures == {"full": 0, "held": 0, "unwritable": 1}
     assert writer.append(3) == 2
     assert Writer(path).read() == [(1, 1), (2, 3)]
 
@@ -131,6 +133,7 @@ def test_who_holds_it_is_waited_for_and_then_told_of(path: Path) -> None:
         assert writer.read() == []
         with pytest.raises(JournalUnavailable, match="held by another process"):
             writer.append(2)
+    assert writer.journal.failures == {"full": 0, "held": 1, "unwritable": 0}
     assert writer.read() == [(1, 1)]
 
 

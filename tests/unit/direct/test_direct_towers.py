@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.core import engine
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.registry import Registry
@@ -101,11 +102,19 @@ def test_what_is_unusual_is_left_to_the_general_path(served: Served, inputs: dic
     assert served.direct(predict_request(inputs).SerializeToString()) is None
 
 
-def test_a_graph_is_not_run_where_nothing_may_wait(served: Served) -> None:
-    inputs = random_inputs("serving_default", 2, np.random.default_rng(1))
+def test_a_graph_runs_where_nothing_may_wait_once_it_is_known_to_be_quick(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No other test has so many rows.
+    inputs = random_inputs("serving_default", 200, np.random.default_rng(1))
     data = predict_request(inputs).SerializeToString()
+    monkeypatch.setattr(engine, "_QUICK_RUN_S", 3600.0)
     assert served.direct(data, may_wait=False) is None
-    assert served.direct(data) is not None
+    answer = served.direct(data)
+    assert answer is not None
+    assert served.direct(data, may_wait=False) == answer
+    monkeypatch.setattr(engine, "_QUICK_RUN_S", 0.0)
+    assert served.direct(data, may_wait=False) is None
 
 
 def test_it_is_counted_as_a_predict(served: Served) -> None:

@@ -161,6 +161,21 @@ def test_what_is_right_tells_nobody(written: Written) -> None:
     verifier.verify_later(files, [], last.set)
     assert last.wait(60)
     assert written.files.is_verified and not verified.is_set()
+    assert not written.files.is_verification_due
+    verifier.stop()
+
+
+def test_what_could_not_be_verified_stays_due(written: Written, caplog: pytest.LogCaptureFixture) -> None:
+    verifier = Verifier(0)
+    unknown = [Stored("table 'c'", written.path.with_name("elsewhere"), 0, 1, 1)]
+    verifier.verify_later(written.files, unknown, lambda: None)
+    another = GuardedFiles()
+    another.damaged("something")
+    last = threading.Event()
+    verifier.verify_later(another, [], last.set)
+    assert last.wait(60)
+    assert (written.files.is_verification_due, written.files.is_verified) == (True, False)
+    assert [record.message for record in caplog.records] == ["tables could not be verified"]
     verifier.stop()
 
 

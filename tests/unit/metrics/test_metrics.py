@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.core.admission.admission import Held
+from service.core.admission.limits import Limits
 from service.core.errors import IdOutOfRange, Overloaded
 from service.core.servable import LoadedServable
 from service.core.types import State, TableCounts, VersionStatus
+from service.files.guarded_files import GuardedFiles
 from service.metrics.metrics import Metrics
 from tests.unit.core.fakes import servable
 from tests.unit.metrics.reports import finish, new_metrics, read
@@ -97,6 +100,52 @@ def test_a_failed_load_stays_visible() -> None:
     assert read(metrics)["embedding_server_version_state"].value(model="m", version=2) == 50
     metrics.version_changed("m", VersionStatus(2, State.UNKNOWN))
     assert not read(metrics)["embedding_server_version_state"].samples, "until status tells of it no more"
+
+
+def test_an_error_and_how_often_a_load_failed_are_told_until_it_loads() -> None:
+    metrics = new_metrics()
+    told = []
+    for state, code in [
+        *[(State.START, "OK"), (State.LOADING, "OK"), (State.END, "FAILED_PRECONDITION")] * 2,
+        *[(State.START, "OK"), (State.LOADING, "OK"), (State.AVAILABLE, "OK")],
+        *[(State.UNLOADING, "OK"), (State.END, "DATA_LOSS"), (State.UNKNOWN, "OK")],
+    ]:
+        metrics.version_changed("m", VersionStatus(2, state, code))  # type: ignore[arg-type]
+        found = read(metrics)
+        failures = found["embedding_server_version_load_failures"].samples.values()
+        told.append((*(labels["code"] for labels in found["embedding_server_version_error"].labelled()), *failures))
+    assert told == [
+        *[(), (), ("FAILED_PRECONDITION", 1), (1,), (1,), ("FAILED_PRECONDITION", 2), (2,), (2,), ()],
+        # Taken out for its files is no load that failed.
+        *[(), ("DATA_LOSS",), ()],
+    ]
+
+
+def test_tells_what_may_be_in_flight_and_what_is() -> None:
+    metrics = new_metrics()
+    assert not read(metrics)["embedding_server_in_flight_limit_bytes"].samples
+    metrics.limits = Limits(bytes=5000, rows=70)
+    metrics.held = lambda: {"m": Held(bytes=400, rows=3)}
+    found = read(metrics)
+    assert found["embedding_server_in_flight_bytes"].value(model="m") == 400
+    assert found["embedding_server_in_flight_limit_bytes"].value() == 5000
+    assert found["embedding_server_in_flight_limit_rows"].value() == 70
+
+
+def test_tells_which_version_answers_before_it_is_verified() -> None:
+    files = GuardedFiles()
+    metrics = Metrics(lambda: [LoadedServable(servable(3, files=files), 0)])
+
+    def told() -> tuple[float, float]:
+        found = read(metrics)
+        verified, due = (found[f"embedding_server_tables_{part}"] for part in ("verified", "verification_due"))
+        return verified.value(model="m", version=3), due.value(model="m", version=3)
+
+    seen = [told()]
+    files.is_verification_due = True
+    seen.append(told())
+    files.is_verified, files.is_verification_due = True, False
+    assert [*seen, told()] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_shows_what_was_read_of_each_table_and_who_holds_a_version() -> None:

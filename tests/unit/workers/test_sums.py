@@ -42,6 +42,17 @@ def test_counters_and_histograms_add_up() -> None:
     assert (found["h_sum{}"], found["h_count{}"]) == (7, 4)
 
 
+def test_limits_add_up_as_what_they_bound_does() -> None:
+    sums = Sums(Clock())
+    for part in ("bytes", "rows"):
+        for worker in (1, 2):
+            limit, held = f"embedding_server_in_flight_limit_{part}", f"embedding_server_in_flight_{part}"
+            text = f'# TYPE {limit} gauge\n{limit}{{}} 100\n# TYPE {held} gauge\n{held}{{model="m"}} {worker}\n'
+            sums.update(worker, parse(told() + text))
+        found = values(sums)
+        assert (found[f"{limit}{{}}"], found[f'{held}{{model="m"}}']) == (200, 3)
+
+
 def test_a_worker_that_is_gone_leaves_what_it_counted() -> None:
     sums = Sums(Clock())
     sums.update(1, parse(told(5)))

@@ -1,0 +1,62 @@
+"""What is done to files under tables whose rows were changed: maps that are written to, of pages of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Serve
+from tests.integration.process import ServerProcess, until
+from tests.integration.test_deltas import change, metrics
+from tests.integration.test_faults_files import lost
+from tests.toy_model import SHARD
+
+LOOKUP = "/v1/models/default:lookup"
+
+
+@pytest.fixture
+def changed(serve: Serve, tmp_path: Path) -> ServerProcess:
+    """A server with a row that is in no file but its journal; nobody looks at its folder but requests."""
+    server = serve(file_system_poll_wait_seconds=3600, admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    assert change(server, "user", [1], [[7, 8]]).status_code == 200
+    assert server.lookup({"user": [1, 2]}) == {"user": [[7, 8], [2, 20]]}
+    return server
+
+
+def is_taken_out(server: ServerProcess) -> None:
+    """Waits until the version is out, and makes sure that the server goes on without it."""
+    assert str(SHARD) in lost(server, 1)
+    until(lambda: server.http.get("/readyz").status_code == 503)
+    assert server.http.get("/healthz").status_code == 200
+    errors = metrics(server)["embedding_server_version_error"]
+    assert errors.value(code="DATA_LOSS", model="default", version=1) == 1
+    response = server.http.post(LOOKUP, json={"features": {"user": [1]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
+
+
+# The page of a changed row goes with the file as well: a private copy of it ends where the file does.
+@pytest.mark.parametrize("row", [1, 2], ids=["changed", "as it was"])
+def test_a_bus_error_in_a_table_with_changed_rows_is_that_requests_error(
+    changed: ServerProcess, base: Path, row: int
+) -> None:
+    os.truncate(base / "1" / SHARD, 0)
+    response = changed.http.post(LOOKUP, json={"features": {"user": [row]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")
+    is_taken_out(changed)
+
+
+def test_rows_written_to_a_table_whose_file_is_cut_short_end_nothing_and_are_not_lost(
+    changed: ServerProcess, serve: Serve, base: Path, tmp_path: Path
+) -> None:
+    as_exported = (base / "1" / SHARD).read_bytes()
+    os.truncate(base / "1" / SHARD, 0)
+    # Here it is the writer that finds out; what it was told is on disk.
+    assert change(changed, "user", [3], [[5, 6]]).status_code == 200
+    response = changed.http.post(LOOKUP, json={"features": {"user": [3]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")
+    is_taken_out(changed)
+    (base / "1" / SHARD).write_bytes(as_exported)
+    again = serve(delta_journal_dir=tmp_path / "journal").ready()
+    assert again.lookup({"user": [1, 2, 3]}) == {"user": [[7, 8], [2, 20], [5, 6]]}
