@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-# By how much of the difference a run that took longer counts: others that shared the processor made most of those longer.
+# By how much of the difference a run that took longer counts: most of those shared the processor with something else.
 _OLDER = 64
 
 
 class RunTimes:
-    """The least that recent runs of about so many rows took. Concurrency: any thread; of two at once one may be lost."""
+    """The least that recent runs of about so many rows took. Concurrency: any thread; one of two may be lost."""
 
     def __init__(self) -> None:
         # By the number of bits of their rows.
