@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from service.settings.Settings; `--check` only compares."""
+"""Writes docs/settings.md from service.configuration.settings.Settings; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from service.model_server_flags import FOREIGN_FLAGS
-from service.settings import ENV_PREFIX, Settings
+from service.configuration.model_server_flags import FOREIGN_FLAGS
+from service.configuration.settings import ENV_PREFIX, Settings
 
 TARGET = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -21,7 +21,7 @@ the variable over the default. A variable that starts with `EMB_` and is none of
 value out of its range: the message lists every fault at once. Names that TensorFlow Serving has mean what they mean
 there.
 
-This file is generated from `service/settings.py` (`make generated`).
+This file is generated from `service/configuration/settings.py` (`make generated`).
 
 | Flag | Environment | Type | Default | Range | Meaning |
 |---|---|---|---|---|---|

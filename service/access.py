@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from service.auth_config import AuthFile
+from service.configuration.auth_config import AuthFile
 from service.core.access import Callers
 from service.core.bound import Observer
 from service.core.engine import Engine

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from service.access import create_access
-from service.auth_config import AuthConfigError
+from service.configuration.auth_config import AuthConfigError
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import installed_version
 from service.core.admission.admission import Admission
 from service.core.admission.limits import Limits
 from service.core.engine import Engine
@@ -22,17 +24,15 @@ from service.deltas.follower import Follower
 from service.grpc_transport import create_grpc_server
 from service.http_server import HttpServer
 from service.http_transport import HttpParts, create_admin_server, create_http_server, listen
-from service.load_rules import batching_of, create_load_rules
+from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.table_verification import table_verification
 from service.metrics.metrics import Metrics
 from service.model_lists import ModelLists
 from service.recent_requests import RecentRequests
 from service.request_log.request_logs import RequestLogs
-from service.settings import Settings
-from service.settings_reading import installed_version
 from service.start_error import StartError
 from service.statusz.collect import Statusz
 from service.statusz.overload import overload
-from service.table_verification import table_verification
 from service.tls.wires import TlsError, Wires
 from service.tracing.start import TracingUnavailable, start_tracing
 from service.workers.crew import Crew, Own

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from service.observability import configure_logging, name_requests_in_log
-from service.process_limits import raise_descriptor_limit
-from service.process_memory import keep_freed_memory
-from service.settings import Settings
-from service.settings_reading import (
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import (
     SettingsError,
     flags_without_effect,
     kernel_cache_dir,
     quiet_tensorflow,
     read_settings,
 )
+from service.observability import configure_logging, name_requests_in_log
+from service.process_limits import raise_descriptor_limit
+from service.process_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from service.workers.crew import Crew

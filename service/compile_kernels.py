@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 
+from service.configuration.settings_reading import kernel_cache_dir
 from service.lookup import kernel_cache
-from service.settings_reading import kernel_cache_dir
 
 # Importing compiles, for all signatures are given in the sources.
 MODULES = (

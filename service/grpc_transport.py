@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from service.access import Access
+from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.direct.predict import DirectPredict
-from service.settings import Settings
 from service.tls.wires import Wires, opener
 from service.transports.grpc.grpcio_server import GrpcServer
 from service.transports.grpc.grpcio_tls import server_credentials

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.settings import Settings
-from service.settings_reading import read_unchecked
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import read_unchecked
 
 _TIMEOUT_S = 4.0
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}

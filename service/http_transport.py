@@ -12,14 +12,14 @@ import uvicorn
 
 from service.access import Access
 from service.admin_server import AdminServer
+from service.configuration.monitoring_config import metrics_paths, read_monitoring_config
+from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.direct.http_bodies import DirectHttp
 from service.http_server import HttpServer
 from service.metrics.metrics import Metrics
-from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.process_limits import max_connections
-from service.settings import Settings
 from service.start_error import StartError
 from service.statusz.page import page
 from service.tls.wires import Wires, opener

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.codecs.model_config_proto import parse_config_text
+from service.configuration.model_config import ConfigFile
+from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.core.errors import ConfigConflict, ServiceError
 from service.core.model_config import ModelConfig
 from service.core.model_set import ModelSet
-from service.model_config import ConfigFile
-from service.settings import Settings
 from service.start_error import StartError
 from service.workers.crew import Crew
 

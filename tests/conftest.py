@@ -11,15 +11,15 @@ from typing import Any
 import hypothesis
 import pytest
 
+from service.configuration.settings_reading import kernel_cache_dir
 from service.lookup import kernel_cache
-from service.settings_reading import kernel_cache_dir
 
 # Before anything imports a kernel: as servers do, so that one run compiles for all.
 kernel_cache.use(kernel_cache_dir())
 
 from service.core.engine import Engine
 from service.core.registry import Registry
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.toy_model import write_toy_model
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

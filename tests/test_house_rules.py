@@ -101,10 +101,21 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     # An optional extra, imported by service.tracing.start alone.
     "service.tracing": (
-        {"service.core", "service.settings", "service.settings_reading"},
+        {"service.core", "service.configuration.settings", "service.configuration.settings_reading"},
         {"opentelemetry", "starlette"},
     ),
-    # What is left joins the layers: app, cli, loading, settings, observability and the like.
+    "service.configuration": ({"service.core", "service.codecs", "service.metrics.reloads"}, set()),
+    # Where lookups, graphs and deltas become one servable.
+    "service.loading": (
+        {
+            *(f"service.{name}" for name in ("core", "files", "lookup", "direct", "deltas", "graph", "codecs")),
+            "service.configuration.settings",
+            "service.metrics.metrics",
+            "service.start_error",
+        },
+        {"numpy"},
+    ),
+    # What is left joins the layers: app, cli, observability and the like.
     "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
     "model_export": (
         {
@@ -226,7 +237,7 @@ def reads_environment(file: Path) -> bool:
 
 def test_the_environment_is_read_in_one_file_of_each_package() -> None:
     reading = [str(file) for file in SOURCES if reads_environment(file)]
-    assert reading == ["model_export/tensorflow_setup.py", "service/settings_reading.py"]
+    assert reading == ["model_export/tensorflow_setup.py", "service/configuration/settings_reading.py"]
 
 
 @pytest.mark.parametrize("file", python_files("service", "model_export", "loadtest", "examples", "tests"), ids=str)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from service.codecs.tf_record import encode_record
 from service.files.crc32c import masked_of
-from service.recorded_warmup import MAX_RECORDS
+from service.loading.recorded_warmup import MAX_RECORDS
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from service.configuration.settings import Settings
 from service.core.registry import Registry
 from service.core.servable import LoadedServable
 from service.lookup.table import MappedTable
 from service.metrics.buckets import Times
 from service.metrics.requests import Requests, Successes
 from service.recent_requests import Noted, RecentRequests
-from service.settings import Settings
 from service.statusz.resident import resident_bytes
 
 Document = dict[str, Any]

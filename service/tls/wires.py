@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from service.configuration.settings import Settings
 from service.core.errors import InvalidRequest
 from service.metrics.tls import TlsCounter
-from service.settings import Settings
 from service.tls.tls_file import TlsFile
 from service.transports.grpc.paths import API as GRPC_API
 from service.transports.http.calls import API as HTTP_API

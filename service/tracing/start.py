@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from service.settings import Settings
-from service.settings_reading import installed_version, otlp_protocol
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import installed_version, otlp_protocol
 
 if TYPE_CHECKING:
     from service.tracing.otel import OtelTracing, Protocol

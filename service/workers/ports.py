@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.settings import Settings
+from service.configuration.settings import Settings
 
 _BACKLOG = 2048
 

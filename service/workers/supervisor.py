@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from service.settings import Settings
+from service.configuration.settings import Settings
 from service.workers.backoff import Backoff
 from service.workers.counts import ConnectionCounts
 from service.workers.messages import Message

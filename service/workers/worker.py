@@ -6,8 +6,8 @@ import logging
 import socket
 from typing import Any
 
+from service.configuration.settings import Settings
 from service.observability import configure_logging
-from service.settings import Settings
 from service.workers.crew import Crew, cannot_start, forget_parent_descriptors, read_hello
 
 

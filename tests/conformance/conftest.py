@@ -11,7 +11,7 @@ import pytest
 
 from service.core.engine import Engine
 from service.core.registry import Registry
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conformance.contract_models import write_half, write_kinds
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client

@@ -30,7 +30,7 @@ from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.repository import LoadRules
 from service.core.types import State
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conformance.wires import HTTP_STATUS_OF_CODE, HttpClient, grpc_channel, http_client
 from tests.conftest import RecordingObserver
 from tests.toy_model import SHARD, write_toy_model

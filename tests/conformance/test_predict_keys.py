@@ -12,7 +12,7 @@ import pytest
 
 from service.core.engine import Engine
 from service.core.registry import Registry
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from service.lookup.bundle import read_bundle
 from tests.conformance.wires import EngineWire, Failure, GrpcWire, HttpWire, Request, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver

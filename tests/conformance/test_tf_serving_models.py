@@ -13,7 +13,7 @@ import pytest
 from service.core.engine import Engine
 from service.core.errors import ArtifactError
 from service.core.registry import Registry
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conformance.contract_calls import Case, send_grpc, send_rest
 from tests.conformance.wires import HttpClient, grpc_channel, http_client
 from tests.conftest import RecordingObserver

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings_reading import kernel_cache_dir
+from service.configuration.settings_reading import kernel_cache_dir
 from tests.integration.process import ServerProcess
 from tests.toy_model import write_toy_model
 

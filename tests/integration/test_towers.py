@@ -17,7 +17,7 @@ from service.core.servable import Servable
 from service.core.types import Array
 from service.core.validation import checked
 from service.graph.tower import TowerBackend
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 
 pytestmark = pytest.mark.tf
 

@@ -20,7 +20,7 @@ from service.core.engine import Engine
 from service.core.errors import ArtifactError
 from service.core.registry import Registry
 from service.core.types import ModelRef
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conformance.wires import HttpClient, grpc_channel, http_client
 from tests.conftest import SHARED, RecordingObserver
 from tests.integration.process import ServerProcess, predict_grpc

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import service.cli
+from service.configuration.settings import Settings
 from service.lookup import kernel_cache
-from service.settings import Settings
 from service.start_error import StartError
 
 

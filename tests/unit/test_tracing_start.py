@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.settings import Settings
-from service.settings_reading import otlp_protocol
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import otlp_protocol
 from service.tracing.start import TracingUnavailable, start_tracing
 
 

@@ -14,7 +14,7 @@ from service.core.registry import Registry
 from service.core.types import ModelRef
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import VersionDeltas
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop
 from tests.toy_model import write_toy_model

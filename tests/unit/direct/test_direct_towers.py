@@ -16,8 +16,8 @@ from service.core.errors import ServiceError
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.direct.predict import WIRE_FORMAT, DirectPredict
-from service.loading import ServableLoader
-from service.tower_batching import TowerBatcher
+from service.loading.loader import ServableLoader
+from service.loading.tower_batching import TowerBatcher
 from service.transports.grpc.methods import service_methods
 from service.transports.grpc.paths import PREDICT
 from tests.conftest import RecordingObserver

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from service.core.engine import Engine
 from service.core.types import ModelRef
 from service.direct.http_bodies import DirectHttp
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conformance.wires import HttpClient, http_client
 from tests.conftest import RecordingObserver, serving
 from tests.toy_policies import write_policy_model

@@ -17,7 +17,7 @@ from service.core.errors import ArtifactError, BackendFailure, InputMismatch, In
 from service.core.registry import Registry
 from service.core.types import ModelRef
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conftest import Clock, RecordingObserver
 
 pytestmark = pytest.mark.tf

@@ -19,7 +19,7 @@ from service.core.types import Array
 from service.core.validation import checked
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.tower_model import write_tower_model
 
 pytestmark = pytest.mark.tf

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.codecs.tf_record import read_records
-from service.recorded_warmup import MAX_RECORDS
+from service.loading.recorded_warmup import MAX_RECORDS
 from service.request_log.record_files import RecordFiles
 from tests.toy_model import masked_crc32c
 

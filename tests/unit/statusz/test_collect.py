@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.configuration.settings import Settings
 from service.metrics.buckets import REQUEST, Times
-from service.settings import Settings
 from service.statusz.collect import quantile_ms, shown_settings
 from service.statusz.resident import resident_bytes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings_reading import read_settings
+from service.configuration.settings_reading import read_settings
 from service.workers import worker_process
 from service.workers.supervisor import Supervisor
 

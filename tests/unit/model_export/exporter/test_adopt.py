@@ -14,7 +14,7 @@ import pytest
 from model_export.__main__ import main
 from model_export.errors import ExportError
 from service.core.manifest import Manifest
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 
 pytestmark = pytest.mark.tf
 

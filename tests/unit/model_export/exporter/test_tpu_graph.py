@@ -14,7 +14,7 @@ from model_export.errors import ExportError
 from service.codecs.signature_def import read_signatures
 from service.core.errors import InvalidRequest
 from service.graph.savedmodel import open_savedmodel
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 
 pytestmark = pytest.mark.tf
 

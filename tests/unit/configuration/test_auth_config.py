@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.auth_config import DEFAULT_OPEN, AuthConfigError, AuthFile, read_auth_config
+from service.configuration.auth_config import DEFAULT_OPEN, AuthConfigError, AuthFile, read_auth_config
 from service.core.access import RIGHTS, Rule
 from service.core.errors import Unauthenticated
 from service.metrics.reloads import ReloadCounter

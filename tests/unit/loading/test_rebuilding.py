@@ -17,12 +17,12 @@ from service.core.registry import Registry
 from service.core.types import Array, ModelRef
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import VersionDeltas
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop
 from tests.tower_model import TAGS, USERS, write_tower_model
 from tests.unit.deltas.conftest import Served
-from tests.unit.test_loading import opened as opened
+from tests.unit.loading.test_loader import opened as opened
 
 TOY = ModelRef("toy")
 CHANGE = Upsert(np.ones((1, 2), np.float32), ids=np.array([0]))

@@ -12,8 +12,8 @@ from service.codecs.protos import message_class
 from service.core.errors import ArtifactError
 from service.core.servable import Servable
 from service.core.types import SignatureSpec, TensorSpec
-from service.loading import ServableLoader
-from service.recorded_warmup import MAX_RECORDS, WARMUP_REQUESTS, replay_requests
+from service.loading.loader import ServableLoader
+from service.loading.recorded_warmup import MAX_RECORDS, WARMUP_REQUESTS, replay_requests
 from tests.toy_model import write_toy_model
 from tests.unit.codecs.test_tf_record import record
 from tests.unit.core.fakes import FakeBackend, predict_spec, servable

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from service.model_server_flags import FOREIGN_FLAGS
-from service.settings import ENV_PREFIX, Settings
-from service.settings_faults import faults_of
+from service.configuration.model_server_flags import FOREIGN_FLAGS
+from service.configuration.settings import ENV_PREFIX, Settings
+from service.configuration.settings_faults import faults_of
 
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 

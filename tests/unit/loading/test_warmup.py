@@ -11,8 +11,8 @@ from service.core.errors import InvalidRequest
 from service.core.manifest import Manifest
 from service.core.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
 from service.core.validation import checked
+from service.loading.warmup import warm_up
 from service.lookup.backend import open_lookups
-from service.warmup import warm_up
 from tests.toy_policies import write_policy_model
 
 

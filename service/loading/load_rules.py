@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from service.configuration.settings import Settings
 from service.core.errors import InvalidRequest
 from service.core.repository import LoadRules
-from service.delta_settings import delta_rules, journal_pruning
-from service.graph_batching import GraphBatching, create_batching
-from service.loading import ServableLoader
+from service.loading.delta_rules import delta_rules, journal_pruning
+from service.loading.graph_batching import GraphBatching, create_batching
+from service.loading.loader import ServableLoader
+from service.loading.memory_rules import residency_of
+from service.loading.table_verification import TableVerification
 from service.lookup.row_pool import row_runner
-from service.memory_settings import residency_of
 from service.metrics.metrics import Metrics
-from service.settings import Settings
 from service.start_error import StartError
-from service.table_verification import TableVerification
 
 
 def create_load_rules(

@@ -16,11 +16,11 @@ from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import Target
 from service.direct import http_bodies, predict
 from service.graph.tower import TowerBackend
+from service.loading.towers import tower_on_tables, tower_shortcuts
+from service.loading.warmup import is_initialiser
 from service.lookup.backend import OpenedLookups
 from service.lookup.residency import Residency
 from service.lookup.table import MappedTable
-from service.towers import tower_on_tables, tower_shortcuts
-from service.warmup import is_initialiser
 
 
 def with_deltas(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from service.server_settings import ServerSettings
-from service.setting_fields import setting
+from service.configuration.server_settings import ServerSettings
+from service.configuration.setting_fields import setting
 
 ENV_PREFIX = "EMB_"
 

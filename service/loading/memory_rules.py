@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from service.configuration.settings import Settings
 from service.lookup.residency import Residency
-from service.settings import Settings
 
 
 def residency_of(settings: Settings) -> Residency:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from service.codecs.monitoring_config_proto import PrometheusConfig
+from service.configuration.monitoring_config import metrics_paths, read_monitoring_config
 from service.core.errors import InvalidRequest
-from service.monitoring_config import metrics_paths, read_monitoring_config
 from service.transports.http.http_app import DEFAULT_METRICS_PATHS
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from service.configuration.settings import Settings
 from service.deltas.journal_pruning import JournalPruning
 from service.deltas.rules import DeltaRules
-from service.settings import Settings
 
 
 def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:

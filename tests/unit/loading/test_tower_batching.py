@@ -13,8 +13,8 @@ import pytest
 from service.core.errors import DeadlineExceeded, IdOutOfRange, InvalidRequest
 from service.core.servable import Servable
 from service.core.types import Array, SignatureSpec, Tensors, TensorSpec
-from service.loading import ServableLoader
-from service.tower_batching import TowerBatcher
+from service.loading.loader import ServableLoader
+from service.loading.tower_batching import TowerBatcher
 from tests.conftest import Clock
 from tests.tower_model import write_tower_model
 

@@ -16,7 +16,7 @@ from service.core.errors import ArtifactError, DeadlineExceeded, InputMismatch, 
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.core.types import ModelRef
-from service.graph_batching import DEFAULT, PER_MODEL_FILE, GraphBatching, create_batching
+from service.loading.graph_batching import DEFAULT, PER_MODEL_FILE, GraphBatching, create_batching
 from tests.conftest import Clock, RecordingObserver
 from tests.unit.core.batching.test_batcher import RecordingBatches
 from tests.unit.core.fakes import FakeBackend, predict_spec, servable

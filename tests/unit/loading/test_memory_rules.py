@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from service.configuration.settings_reading import read_settings
 from service.core.errors import ArtifactError
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
+from service.loading.memory_rules import residency_of
 from service.lookup import residency
 from service.lookup.residency import Residency
-from service.memory_settings import residency_of
-from service.settings_reading import read_settings
 from tests.toy_model import write_toy_model
 
 

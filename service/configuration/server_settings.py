@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from service.setting_fields import setting
+from service.configuration.setting_fields import setting
 
 
 def _num_processors() -> int:

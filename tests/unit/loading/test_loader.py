@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import service.loading
+import service.loading.loader
 from service.core.errors import ArtifactError, GraphUnavailable
 from service.core.servable import Servable
 from service.core.types import Array, SignatureSpec, Tensors
-from service.loading import ServableLoader
+from service.loading.loader import ServableLoader
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, write_toy_model
 
 SERVE = frozenset({"serve"})
@@ -50,9 +50,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
         calls.append((path, tags, threads))
         return FakeGraph()
 
-    monkeypatch.setattr(service.loading, "open_savedmodel", open_graph)
-    monkeypatch.setattr(service.loading, "open_towers", lambda *arguments, **options: None)
-    monkeypatch.setattr(service.loading.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(service.loading.loader, "open_savedmodel", open_graph)
+    monkeypatch.setattr(service.loading.loader, "open_towers", lambda *arguments, **options: None)
+    monkeypatch.setattr(service.loading.loader.importlib.util, "find_spec", lambda name: object())
     return calls
 
 
@@ -73,7 +73,7 @@ def test_without_tensorflow_lookups_run_and_the_rest_is_listed_only(toy_model: P
 def test_a_missing_tensorflow_is_the_same_as_off(
     toy_model: Path, opened: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.loading.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(service.loading.loader.importlib.util, "find_spec", lambda name: None)
     assert "serving_default" not in load(toy_model / "1", "auto").backends
     assert opened == []
 

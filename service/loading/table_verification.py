@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from service.configuration.settings import Settings
 from service.core.errors import DataLoss
 from service.files.guarded_files import GuardedFiles
 from service.files.verification import Stored, Verifier
-from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from service.model_server_flags import FOREIGN_FLAGS
-from service.settings import Settings
-from service.settings_reading import SettingsError, flags_without_effect, read_settings
+from service.configuration.model_server_flags import FOREIGN_FLAGS
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import SettingsError, flags_without_effect, read_settings
 
 BASE = ["--model_base_path=models/m"]
 SETTINGS = {setting.name for setting in dataclasses.fields(Settings)}

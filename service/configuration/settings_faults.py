@@ -6,7 +6,7 @@ import dataclasses
 import ipaddress
 import re
 
-from service.settings import Settings
+from service.configuration.settings import Settings
 
 _MAX_WORKERS = 256
 _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"

@@ -23,16 +23,16 @@ from service.files.verification import Stored
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
-from service.graph_batching import GraphBatching
+from service.loading.graph_batching import GraphBatching
+from service.loading.rebuilding import with_deltas
+from service.loading.recorded_warmup import replay_requests
+from service.loading.table_verification import TableVerification
+from service.loading.tower_batching import batched
+from service.loading.towers import open_towers, tower_shortcuts
+from service.loading.warmup import is_initialiser, warm_up
 from service.lookup.backend import OpenedLookups, open_lookups
 from service.lookup.residency import Residency
 from service.lookup.row_pool import RowRunner, in_one_piece
-from service.rebuilding import with_deltas
-from service.recorded_warmup import replay_requests
-from service.table_verification import TableVerification
-from service.tower_batching import batched
-from service.towers import open_towers, tower_shortcuts
-from service.warmup import is_initialiser, warm_up
 
 
 class WarmupObserver(Protocol):

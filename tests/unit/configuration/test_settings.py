@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from service.settings import ENV_PREFIX, Settings
-from service.settings_reading import SettingsError, kernel_cache_dir, quiet_tensorflow, read_settings
+from service.configuration.settings import ENV_PREFIX, Settings
+from service.configuration.settings_reading import SettingsError, kernel_cache_dir, quiet_tensorflow, read_settings
 
 BASE = ["--model_base_path=models/m"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NO_MODELS = "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
 
 
