@@ -352,6 +352,10 @@ def test_no_error_stands_in_a_table_twice() -> None:
 
 def test_the_server_starts_without_tensorflow() -> None:
     code = (
+        # Else all kernels are compiled anew.
+        "from service.configuration.settings_reading import kernel_cache_dir\n"
+        "from service.lookup import kernel_cache\n"
+        "kernel_cache.use(kernel_cache_dir())\n"
         "import sys, service.app, service.cli\n"
         "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'}\n"
         "heavy &= set(sys.modules)\n"

@@ -6,6 +6,7 @@ Source: RFC 9113, section 6; gRPC over HTTP2 (PROTOCOL-HTTP2.md), Requests and R
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from service.transports.grpc.h2 import frames as f
 from service.transports.grpc.h2.messages import INLINE_BYTES, PREFIX_BYTES, prefix
@@ -34,17 +35,27 @@ def only_message(data: bytes, at: int, stream_id: int) -> bytes | None:
     return data[start:end]
 
 
-def answer_frames(stream_id: int, head_block: bytes, answer: bytes) -> tuple[bytes, bytes, bytes]:
-    """Returns the frames of a whole answer: what is before its message, the message, and what is behind."""
+def answer_frames(stream_id: int, head_block: bytes, answer: bytes, frame_bytes: int) -> Sequence[bytes | memoryview]:
+    """Returns the frames of a whole answer, in pieces that point into its message; no frame is larger."""
     size = len(answer)
-    counted = size + PREFIX_BYTES
-    return (
+    counted = min(size + PREFIX_BYTES, frame_bytes)
+    first = (
         f.frame_head(len(head_block), f.HEADERS, f.END_HEADERS, stream_id)
         + head_block
-        + _DATA_START(counted >> 16, counted & 0xFFFF, f.DATA, 0, stream_id, 0, size),
-        answer,
-        f.frame_head(len(OK_TRAILERS), f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id) + OK_TRAILERS,
+        + _DATA_START(counted >> 16, counted & 0xFFFF, f.DATA, 0, stream_id, 0, size)
     )
+    last = f.frame_head(len(OK_TRAILERS), f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id) + OK_TRAILERS
+    at = counted - PREFIX_BYTES
+    if at == size:
+        return (first, answer, last)
+    message = memoryview(answer)
+    pieces: list[bytes | memoryview] = [first, message[:at]]
+    head = f.frame_head(frame_bytes, f.DATA, 0, stream_id)
+    while size - at > frame_bytes:
+        pieces += (head, message[at : at + frame_bytes])
+        at += frame_bytes
+    pieces += (f.frame_head(size - at, f.DATA, 0, stream_id), message[at:], last)
+    return pieces
 
 
 def send_answer(stream: Stream, head_block: bytes, answer: bytes, *, is_compressed: bool = False) -> None:

@@ -5,7 +5,7 @@ Nothing is copied but small batches: an answer's frames point into its bytes unt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from service.transports.grpc.h2.frames import (
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _JOINED_BYTES = 32 << 10
 # Data is handed to the socket in batches of about this size, so that streams take turns and a pause comes early.
 _BATCH_BYTES = 1 << 20
+# Of the frames around a whole answer, about: batches are not measured to the byte.
+_AROUND_BYTES = 64
 # A client that leaves more unread gets no more answers.
 _MOST_HELD_BYTES = 128 << 20
 # No frame is larger, whatever the client allows, so that others come through in between.
@@ -46,6 +48,7 @@ class Sender:
     window: what the client takes over all streams.
     stream_window: what it takes on a stream that is new.
     held_bytes: of answers that wait for the client.
+    frame_bytes: of the largest frame.
     """
 
     __slots__ = (
@@ -54,7 +57,7 @@ class Sender:
         "_out_bytes",
         "_is_paused",
         "_waiting",
-        "_frame_bytes",
+        "frame_bytes",
         "window",
         "stream_window",
         "held_bytes",
@@ -68,7 +71,7 @@ class Sender:
         self._is_paused = False
         # Streams whose data waits, in the order of their turns.
         self._waiting: dict[int, Stream] = {}
-        self._frame_bytes = FRAME_BYTES
+        self.frame_bytes = FRAME_BYTES
         self.window = self.stream_window = FIRST_WINDOW
         self.held_bytes = 0
         # How much has been handed to the socket in all: whether a client takes anything shows in it.
@@ -96,21 +99,21 @@ class Sender:
         self._out_bytes += len(frames)
 
     def takes_at_once(self, size: int) -> bool:
-        """Says whether a new stream's data of that size could leave now, in one frame, before nobody's."""
+        """Says whether a new stream's data of that size could leave now, before nobody's."""
         return (
             size <= self.window
             and size <= self.stream_window
-            and size <= self._frame_bytes
+            and size <= _BATCH_BYTES
             and not self._waiting
             and not self._is_paused
             and self._out_bytes < _BATCH_BYTES
         )
 
-    def queue_whole(self, frames: tuple[bytes, bytes, bytes], num_counted: int) -> None:
+    def queue_whole(self, frames: Sequence[bytes | memoryview], num_counted: int) -> None:
         """Queues a whole answer that takes_at_once was asked about. num_counted: what of it the windows count."""
-        head, data, tail = frames
         self._out += frames
-        self._out_bytes += len(head) + len(data) + len(tail)
+        # What is around it: enough to say when a batch is full.
+        self._out_bytes += num_counted + _AROUND_BYTES
         self.window -= num_counted
 
     def pump(self, stream: Stream) -> bool:
@@ -118,7 +121,7 @@ class Sender:
         queue = stream.queue
         while queue:
             data = queue[0]
-            size = min(len(data), stream.window, self.window, self._frame_bytes)
+            size = min(len(data), stream.window, self.window, self.frame_bytes)
             if size <= 0 or self._is_paused or self._out_bytes >= _BATCH_BYTES:
                 self._waiting[stream.id] = stream
                 return False
@@ -204,7 +207,7 @@ class Sender:
                         raise ConnectionFault(FLOW_CONTROL_ERROR, "SETTINGS make a stream's window too large")
                     stream.resume()
             elif number == MAX_FRAME_SIZE:
-                self._frame_bytes = min(value, _MOST_FRAME_BYTES)
+                self.frame_bytes = min(value, _MOST_FRAME_BYTES)
 
     def _take_turns(self) -> None:
         for stream in list(self._waiting.values()):

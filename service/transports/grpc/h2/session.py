@@ -193,7 +193,8 @@ class Session:
             stream = self._open(stream_id, route, may_be_quick=False)
             self._give(stream, data[stop - num_bytes : stop], is_end=True)
         elif sender.takes_at_once(len(answer) + PREFIX_BYTES):
-            sender.queue_whole(answer_frames(stream_id, route.head_block, answer), len(answer) + PREFIX_BYTES)
+            frames = answer_frames(stream_id, route.head_block, answer, sender.frame_bytes)
+            sender.queue_whole(frames, len(answer) + PREFIX_BYTES)
         else:
             stream = self._new_stream(stream_id)
             stream.has_request = True
