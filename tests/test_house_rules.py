@@ -110,6 +110,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {
             *(f"service.{name}" for name in ("core", "files", "lookup", "direct", "deltas", "graph", "codecs")),
             "service.configuration.settings",
+            "service.configuration.text_file",
             "service.metrics.metrics",
             "service.start_error",
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.codecs.monitoring_config_proto import PrometheusConfig, parse_monitoring_text
+from service.configuration.text_file import read_proto_text
 from service.core.errors import InvalidRequest
 
 # Ours, and TensorFlow Serving's default.
@@ -14,13 +15,7 @@ DEFAULT_PATH = "/monitoring/prometheus/metrics"
 
 def read_monitoring_config(path: Path) -> PrometheusConfig:
     """Reads a --monitoring_config_file; raises InvalidRequest."""
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"Invalid protobuf file: '{path}': it is not UTF-8 text") from error
-    return parse_monitoring_text(text, str(path))
+    return parse_monitoring_text(read_proto_text(path), str(path))
 
 
 def metrics_paths(config: PrometheusConfig | None) -> tuple[str, ...]:

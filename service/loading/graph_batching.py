@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from service.codecs.batching_proto import parse_batching_text
+from service.configuration.text_file import read_proto_text
 from service.core.batching.batcher import Batcher
 from service.core.batching.observer import BatchObserver
 from service.core.batching.parameters import BatchingParameters
@@ -93,10 +94,4 @@ def create_batching(
 
 def read_parameters(path: Path) -> BatchingParameters:
     """Reads a file of batching parameters; raises InvalidRequest."""
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"Invalid protobuf file: '{path}': it is not UTF-8 text") from error
-    return parse_batching_text(text, str(path))
+    return parse_batching_text(read_proto_text(path), str(path))

@@ -1,0 +1,17 @@
+"""Files that hold a protobuf message in its text form, as TensorFlow Serving's flags name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service.core.errors import InvalidRequest
+
+
+def read_proto_text(path: Path) -> str:
+    """Returns a file's text; raises InvalidRequest."""
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"Invalid protobuf file: '{path}': it is not UTF-8 text") from error
