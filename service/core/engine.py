@@ -36,7 +36,7 @@ from service.core.types import (
 )
 
 # Writing an answer of this size takes a fraction of a millisecond.
-_QUICK_BYTES = 1 << 20
+_QUICK_BYTES = 4 << 20
 # For a shorter run of a graph it costs more to have another thread do it.
 _QUICK_RUN_S = 300e-6
 

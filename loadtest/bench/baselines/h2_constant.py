@@ -17,6 +17,7 @@ from service.transports.grpc.h2.request_head import RequestHead
 from service.transports.grpc.h2.route import Route
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.unary import Runner, UnaryCall
+from service.transports.turns import Turns
 
 _MAX_BYTES = 1 << 28
 
@@ -69,8 +70,8 @@ class _Constants:
 
 async def _serve() -> None:
     loop = asyncio.get_running_loop()
-    routes = _Constants(loop)
-    server = await loop.create_server(lambda: Connection(routes, lambda _lost: None), "127.0.0.1", 0)
+    routes, turns = _Constants(loop), Turns()
+    server = await loop.create_server(lambda: Connection(routes, lambda _lost: None, turns), "127.0.0.1", 0)
     listening(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 

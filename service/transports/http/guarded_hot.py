@@ -18,6 +18,7 @@ from service.transports.http.hot_answers import Answer, Asked, Headers, HotAnswe
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.known_heads import KnownHeads
 from service.transports.peer import names_of_transport
+from service.transports.turns import Turns
 
 
 class GrantedAsked(Asked):
@@ -100,8 +101,10 @@ class GuardedHotProtocol(HotProtocol):
 def hot_protocol(answers: HotAnswers, guard: ConnectionGuard) -> Callable[..., HotProtocol]:
     """Returns what makes connections that have these answers. guard: of all of them."""
     if isinstance(answers, GuardedHotAnswers):
-        return partial(GuardedHotProtocol, answers=answers, heads=GuardedHeads(answers.callers), guard=guard)
-    return partial(HotProtocol, answers=answers, heads=KnownHeads(), guard=guard)
+        return partial(
+            GuardedHotProtocol, answers=answers, heads=GuardedHeads(answers.callers), turns=Turns(), guard=guard
+        )
+    return partial(HotProtocol, answers=answers, heads=KnownHeads(), turns=Turns(), guard=guard)
 
 
 class _ForPeer:

@@ -19,6 +19,7 @@ from service.transports.http.connection_guard import ConnectionGuard
 from service.transports.http.guarded_protocol import GuardedProtocol
 from service.transports.http.hot_answers import Answer, Asked, HotAnswers
 from service.transports.http.known_heads import KnownHeads
+from service.transports.turns import Turns
 
 # From this size on, two buffers cost less than a copy of the body behind its head.
 _LARGE_BYTES = 16 << 10
@@ -28,7 +29,7 @@ class HotProtocol(GuardedProtocol):
     """One connection. Concurrency: event loop only.
 
     Args:
-      heads, guard: shared by all connections.
+      heads, turns, guard: shared by all connections.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class HotProtocol(GuardedProtocol):
         *,
         answers: HotAnswers,
         heads: KnownHeads,
+        turns: Turns,
         guard: ConnectionGuard | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop, guard=guard)
         self._answers = answers
         self._heads = heads
+        self._turns = turns
         # The request whose body is on its way, and what is there of it.
         self._asked: Asked | None = None
         self._hot_body = b""
@@ -61,7 +64,24 @@ class HotProtocol(GuardedProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Answers one whole request with a known head; has everything else parsed."""
+        """See asyncio.Protocol."""
+        self._turns.came(self, data)
+
+    def take(self, data: bytes) -> int:
+        """Answers one whole request with a known head, has everything else parsed; see turns.Member."""
+        if not self.transport.is_closing():
+            self._take(data)
+        return 0
+
+    def flush(self) -> None:
+        """See turns.Member; the event loop sends what was written at the end of its turn."""
+
+    def eof_received(self) -> None:
+        """See asyncio.Protocol."""
+        self._turns.settle(self)
+        super().eof_received()
+
+    def _take(self, data: bytes) -> None:
         if self._is_between:
             found = self._heads.find(data)
             if found is None:
@@ -72,7 +92,7 @@ class HotProtocol(GuardedProtocol):
                     self._heads.learn(data, *self._answered)
                 self._answered = None
                 return
-            if self._may_answer() and not self.transport.is_closing():
+            if self._may_answer():
                 answer = self._answers.answer(*found)
                 if answer is not None:
                     self._write(answer)

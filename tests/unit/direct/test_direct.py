@@ -214,7 +214,7 @@ def test_a_large_answer_is_not_quick(models: dict[str, Both]) -> None:
     # Rows of two floats and of four, both of which count.
     many, few = (
         request("toy", "lookup", {"user": tensor(np.zeros(rows, np.int64), INT64, is_content=False)})
-        for rows in (60_000, 1_000)
+        for rows in (240_000, 1_000)
     )
     assert both.predict_directly(many, None, as_content=False, may_wait=False) is None
     assert both.predict_directly(many, None, as_content=False) == both.general(many, False)

@@ -19,6 +19,7 @@ from service.direct.http_bodies import DirectHttp
 from service.transports.http.hot_protocol import HotProtocol
 from service.transports.http.http_app import create_http_app
 from service.transports.http.known_heads import KnownHeads
+from service.transports.turns import Turns
 
 BODY = b'{"features": {"user": [1, 2]}}'
 # Larger than what is answered at once, and than what a connection buffers.
@@ -39,7 +40,9 @@ class Server:
             **more,
         )
         protocol: Any = (
-            partial(HotProtocol, answers=app.state.hot_answers, heads=KnownHeads()) if is_hot else "httptools"
+            partial(HotProtocol, answers=app.state.hot_answers, heads=KnownHeads(), turns=Turns())
+            if is_hot
+            else "httptools"
         )
         self.server = uvicorn.Server(
             uvicorn.Config(
@@ -279,3 +282,16 @@ def test_a_client_that_leaves_early_ends_nothing_else(servers: tuple[Server, Ser
     with socket.create_connection(hot.address) as sock:
         sock.sendall(PLAIN[:-5])
     assert hot.talk(PLAIN).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_many_requests_whose_clients_say_no_more_are_answered(servers: tuple[Server, Server]) -> None:
+    hot, _ = servers
+    socks = [socket.create_connection(hot.address) for _ in range(20)]
+    try:
+        for sock in socks:
+            sock.sendall(PLAIN)
+            sock.shutdown(socket.SHUT_WR)
+        assert [read(sock, 1)[:12] for sock in socks] == [b"HTTP/1.1 200"] * 20
+    finally:
+        for sock in socks:
+            sock.close()

@@ -49,13 +49,7 @@ def answer_frames(stream_id: int, head_block: bytes, answer: bytes, frame_bytes:
     if at == size:
         return (first, answer, last)
     message = memoryview(answer)
-    pieces: list[bytes | memoryview] = [first, message[:at]]
-    head = f.frame_head(frame_bytes, f.DATA, 0, stream_id)
-    while size - at > frame_bytes:
-        pieces += (head, message[at : at + frame_bytes])
-        at += frame_bytes
-    pieces += (f.frame_head(size - at, f.DATA, 0, stream_id), message[at:], last)
-    return pieces
+    return [first, message[:at], *f.data_frames(stream_id, message[at:], frame_bytes), last]
 
 
 def send_answer(stream: Stream, head_block: bytes, answer: bytes, *, is_compressed: bool = False) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from service.transports.grpc.h2.frames import ConnectionFault
 from service.transports.grpc.h2.route import Routes
 from service.transports.grpc.h2.session import Session
+from service.transports.turns import Turns
 
 # A client must have said that it speaks HTTP/2 by then, and must go on with what it began.
 _HANDSHAKE_S, _STALLED_S = 20.0, 60.0
@@ -28,14 +29,16 @@ class Connection(asyncio.Protocol):
     Args:
       routes: where heads lead.
       on_lost: told when the connection is gone.
+      turns: of all connections.
 
     transport: what it speaks over, once it is made.
 
     Concurrency: event loop only.
     """
 
-    def __init__(self, routes: Routes, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, routes: Routes, on_lost: Callable[[Connection], None], turns: Turns) -> None:
         self._on_lost = on_lost
+        self._turns = turns
         self._now = routes.now
         self.transport: Any = None
         self._session = Session(routes, self.flush, self._finish_soon)
@@ -56,8 +59,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        self._turns.came(self, data)
+
+    def take(self, data: bytes) -> int:
+        """See turns.Member."""
         if self._is_closing:
-            return
+            return 0
         self._num_reads += 1
         if self._rest:
             data = self._rest + data
@@ -70,10 +77,11 @@ class Connection(asyncio.Protocol):
             self._fail(fault)
         finally:
             self._is_in_batch = False
-        self.flush()
+        return self._session.sender.queued_bytes
 
     def eof_received(self) -> bool:
         """See asyncio.Protocol; a client that has said its last word is still answered, if that was a whole request."""
+        self._turns.settle(self)
         streams = self._session.streams()
         self._session.cancel(stream for stream in streams if not stream.has_request)
         self._session.take_no_more()

@@ -68,6 +68,21 @@ def frame_head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
     return _HEAD(length >> 16, length & 0xFFFF, kind, flags, stream_id)
 
 
+def data_frames(stream_id: int, data: memoryview, frame_bytes: int) -> list[bytes | memoryview]:
+    """Returns the frames of a stream's data, in pieces that point into it; no frame is larger.
+
+    >>> b"".join(data_frames(1, memoryview(b"abc"), 2)).hex(" ")
+    '00 00 02 00 00 00 00 00 01 61 62 00 00 01 00 00 00 00 00 01 63'
+    """
+    size = len(data)
+    whole = size - size % frame_bytes
+    head = frame_head(frame_bytes, DATA, 0, stream_id)
+    pieces = [piece for at in range(0, whole, frame_bytes) for piece in (head, data[at : at + frame_bytes])]
+    if whole < size:
+        pieces += (frame_head(size - whole, DATA, 0, stream_id), data[whole:])
+    return pieces
+
+
 def rst_stream(stream_id: int, code: int) -> bytes:
     """Returns what ends a stream at once."""
     return frame(RST_STREAM, 0, stream_id, _WORD.pack(code))

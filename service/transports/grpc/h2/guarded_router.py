@@ -15,6 +15,7 @@ from service.transports.grpc.h2.route import Route, refused
 from service.transports.grpc.h2.router import Router
 from service.transports.grpc.health import Health
 from service.transports.peer import NO_NAMES, names_of_transport
+from service.transports.turns import Turns
 
 
 class GuardedRouter:
@@ -84,9 +85,9 @@ class PeerRoutes:
 class KnownConnection(Connection):
     """A connection that tells its routes who is at its other end."""
 
-    def __init__(self, router: GuardedRouter, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, router: GuardedRouter, on_lost: Callable[[Connection], None], turns: Turns) -> None:
         self._peer_routes = PeerRoutes(router)
-        super().__init__(self._peer_routes, on_lost)
+        super().__init__(self._peer_routes, on_lost, turns)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""

@@ -12,7 +12,7 @@ from service.core.errors import MalformedPayload, PayloadTooLarge, Unimplemented
 # In front of each message: whether it is compressed, and its length.
 PREFIX_BYTES = 5
 # A message of more bytes is worth a thread by its size alone.
-INLINE_BYTES = 16 << 10
+INLINE_BYTES = 256 << 10
 _GZIP, _ZLIB = 31, 15
 _WINDOW_BITS = {"gzip": _GZIP, "deflate": _ZLIB}
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from service.transports.grpc.h2.frames import (
     ACK,
-    DATA,
     FIRST_WINDOW,
     FLOW_CONTROL_ERROR,
     FRAME_BYTES,
@@ -22,8 +21,8 @@ from service.transports.grpc.h2.frames import (
     SETTINGS,
     ConnectionFault,
     StreamFault,
+    data_frames,
     frame,
-    frame_head,
     read_settings,
 )
 
@@ -93,6 +92,11 @@ class Sender:
         """Whether all that was queued has left for the kernel."""
         return not self._waiting and not self._out and not self._is_paused
 
+    @property
+    def queued_bytes(self) -> int:
+        """How much waits for flush, about."""
+        return self._out_bytes
+
     def queue(self, frames: bytes) -> None:
         """Queues frames that no window holds back."""
         self._out.append(frames)
@@ -121,12 +125,11 @@ class Sender:
         queue = stream.queue
         while queue:
             data = queue[0]
-            size = min(len(data), stream.window, self.window, self.frame_bytes)
+            size = min(len(data), stream.window, self.window, max(_BATCH_BYTES - self._out_bytes, self.frame_bytes))
             if size <= 0 or self._is_paused or self._out_bytes >= _BATCH_BYTES:
                 self._waiting[stream.id] = stream
                 return False
-            self._out.append(frame_head(size, DATA, 0, stream.id))
-            self._out.append(data[:size])
+            self._out += data_frames(stream.id, data[:size], self.frame_bytes)
             self._out_bytes += size
             self.window -= size
             stream.window -= size

@@ -23,6 +23,7 @@ from service.transports.grpc.h2.guarded_router import GuardedRouter, KnownConnec
 from service.transports.grpc.h2.router import Router
 from service.transports.grpc.paths import PredictDirectly
 from service.transports.grpc.served import HEALTH_NAMES, SERVICES, descriptor_pool
+from service.transports.turns import Turns
 
 _BACKLOG = 2048
 # Between two looks for clients that are stuck.
@@ -64,6 +65,7 @@ class H2Server:
         self._health = health.Health()
         self._loop = uvloop.new_event_loop()
         self._connections: set[Connection] = set()
+        self._turns = Turns()
         self._idle = asyncio.Event()
         self._servers: list[Any] = []
         shown = reflection.ReflectionServicer(SERVICES, descriptor_pool())
@@ -158,9 +160,9 @@ class H2Server:
         router = self._router
         connection: Connection
         if isinstance(router, GuardedRouter):
-            connection = KnownConnection(router, self._lost)
+            connection = KnownConnection(router, self._lost, self._turns)
         else:
-            connection = Connection(router, self._lost)
+            connection = Connection(router, self._lost, self._turns)
         self._connections.add(connection)
         return connection
 
