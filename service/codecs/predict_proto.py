@@ -88,6 +88,16 @@ def encode_response(
     Args:
       as_content: values travel in tensor_content, else in the `*_val` fields.
     """
+    pieces = response_pieces(
+        outputs, model=model, version=version, signature_name=signature_name, as_content=as_content
+    )
+    return b"".join(pieces)
+
+
+def response_pieces(
+    outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool
+) -> list[bytes | memoryview]:
+    """Returns what encode_response joins; a memoryview is the bytes of an array."""
     pieces: list[Any] = []
     for name, array in outputs.items():
         key = name.encode()
@@ -98,7 +108,7 @@ def encode_response(
         pieces += [tag(1, 2), varint(len(head) + tensor_bytes), head, *tensor]
     spec = encode_model_spec(model, version, signature_name)
     pieces += [tag(2, 2), varint(len(spec)), spec]
-    return b"".join(pieces)
+    return pieces
 
 
 def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from service.codecs.predict_proto import encode_response
+from service.codecs.response_encoder import ResponseEncoder
 from service.core.errors import ServiceError
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
@@ -21,6 +21,9 @@ from service.lookup.plan import FeaturePlan
 # More sizes of requests than this are not remembered, lest a client fills the memory.
 _MAX_PLACES = 256
 _NOTHING = b""
+
+# TensorFlow copies what does not begin at a multiple of 64 bytes.
+_ALIGNED_FLOATS = 16
 
 # The vectors of each feature, [B, D] or [B, L, D] float32 in the order of DirectTower's features, to the outputs.
 RunDense = Callable[[Sequence[Array]], Mapping[str, Array]]
@@ -59,7 +62,7 @@ class DirectTower:
         self._spec = spec
         self._run_dense = run_dense
         self._run_times = RunTimes()
-        self._model, self._version = model, version
+        self._encoder = ResponseEncoder(model, version, spec.name)
         self._layouts = Layouts(spec, features, needs_all=True)
         self._places: dict[int, _Place] = {}
         # What a predict reads is not counted: nobody looks here. Each feature stands first in a plan of its own.
@@ -76,7 +79,7 @@ class DirectTower:
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or self._run_times.expected_s(rows) > max_s:
             return None
         place = self._places.get(rows) or self._new_place(layout, rows)
-        floats = np.empty(place.num_floats, np.float32)
+        floats, floats_at = _aligned_floats(place.num_floats)
         scratch, scratch_at = state.scratch(len(data))
         done = gather.answer(
             address_of(data),
@@ -84,7 +87,7 @@ class DirectTower:
             layout.plan_at,
             layout.num_features,
             scratch_at,
-            floats.ctypes.data,
+            floats_at,
             address_of(_NOTHING),
             place.pieces_at,
             rows,
@@ -99,14 +102,7 @@ class DirectTower:
             # The general path says it in its own words, and counts it.
             return None
         self._run_times.learn(rows, perf_counter() - started_s)
-        answer = encode_response(
-            outputs,
-            model=self._model,
-            version=self._version,
-            signature_name=self._spec.name,
-            as_content=as_content,
-        )
-        return answer, rows
+        return self._encoder.encode(outputs, as_content=as_content), rows
 
     def _new_place(self, layout: Layout, rows: int) -> _Place:
         pieces = np.zeros((len(layout.outputs) + 1, gather.PIECE_COLUMNS), np.int64)
@@ -115,8 +111,16 @@ class DirectTower:
             end = begin + rows * math.prod(shape)
             row[gather.FLOATS_TO] = 4 * begin
             parts.append((begin, end, (rows, *shape)))
-            begin = end
+            begin = end + -end % _ALIGNED_FLOATS
         place = _Place(begin, tuple(parts), pieces, pieces.ctypes.data)
         if len(self._places) < _MAX_PLACES:
             self._places[rows] = place
         return place
+
+
+def _aligned_floats(size: int) -> tuple[Array, int]:
+    """Returns float32 of any content, and their address."""
+    room: Array = np.empty(size + _ALIGNED_FLOATS - 1, np.float32)
+    address: int = room.ctypes.data
+    skipped = -(address // 4) % _ALIGNED_FLOATS
+    return room[skipped : skipped + size], address + 4 * skipped
