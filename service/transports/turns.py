@@ -75,9 +75,14 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def settle(self, member: Member) -> None:
-        """Works on all that came for a member, before it learns that no more will come."""
-        if any(of is member for of, _ in [*self._small, *self._large]):
-            self._work_on_all()
+        """Works on all that came for a member, before it learns anything else."""
+        _work_on(self._take_small())
+        if member in self._delayed:
+            mine = [entry for entry in self._large if entry[0] is member]
+            self._large = deque(entry for entry in self._large if entry[0] is not member)
+            self._delayed.discard(member)
+            self._kept_bytes -= sum(len(data) for _, data in mine)
+            _work_on(mine)
 
     def _turn(self) -> None:
         self._is_due = False

@@ -60,15 +60,19 @@ class HotProtocol(GuardedProtocol):
         self._is_refused = False
         self._defaults: object = None
         self._start = b""
+        # Something came that was not looked at yet.
+        self._is_waiting = False
         # What will look at _idle_since_s: when an answer was sent from here, None since the next request began.
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        self._is_waiting = True
         self._turns.came(self, data)
 
     def take(self, data: bytes) -> int:
         """Answers one whole request with a known head, has everything else parsed; see turns.Member."""
+        self._is_waiting = False
         if not self.transport.is_closing():
             self._take(data)
         return 0
@@ -78,8 +82,13 @@ class HotProtocol(GuardedProtocol):
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""
-        self._turns.settle(self)
+        self._settle()
         super().eof_received()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes a connection that nothing came from for a while."""
+        if not self._is_waiting:
+            super().timeout_keep_alive_handler()
 
     def _take(self, data: bytes) -> None:
         if self._is_between:
@@ -161,9 +170,14 @@ class HotProtocol(GuardedProtocol):
 
     def shutdown(self) -> None:
         """Lets the request end whose body is on its way."""
+        self._settle()
         if self._asked is not None:
             self._go_usual_way()
         super().shutdown()
+
+    def _settle(self) -> None:
+        if self._is_waiting:
+            self._turns.settle(self)
 
     def _may_answer(self) -> bool:
         # Answers keep the order of requests, and wait for a client that reads slowly.
@@ -217,6 +231,7 @@ class HotProtocol(GuardedProtocol):
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._on_idle)
 
     def _on_idle(self) -> None:
+        self._settle()
         self._idle_timer = None
         if self._idle_since_s is None:
             return

@@ -295,3 +295,25 @@ def test_many_requests_whose_clients_say_no_more_are_answered(servers: tuple[Ser
     finally:
         for sock in socks:
             sock.close()
+
+
+@pytest.mark.parametrize("event", ["eof_received", "shutdown", "timeout_keep_alive_handler", "_on_idle"])
+@pytest.mark.parametrize("request_bytes", [PLAIN, post(BODY, path=b"/V1/models/toy:lookup")], ids=["plain", "general"])
+def test_a_request_that_was_read_is_answered_whatever_comes_next(
+    servers: tuple[Server, Server], event: str, request_bytes: bytes
+) -> None:
+    hot, _ = servers
+    with socket.create_connection(hot.address) as sock:
+        sock.sendall(PLAIN)
+        read(sock, 1)
+        (connection,) = hot.server.server_state.connections
+        held: Any = connection
+
+        def came() -> None:
+            # As where many are busy.
+            held._turns._num_alone = 0
+            held.data_received(request_bytes)
+            getattr(held, event)()
+
+        held.loop.call_soon_threadsafe(came)
+        assert read(sock, 1)[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 404")

@@ -162,11 +162,23 @@ def test_the_end_of_a_connection_comes_behind_its_data() -> None:
     def scene(found: Turns, log: list[str]) -> None:
         a, b = clients(2, log)
         found.came(a, LARGE)
+        found.came(b, LARGE)
+        found.came(a, b"1")
+        found.came(b, b"1")
+        found.settle(a)
+        assert log == ["a took large", "a took 1", "a sent", "a sent"]
+
+    assert run(scene)[4:] == ["b took large", "b sent", "b took 1", "b sent"]
+
+
+def test_so_it_does_where_all_of_it_is_small() -> None:
+    def scene(found: Turns, log: list[str]) -> None:
+        a, b = clients(2, log)
         found.came(a, b"1")
         found.settle(b)
-        assert log == []
-        found.settle(a)
-        assert log == ["a took large", "a sent", "a took 1", "a sent"]
+        found.came(b, b"2")
+        found.settle(b)
+        assert log == ["a took 1", "a sent", "b took 2", "b sent"]
 
     assert len(run(scene)) == 4
 

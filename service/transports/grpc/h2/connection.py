@@ -146,6 +146,7 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
     def _take_no_more(self) -> None:
+        self._turns.settle(self)
         self._session.take_no_more()
         self.flush()
 
