@@ -75,8 +75,9 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
+            "service.transports.turns",
         },
-        {"numpy", "fastapi", "starlette", "orjson", "uvicorn"},
+        {"numpy", "fastapi", "starlette", "orjson", "uvicorn", "httptools"},
     ),
     "service.transports.grpc": (
         {
@@ -91,6 +92,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
+            "service.transports.turns",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message", "hpack", "uvloop"},
@@ -210,7 +212,7 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"service.client"})}.get(file.parts[1], set())
     if file == Path("loadtest/bench/baselines/h2_constant.py"):
         # What the transport costs with nothing behind it can not be asked over the wire.
-        shown = {"service.transports.grpc.h2"}
+        shown = {"service.transports.grpc.h2", "service.transports.turns"}
     ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
     assert not [name for name in ours if not is_below(name, shown)]
 

@@ -6,8 +6,10 @@ uvicorn's own has none: a head may grow for ever, and a client that stops in the
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
+from httptools import HttpParserCallbackError
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -131,6 +133,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what can not be parsed, or is over a limit, and closes."""
+        error = sys.exc_info()[1]
+        if isinstance(error, HttpParserCallbackError) and isinstance(error.__context__, MemoryError):
+            # The parser says so of whatever fails as it reads; this is not the client's fault.
+            self._status = 503
         status = self._status
         if self.transport.is_closing():
             return

@@ -317,3 +317,13 @@ def test_a_request_that_was_read_is_answered_whatever_comes_next(
 
         held.loop.call_soon_threadsafe(came)
         assert read(sock, 1)[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 404")
+
+
+def test_memory_that_runs_out_as_a_request_is_read_is_not_its_fault(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_body(_self: HotProtocol, _body: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(HotProtocol, "on_body", on_body)
+    assert servers[0].talk(PLAIN, answers=2)[:12] == b"HTTP/1.1 503"
