@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from service.graph.flat_graph import FlatGraph, flatten, node_of
-from service.graph.freezing import freeze
 from service.graph.restoring import Saved, add_restore
 from service.graph.table_reads import NotProven
 
@@ -60,15 +59,14 @@ class DenseGraph:
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
         v1 = tf.compat.v1
         init, assets = self._add_init(), get_asset_tensors(str(artifact), self._meta_graph)
-        if read := sorted(self._nodes.keys() & self._tables.keys()):
-            raise NotProven(f"what is left still reads table {self._tables[read[0]]!r}")
-        prefix = str(artifact / "variables" / "variables")
-        freeze(self._nodes, saved, prefix)
         graph_def = v1.GraphDef()
         graph_def.versions.CopyFrom(self._meta_graph.graph_def.versions)
         graph_def.node.extend(self._nodes.values())
         graph_def.library.CopyFrom(self._library())
-        restored = add_restore(graph_def, saved, self._nodes.keys() & saved.keys(), prefix)
+        if read := sorted(self._nodes.keys() & self._tables.keys()):
+            raise NotProven(f"what is left still reads table {self._tables[read[0]]!r}")
+        variables = self._nodes.keys() & saved.keys()
+        restored = add_restore(graph_def, saved, variables, str(artifact / "variables" / "variables"))
         config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=inter_op_threads)
         if not any(node.op in _SWITCHES for node in graph_def.node):
             # 173 us a run against 219 us (128 rows into 160-256-1): nodes run in the caller's thread, one by one.

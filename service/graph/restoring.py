@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from service.core.errors import ArtifactError
@@ -54,32 +54,20 @@ def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[
     if not chosen:
         return str(done.name)
     entries = [saved[name] for name in chosen]
-    tensors = add_values(graph_def, entries, prefix)
-    for number, (variable, entry, tensor) in enumerate(zip(chosen, entries, tensors, strict=True)):
-        assign = graph_def.node.add()
-        assign.CopyFrom(entry.assign)
-        assign.name = f"tower/assign_{number}"
-        del assign.input[:]
-        assign.input.extend([variable + ":0", tensor])
-        done.input.append("^" + assign.name)
-    return str(done.name)
-
-
-def add_values(graph_def: Any, entries: Sequence[Saved], prefix: str) -> list[str]:
-    """Adds nodes that read tensors of a checkpoint; returns what they give, in the same order.
-
-    Args:
-      prefix: as in add_restore.
-    """
-    if not entries:
-        return []
     _add_strings(graph_def, "tower/prefix", [prefix], is_scalar=True)
     _add_strings(graph_def, "tower/keys", [entry.key for entry in entries])
     _add_strings(graph_def, "tower/parts", [entry.part for entry in entries])
     restore = graph_def.node.add(name="tower/restore", op="RestoreV2")
     restore.input.extend(["tower/prefix:0", "tower/keys:0", "tower/parts:0"])
     restore.attr["dtypes"].list.type.extend(entry.dtype for entry in entries)
-    return [f"tower/restore:{number}" for number in range(len(entries))]
+    for number, (variable, entry) in enumerate(zip(chosen, entries, strict=True)):
+        assign = graph_def.node.add()
+        assign.CopyFrom(entry.assign)
+        assign.name = f"tower/assign_{number}"
+        del assign.input[:]
+        assign.input.extend([variable + ":0", f"tower/restore:{number}"])
+        done.input.append("^" + assign.name)
+    return str(done.name)
 
 
 def _saved(flat: FlatGraph, assign: Any) -> Saved | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -16,6 +16,12 @@ import httpx
 
 from tests.integration.process import PATIENCE_S, ROOT, environment, until, unused_ports
 
+_LIMIT = """
+import json, os, resource, sys
+for which, value in json.loads(sys.argv[1]):
+    resource.setrlimit(which, (value, value))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 LOOKUP = "/v1/models/default:lookup"
 
 
@@ -43,17 +49,17 @@ def limited(
         "file_system_poll_wait_seconds": 0.05,
     } | settings
 
-    def set_limits() -> None:
-        for which, value in (limits or {}).items():
-            resource.setrlimit(which, (value, value))
-
+    command = [sys.executable, "-m", "service", *(f"--{name}={value}" for name, value in given.items())]
+    if limits:
+        # By a program in between: between fork and exec gRPC, which tests use, would run what it does there, and that
+        # may log, or abort.
+        command = [sys.executable, "-c", _LIMIT, json.dumps(list(limits.items())), *command]
     process = subprocess.Popen(
-        [sys.executable, "-m", "service", *(f"--{name}={value}" for name, value in given.items())],
+        command,
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,
         stderr=stderr,
-        preexec_fn=set_limits,
     )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=PATIENCE_S) as http:
