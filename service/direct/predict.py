@@ -49,7 +49,7 @@ class DirectPredict:
         Args:
           deadline_s: on the engine's clock, or None.
           as_content: floats travel in tensor_content, else in float_val.
-          may_wait: whether the answer may take longer than microseconds.
+          may_wait: whether the answer may take longer than a few milliseconds.
         """
         started_s = self._engine.clock()
         if deadline_s is not None and started_s >= deadline_s:

@@ -13,7 +13,7 @@ PREDICT = f"/{PREDICTION_SERVICE}/Predict"
 # (request's bytes, deadline on the engine's clock or None) to the response's bytes; raises ServiceError.
 Handler = Callable[[bytes, float | None], bytes]
 
-# A handler of microseconds; None: the request is not one, and belongs to the Handler of its path.
+# A handler of a few milliseconds at most; None: the request is not one, and belongs to the Handler of its path.
 QuickHandler = Callable[[bytes, float | None], bytes | None]
 
 
@@ -26,6 +26,6 @@ class PredictDirectly(Protocol):
         """Returns the response's bytes; None where the general path must answer, refuse and count the request.
 
         Args:
-          may_wait: whether the answer may take longer than microseconds.
+          may_wait: whether the answer may take longer than a few milliseconds.
         """
         ...

@@ -1,4 +1,4 @@
-"""A call with one message each way: run at once where that takes microseconds, in a thread where it may take longer."""
+"""A call with one message each way: run at once where that is short, in a thread where it may take longer."""
 
 from __future__ import annotations
 
