@@ -87,6 +87,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.engine",
             "service.core.inference",
             "service.core.request_context",
+            "service.core.shortcuts",
             "service.core.tracing",
             "service.core.types",
             "service.core.errors",

@@ -24,7 +24,8 @@ from service.core.errors import (
 from service.core.model_config import ModelConfig
 from service.core.recording import Recorder
 from service.core.registry import Registry
-from service.core.servable import Lease, find_signature
+from service.core.servable import Lease, Servable, find_signature
+from service.core.shortcuts import Begun
 from service.core.tracing import Tracing
 from service.core.types import (
     DEFAULT_SIGNATURE,
@@ -39,6 +40,10 @@ from service.core.types import (
 _QUICK_BYTES = 4 << 20
 # For a shorter run of a graph it costs more to have another thread do it.
 _QUICK_RUN_S = 300e-6
+
+# A plain request on its way: its shortcut, what holds its servable, that, its signature's name, what has drawn a lot
+# for it, api, method, when it was there, and when its run began.
+_Taken = tuple[Any, Lease, Servable, str, Recorder | None, str, str, float, float]
 
 # (new list of models, deadline on the engine's clock or None): core.model_set's reload.
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
@@ -91,6 +96,8 @@ class Engine:
         self._on_damage = on_damage
         self._observer = observer
         self._max_response_bytes = max_response_bytes
+        # Largest answer, longest run of a graph.
+        self._slow_limits = max_response_bytes, math.inf
         self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
         self._clock = clock
 
@@ -182,11 +189,77 @@ class Engine:
         Returns:
           None where the request must take the general path, which then answers, refuses and counts it.
         """
+        taken = self._take(ref, signature_name, wire_format, fallback_signature, api, method, started_s)
+        if taken is None:
+            return None
+        shortcut, lease = taken[0], taken[1]
+        try:
+            return self._counted(taken, shortcut.answer(request, *(self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S))))
+        finally:
+            lease.__exit__(None, None, None)
+
+    def begin_directly(
+        self,
+        ref: ModelRef,
+        signature_name: str,
+        request: Any,
+        *,
+        wire_format: str,
+        api: str,
+        method: str,
+        started_s: float,
+        fallback_signature: str = "",
+        may_wait: bool = True,
+    ) -> Begun | None:
+        """Does what comes before the lookups of a plain request, which are then done together with others'.
+
+        Args:
+          wire_format: its shortcuts are StagedShortcuts. The others are as in answer_directly.
+
+        Returns:
+          What finish_directly takes, which must be called; None as answer_directly does.
+        """
+        taken = self._take(ref, signature_name, wire_format, fallback_signature, api, method, started_s)
+        if taken is None:
+            return None
+        shortcut, lease = taken[0], taken[1]
+        begun = None
+        try:
+            begun = shortcut.begin(request, *(self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S)))
+            if begun is None:
+                self._leave(taken)
+                return None
+            return begun[0], begun, taken
+        finally:
+            if begun is None:
+                lease.__exit__(None, None, None)
+
+    def finish_directly(self, begun: Begun) -> Any | None:
+        """Returns what answer_directly does of a request that the same thread has begun. To be called once."""
+        _, of_shortcut, taken = begun
+        shortcut, lease = taken[0], taken[1]
+        try:
+            return self._counted(taken, shortcut.finish(of_shortcut))
+        finally:
+            lease.__exit__(None, None, None)
+
+    def _take(
+        self,
+        ref: ModelRef,
+        signature_name: str,
+        wire_format: str,
+        fallback_signature: str,
+        api: str,
+        method: str,
+        started_s: float,
+    ) -> _Taken | None:
         try:
             lease = self._registry.lease(ref)
         except ServiceError:
             return None
-        with lease as servable:
+        taken = None
+        try:
+            servable = lease.__enter__()
             if not signature_name:
                 has_default = DEFAULT_SIGNATURE in servable.signatures
                 signature_name = DEFAULT_SIGNATURE if has_default else fallback_signature
@@ -203,33 +276,42 @@ class Engine:
                 if recorder is not None:
                     recorder.draw.put_back(False)
                 return None
-            run_started_s = self._clock()
-            if may_wait:
-                answer = shortcut.answer(request, self._max_response_bytes, math.inf)
-            else:
-                answer = shortcut.answer(request, self._max_quick_bytes, _QUICK_RUN_S)
-            # Behind the run: what it read may have become zeros meanwhile. The general path says so.
-            if answer is None or servable.files.mark[0]:
-                if recorder is not None:
-                    recorder.draw.put_back(False)
-                if tracing is not None:
-                    tracing.not_answered()
-                return None
-            now_s = self._clock()
-            # While the lease is held, as Bound does.
-            self._observer.finished(
-                api=api,
-                method=method,
-                model=servable.name,
-                version=servable.version,
-                signature=signature_name,
-                kind=servable.signatures[signature_name].kind,
-                error=None,
-                seconds=now_s - started_s,
-                run_seconds=now_s - run_started_s,
-                rows=answer[1],
-            )
-            return answer[0]
+            taken = shortcut, lease, servable, signature_name, recorder, api, method, started_s, self._clock()
+            return taken
+        finally:
+            if taken is None:
+                lease.__exit__(None, None, None)
+
+    def _counted(self, taken: _Taken, answer: tuple[Any, int] | None) -> Any | None:
+        """Returns what a request is answered, and counts it; None where the general path does both."""
+        _, _, servable, signature_name, _, api, method, started_s, run_started_s = taken
+        # Behind the run: what it read may have become zeros meanwhile. The general path says so.
+        if answer is None or servable.files.mark[0]:
+            self._leave(taken)
+            return None
+        now_s = self._clock()
+        # While the lease is held, as Bound does.
+        self._observer.finished(
+            api=api,
+            method=method,
+            model=servable.name,
+            version=servable.version,
+            signature=signature_name,
+            kind=servable.signatures[signature_name].kind,
+            error=None,
+            seconds=now_s - started_s,
+            run_seconds=now_s - run_started_s,
+            rows=answer[1],
+        )
+        return answer[0]
+
+    def _leave(self, taken: _Taken) -> None:
+        """Leaves what was drawn for a request to the general path."""
+        recorder = taken[4]
+        if recorder is not None:
+            recorder.draw.put_back(False)
+        if self._tracing is not None:
+            self._tracing.not_answered()
 
     def reject(
         self, error: ServiceError, *, api: str, method: str = "", model: str = "", started_s: float | None = None

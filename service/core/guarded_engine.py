@@ -15,6 +15,7 @@ from service.core.deltas import Upsert, UpsertReceipt
 from service.core.engine import Engine, ModelDescription
 from service.core.errors import PermissionDenied, ServiceError
 from service.core.model_config import ModelConfig
+from service.core.shortcuts import Begun
 from service.core.tracing import Tracing
 from service.core.types import Array, ModelRef, TableInfo, VersionStatus
 
@@ -93,6 +94,16 @@ class GuardedEngine(Engine):
         if "predict" not in self._grant().rights(ref.name):
             return None
         return self._engine.answer_directly(ref, signature_name, request, **options)
+
+    def begin_directly(self, ref: ModelRef, signature_name: str, request: Any, **options: Any) -> Begun | None:
+        """See Engine, and answer_directly."""
+        if "predict" not in self._grant().rights(ref.name):
+            return None
+        return self._engine.begin_directly(ref, signature_name, request, **options)
+
+    def finish_directly(self, begun: Begun) -> Any | None:
+        """See Engine; the right was looked at when it began."""
+        return self._engine.finish_directly(begun)
 
     def reject(self, error: ServiceError, *, model: str = "", **options: Any) -> None:
         """See Engine."""

@@ -6,28 +6,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from service.core.deltas import Deltas
 from service.core.errors import DataLoss, GraphUnavailable, SignatureNotFound
+from service.core.shortcuts import Shortcut
 from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
-
-
-class Shortcut(Protocol):
-    """Answers plain requests for one signature in a wire's own bytes, without arrays in between.
-
-    Concurrency: any thread.
-    """
-
-    def answer(self, request: Any, max_bytes: int, max_s: float) -> tuple[Any, int] | None:
-        """Returns the answer as its wire wants it, and its rows; None where the request is not plain.
-
-        Args:
-          request: what the wire's reader made of the request.
-          max_bytes: of the answer, as arrays.
-          max_s: what a run of a graph may take, as far as is known; infinity: whatever it takes.
-        """
-        ...
 
 
 class Files(Protocol):

@@ -39,6 +39,9 @@ COLUMNS = 19
 PIECE_AT, PIECE_LENGTH, PIECE_TO, FLOATS_TO = 0, 1, 2, 3
 PIECE_COLUMNS = 4
 
+# Columns of a job: the arguments of answer.
+JOB_COLUMNS = 10
+
 _INT32, _FLOAT = 3, 1
 
 _INT = types.int64
@@ -160,6 +163,28 @@ def compiled_answer(  # type: ignore[no-untyped-def]
     return DONE
 
 
+@njit(types.boolean(_INT, _INT, _INT), cache=True, nogil=True)
+def _answer_all(jobs_at, num_jobs, done_at):  # type: ignore[no-untyped-def]
+    jobs = ints_2d_at(jobs_at, num_jobs, JOB_COLUMNS)
+    done = ints_at(done_at, num_jobs)
+    are_all_done = True
+    for j in range(num_jobs):
+        done[j] = compiled_answer(
+            jobs[j, 0],
+            jobs[j, 1],
+            jobs[j, 2],
+            jobs[j, 3],
+            jobs[j, 4],
+            jobs[j, 5],
+            jobs[j, 6],
+            jobs[j, 7],
+            jobs[j, 8],
+            jobs[j, 9],
+        )
+        are_all_done = are_all_done and done[j] == DONE
+    return are_all_done
+
+
 # Writes a whole answer; returns DONE, or UNUSUAL where the request must be looked at in another way.
 #
 # Args, all int64:
@@ -173,3 +198,10 @@ def compiled_answer(  # type: ignore[no-untyped-def]
 #   rows: B, what every feature must have.
 #   counts_at: of [features of the signature, 2] int64; ids and those of them without a row are added where all is DONE.
 answer = entry_point(compiled_answer)
+
+# Does so for many requests, one behind the other; returns whether all are DONE.
+#
+# Args, all int64:
+#   jobs_at, num_jobs: of [J, JOB_COLUMNS] int64, and J.
+#   done_at: of room for [J] int64, what answer returns for each.
+answer_all = entry_point(_answer_all)

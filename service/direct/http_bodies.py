@@ -14,7 +14,7 @@ from service.codecs.oip_json import decode_infer
 from service.codecs.oip_models import FALLBACK_SIGNATURE
 from service.core.engine import Engine
 from service.core.errors import ServiceError
-from service.core.servable import Shortcut
+from service.core.shortcuts import Shortcut
 from service.core.types import ModelRef
 from service.direct import json_scan
 from service.direct.binary_signature import BinaryAnswer, BinaryRequest, BinarySignature

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from service.codecs.predict_proto import parse_message, read_model_spec
 from service.codecs.wire import varint
 from service.core.engine import Engine
 from service.core.errors import ServiceError
-from service.core.servable import Shortcut
+from service.core.shortcuts import Begun, Shortcut
 from service.core.types import ModelRef
 from service.direct.memory import address_of
 from service.direct.scan import fields_of, scan
@@ -36,6 +38,9 @@ class DirectPredict:
 
     def __init__(self, engine: Engine, api: str) -> None:
         self._engine = engine
+        self._clock = engine.clock
+        # Returns what __call__ does of a request that the same thread has begun. To be called once.
+        self.finish: Callable[[Begun], bytes | None] = engine.finish_directly
         self._api = api
         self._states = ThreadStates()
         # What skeletons mean: few clients send many.
@@ -51,7 +56,12 @@ class DirectPredict:
           as_content: floats travel in tensor_content, else in float_val.
           may_wait: whether the answer may take longer than a few milliseconds.
         """
-        started_s = self._engine.clock()
+        begun = self.begin(data, deadline_s, as_content=as_content, may_wait=may_wait)
+        return None if begun is None else self.finish(begun)
+
+    def begin(self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True) -> Begun | None:
+        """Does what comes before the lookups; what it returns must be finished. See __call__."""
+        started_s = self._clock()
         if deadline_s is not None and started_s >= deadline_s:
             return None
         state = self._states.mine()
@@ -65,7 +75,7 @@ class DirectPredict:
             target = self._read(skeleton)
         if target is None:
             return None
-        answer: bytes | None = self._engine.answer_directly(
+        return self._engine.begin_directly(
             *target,
             (data, skeleton, state, as_content),
             wire_format=WIRE_FORMAT,
@@ -74,7 +84,6 @@ class DirectPredict:
             started_s=started_s,
             may_wait=may_wait,
         )
-        return answer
 
     def _read(self, skeleton: bytes) -> tuple[ModelRef, str] | None:
         spec, *_ = fields_of(skeleton)

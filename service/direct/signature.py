@@ -16,7 +16,7 @@ from service.direct import gather
 from service.direct.memory import address_of, unwritten_bytes
 from service.direct.plan_rows import plan_features, row_limit
 from service.direct.scan import COLUMNS, FLOAT, SIZE, fields_of
-from service.direct.thread_state import ThreadState
+from service.direct.thread_state import PACK_JOB, Round, ThreadState
 from service.lookup.plan import FeaturePlan, SignaturePlan
 
 _FLOAT_VAL, _TENSOR_CONTENT = 5, 4
@@ -137,6 +137,11 @@ class Layouts:
 PlainRequest = tuple[bytes, bytes, ThreadState, bool]
 
 
+# A lookup that is begun: how many bytes it writes, which they are, the answer's rows, whose lookup it is, its round and
+# its number there.
+BegunLookup = tuple[int, bytes, int, ThreadState, Round, int]
+
+
 class DirectSignature:
     """Answers requests for one signature of one model version in bytes. Concurrency: any thread."""
 
@@ -152,7 +157,12 @@ class DirectSignature:
         self._counts_at: dict[int, int] = {}
 
     def answer(self, request: PlainRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
-        """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
+        """Returns a serialized PredictResponse and its rows; see core.shortcuts.Shortcut."""
+        begun = self.begin(request, max_bytes, max_s)
+        return None if begun is None else self.finish(begun)
+
+    def begin(self, request: PlainRequest, max_bytes: int, max_s: float) -> BegunLookup | None:
+        """Reads how large the answer is; see core.shortcuts.StagedShortcut."""
         data, skeleton, state, as_content = request
         layout = self._layouts.of(skeleton)
         if layout is None:
@@ -163,7 +173,9 @@ class DirectSignature:
         shape = layout.shape(rows, self._tail, as_content=as_content)
         answer = unwritten_bytes(shape.size)
         scratch, scratch_at = state.scratch(len(data))
-        done = gather.answer(
+        PACK_JOB(
+            state.jobs,
+            state.job_at,
             address_of(data),
             state.found_at,
             layout.plan_at,
@@ -175,7 +187,15 @@ class DirectSignature:
             rows,
             self._counts_at.get(state.thread) or self._new_counts(state.thread),
         )
-        return (answer, rows) if done == gather.DONE else None
+        of_round, number = state.look_up_later((data, answer, layout, shape, scratch))
+        return shape.size, answer, rows, state, of_round, number
+
+    def finish(self, begun: BegunLookup) -> tuple[bytes, int] | None:
+        """Returns what answer does; see core.shortcuts.StagedShortcut."""
+        _, answer, rows, state, are_done, number = begun
+        if not are_done:
+            state.look_up()
+        return (answer, rows) if are_done[number] else None
 
     def _new_counts(self, thread: int) -> int:
         address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data

@@ -16,6 +16,7 @@ from service.direct import gather
 from service.direct.memory import address_of
 from service.direct.run_times import RunTimes
 from service.direct.signature import Layout, Layouts, PlainRequest
+from service.direct.thread_state import PACK_JOB, Round, ThreadState
 from service.lookup.plan import FeaturePlan
 
 # More sizes of requests than this are not remembered, lest a client fills the memory.
@@ -40,6 +41,11 @@ class _Place:
     parts: tuple[tuple[int, int, tuple[int, ...]], ...]
     pieces: Array
     pieces_at: int
+
+
+# A predict that is begun: how many bytes its lookup writes, their floats and where each feature's are, its rows,
+# whether floats are to travel in tensor_content, whose lookup it is, its round and its number there.
+BegunTower = tuple[int, Array, _Place, int, bool, ThreadState, Round, int]
 
 
 class DirectTower:
@@ -70,7 +76,12 @@ class DirectTower:
         self._counts_at = self._counts.ctypes.data
 
     def answer(self, request: PlainRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
-        """Returns a serialized PredictResponse and its rows; see core.servable.Shortcut."""
+        """Returns a serialized PredictResponse and its rows; see core.shortcuts.Shortcut."""
+        begun = self.begin(request, max_bytes, max_s)
+        return None if begun is None else self.finish(begun)
+
+    def begin(self, request: PlainRequest, max_bytes: int, max_s: float) -> BegunTower | None:
+        """Makes room for the vectors; see core.shortcuts.StagedShortcut."""
         data, skeleton, state, as_content = request
         layout = self._layouts.of(skeleton)
         if layout is None:
@@ -81,7 +92,9 @@ class DirectTower:
         place = self._places.get(rows) or self._new_place(layout, rows)
         floats, floats_at = _aligned_floats(place.num_floats)
         scratch, scratch_at = state.scratch(len(data))
-        done = gather.answer(
+        PACK_JOB(
+            state.jobs,
+            state.job_at,
             address_of(data),
             state.found_at,
             layout.plan_at,
@@ -93,7 +106,15 @@ class DirectTower:
             rows,
             self._counts_at,
         )
-        if done != gather.DONE:
+        of_round, number = state.look_up_later((data, floats, layout, place, scratch))
+        return floats.nbytes, floats, place, rows, as_content, state, of_round, number
+
+    def finish(self, begun: BegunTower) -> tuple[bytes, int] | None:
+        """Runs the rest of the graph; see core.shortcuts.StagedShortcut."""
+        _, floats, place, rows, as_content, state, are_done, number = begun
+        if not are_done:
+            state.look_up()
+        if not are_done[number]:
             return None
         started_s = perf_counter()
         try:

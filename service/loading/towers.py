@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
-from service.core.servable import Shortcut
+from service.core.shortcuts import Shortcut
 from service.core.types import Array, SignatureSpec, Tensors
 from service.direct.predict import WIRE_FORMAT
 from service.direct.tower_signature import DirectTower

@@ -1,8 +1,8 @@
-"""What comes for many connections in one turn of the event loop is read first, then worked on, then answered.
+"""What comes for many connections in one turn of the event loop is read first, then answered, then sent.
 
 Taken one connection at a time, the kernel's code and data push the interpreter's out of the processor's caches, and the
-other way round, for each request. Small requests go first, whoever came first, and large ones leave room for them in
-between.
+other way round, for each request; so do lookups with their tables. Small requests go first, whoever came first, and
+large ones leave room for them in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ class Member(Protocol):
     transport: Any
 
     def take(self, data: bytes) -> int:
-        """Works on what came; returns how many bytes of answers wait for flush."""
+        """Reads what came; returns how many bytes of answers wait for flush, or will."""
+        ...
+
+    def answer(self) -> None:
+        """Answers what was read."""
         ...
 
     def flush(self) -> None:
@@ -63,6 +67,7 @@ class Turns:
         elif self._num_alone:
             self._num_alone -= 1
             member.take(data)
+            member.answer()
             member.flush()
             return
         else:
@@ -125,12 +130,17 @@ def _work_on(waiting: Iterable[tuple[Member, bytes]]) -> None:
             _fail(member, error)
         group.append(member)
         if num_bytes >= _GROUP_BYTES or len(group) >= _GROUP_SIZE:
-            _flush(group)
+            _answer(group)
             group, num_bytes = [], 0
-    _flush(group)
+    _answer(group)
 
 
-def _flush(group: list[Member]) -> None:
+def _answer(group: list[Member]) -> None:
+    for member in group:
+        try:
+            member.answer()
+        except Exception as error:
+            _fail(member, error)
     for member in group:
         try:
             member.flush()

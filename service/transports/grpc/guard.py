@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from service.core.access import Callers, Grant, Part
 from service.core.engine import Engine
 from service.core.errors import NotFound, Unauthenticated
+from service.core.shortcuts import Begun
 from service.transports.grpc import health
 from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE
 from service.transports.grpc.paths import PredictDirectly
@@ -51,19 +52,36 @@ class Guard:
 
     def directly_for(self, grant: Grant) -> PredictDirectly | None:
         """Returns what answers plain Predicts for one caller."""
-        directly, current = self.directly, self.callers.current
-        if directly is None:
-            return None
+        return None if self.directly is None else DirectlyFor(self.directly, self.callers, grant)
 
-        def answer(data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True) -> bytes | None:
-            # As Callers.acting does, which costs as much as all the rest of this.
-            token = current.set(grant)
-            try:
-                return directly(data, deadline_s, as_content=as_content, may_wait=may_wait)
-            finally:
-                current.reset(token)
 
-        return answer
+class DirectlyFor:
+    """Answers plain Predicts for one caller; see PredictDirectly. Who may do what is looked at when one begins."""
+
+    def __init__(self, directly: PredictDirectly, callers: Callers, grant: Grant) -> None:
+        self._directly = directly
+        self._current = callers.current
+        self._grant = grant
+
+    def __call__(
+        self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True
+    ) -> bytes | None:
+        """See PredictDirectly."""
+        begun = self.begin(data, deadline_s, as_content=as_content, may_wait=may_wait)
+        return None if begun is None else self.finish(begun)
+
+    def begin(self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True) -> Begun | None:
+        """See PredictDirectly."""
+        # As Callers.acting does, which costs as much as all the rest of this.
+        token = self._current.set(self._grant)
+        try:
+            return self._directly.begin(data, deadline_s, as_content=as_content, may_wait=may_wait)
+        finally:
+            self._current.reset(token)
+
+    def finish(self, begun: Begun) -> bytes | None:
+        """See PredictDirectly."""
+        return self._directly.finish(begun)
 
 
 class HealthFor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from operator import itemgetter
+from typing import NamedTuple, Protocol
+
+from service.core.shortcuts import Begun
 
 API = "grpc"
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
@@ -17,6 +20,26 @@ Handler = Callable[[bytes, float | None], bytes]
 QuickHandler = Callable[[bytes, float | None], bytes | None]
 
 
+class StagedHandler(NamedTuple):
+    """A QuickHandler in two steps, so that what comes for many is done together.
+
+    begin: its first; None where that is all. finish: its second, for what the same thread has begun, to be called once.
+    """
+
+    begin: Callable[[bytes, float | None], Begun | None]
+    finish: Callable[[Begun], bytes | None]
+
+
+def undivided(handler: QuickHandler) -> StagedHandler:
+    """Returns a handler whose first step is all of it."""
+
+    def begin(data: bytes, deadline_s: float | None) -> Begun | None:
+        answer = handler(data, deadline_s)
+        return None if answer is None else (len(answer), answer)
+
+    return StagedHandler(begin, itemgetter(1))
+
+
 class PredictDirectly(Protocol):
     """Predict in one step from bytes to bytes. Concurrency: any thread."""
 
@@ -28,4 +51,12 @@ class PredictDirectly(Protocol):
         Args:
           may_wait: whether the answer may take longer than a few milliseconds.
         """
+        ...
+
+    def begin(self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True) -> Begun | None:
+        """Begins to do so; None where that is all. What it returns must be finished."""
+        ...
+
+    def finish(self, begun: Begun) -> bytes | None:
+        """Ends what the same thread has begun, as __call__ does. To be called once."""
         ...

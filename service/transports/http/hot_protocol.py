@@ -77,6 +77,9 @@ class HotProtocol(GuardedProtocol):
             self._take(data)
         return 0
 
+    def answer(self) -> None:
+        """See turns.Member; what can be answered at once was answered when it was read."""
+
     def flush(self) -> None:
         """See turns.Member; the event loop sends what was written at the end of its turn."""
 

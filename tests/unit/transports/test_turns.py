@@ -41,6 +41,10 @@ class Client:
         self.log.append(f"{self.name} took {'large' if data == LARGE else data.decode()}")
         return self.answer_bytes
 
+    def answer(self) -> None:
+        """Answers."""
+        self.log.append(f"{self.name} answered")
+
     def flush(self) -> None:
         """Sends."""
         self.log.append(f"{self.name} sent")
@@ -69,13 +73,22 @@ def clients(number: int, log: list[str], **options: int) -> list[Client]:
     return [Client(chr(ord("a") + i), log, **options) for i in range(number)]
 
 
+def without_answers(log: list[str]) -> list[str]:
+    """Returns what was read and what was sent."""
+    return [line for line in log if "answered" not in line]
+
+
 def test_all_is_worked_on_before_any_of_it_is_sent() -> None:
     def scene(found: Turns, log: list[str]) -> None:
         for client in clients(3, log):
             found.came(client, b"1")
         assert log == []
 
-    assert run(scene) == ["a took 1", "b took 1", "c took 1", "a sent", "b sent", "c sent"]
+    assert run(scene) == [
+        *("a took 1", "b took 1", "c took 1"),
+        *("a answered", "b answered", "c answered"),
+        *("a sent", "b sent", "c sent"),
+    ]
 
 
 def test_large_answers_are_sent_before_more_is_worked_on() -> None:
@@ -83,7 +96,7 @@ def test_large_answers_are_sent_before_more_is_worked_on() -> None:
         for client in clients(3, log, answer_bytes=300 << 10):
             found.came(client, b"1")
 
-    assert run(scene) == ["a took 1", "b took 1", "a sent", "b sent", "c took 1", "c sent"]
+    assert without_answers(run(scene)) == ["a took 1", "b took 1", "a sent", "b sent", "c took 1", "c sent"]
 
 
 def test_small_requests_go_first_and_each_connection_keeps_its_order() -> None:
@@ -110,11 +123,11 @@ def test_small_requests_are_let_in_between_large_ones() -> None:
 
     def later(found: Turns, log: list[str]) -> None:
         # The first large one is done, the second waits.
-        assert log == ["a took large", "a sent"]
+        assert log == ["a took large", "a answered", "a sent"]
         found.came(late[0], b"1")
 
     log = run(scene, later=later)
-    assert log == ["a took large", "a sent", "c took 1", "c sent", "b took large", "b sent"]
+    assert without_answers(log) == ["a took large", "a sent", "c took 1", "c sent", "b took large", "b sent"]
 
 
 def test_where_few_are_busy_they_are_answered_as_they_come() -> None:
@@ -126,7 +139,7 @@ def test_where_few_are_busy_they_are_answered_as_they_come() -> None:
 
     def later(found: Turns, log: list[str]) -> None:
         found.came(seen[1], b"2")
-        assert log[-2:] == ["b took 2", "b sent"]
+        assert log[-3:] == ["b took 2", "b answered", "b sent"]
 
     run(scene, later=later)
 
@@ -143,7 +156,7 @@ def test_where_many_are_busy_all_wait_for_the_turn() -> None:
         found.came(seen[1], b"2")
         assert "b took 2" not in log
 
-    assert run(scene, later=later)[-2:] == ["b took 2", "b sent"]
+    assert run(scene, later=later)[-3:] == ["b took 2", "b answered", "b sent"]
 
 
 def test_how_many_are_busy_is_looked_at_again() -> None:
@@ -166,9 +179,9 @@ def test_the_end_of_a_connection_comes_behind_its_data() -> None:
         found.came(a, b"1")
         found.came(b, b"1")
         found.settle(a)
-        assert log == ["a took large", "a took 1", "a sent", "a sent"]
+        assert without_answers(log) == ["a took large", "a took 1", "a sent", "a sent"]
 
-    assert run(scene)[4:] == ["b took large", "b sent", "b took 1", "b sent"]
+    assert without_answers(run(scene))[4:] == ["b took large", "b sent", "b took 1", "b sent"]
 
 
 def test_so_it_does_where_all_of_it_is_small() -> None:
@@ -178,9 +191,9 @@ def test_so_it_does_where_all_of_it_is_small() -> None:
         found.settle(b)
         found.came(b, b"2")
         found.settle(b)
-        assert log == ["a took 1", "a sent", "b took 2", "b sent"]
+        assert without_answers(log) == ["a took 1", "a sent", "b took 2", "b sent"]
 
-    assert len(run(scene)) == 4
+    assert len(run(scene)) == 6
 
 
 def test_no_more_is_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,12 +205,12 @@ def test_no_more_is_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
         found.came(b, b"2" * 30)
         assert log == []
         found.came(a, b"3" * 30)
-        assert len(log) == 6
+        assert len(without_answers(log)) == 6
         # And counted anew.
         found.came(a, b"4" * 60)
-        assert len(log) == 6
+        assert len(without_answers(log)) == 6
 
-    assert len(run(scene)) == 8
+    assert len(without_answers(run(scene))) == 8
 
 
 def test_one_that_fails_is_ended_and_the_others_are_answered() -> None:
@@ -211,6 +224,27 @@ def test_one_that_fails_is_ended_and_the_others_are_answered() -> None:
             found.came(client, data)
 
     log = run(scene)
-    assert [line for line in log if "b " not in line] == ["a took 1", "c took 1", "a sent", "c sent"]
+    others = [line for line in without_answers(log) if "b " not in line]
+    assert others == ["a took 1", "c took 1", "a sent", "c sent"]
     assert [client.transport.is_aborted for client in seen] == [False, True, False]
     assert str(told[0]["exception"]) == "bad"
+
+
+def test_one_that_can_not_answer_is_ended_and_the_others_are_answered() -> None:
+    told: list[dict[str, Any]] = []
+    seen: list[Client] = []
+
+    def fail() -> None:
+        raise RuntimeError("no answer")
+
+    def scene(found: Turns, log: list[str]) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        seen.extend(clients(3, log))
+        seen[1].answer = fail  # type: ignore[method-assign]
+        for client in seen:
+            found.came(client, b"1")
+
+    log = run(scene)
+    assert [line for line in log if "answered" in line] == ["a answered", "c answered"]
+    assert [client.transport.is_aborted for client in seen] == [False, True, False]
+    assert str(told[0]["exception"]) == "no answer"

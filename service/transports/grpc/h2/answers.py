@@ -21,18 +21,17 @@ _START_BYTES = f.HEAD_BYTES + PREFIX_BYTES
 _DATA_START = struct.Struct(">BHBBIBI").pack
 
 
-def only_message(data: bytes, at: int, stream_id: int) -> bytes | None:
-    """Returns the message of the DATA frame at a place, if that is all the stream's request; else None."""
+def end_of_message(data: bytes, at: int, stream_id: int) -> int:
+    """Returns where the DATA frame at a place ends, if it is one plain message and all the stream's request; else 0."""
     if len(data) - at < _START_BYTES:
-        return None
+        return 0
     high, low, kind, flags, of_stream, is_compressed, length = _read_start(data, at)
     if kind or flags != f.END_STREAM or of_stream != stream_id or high or is_compressed:
-        return None
-    start = at + _START_BYTES
-    end = start + length
+        return 0
+    end: int = at + _START_BYTES + length
     if length + PREFIX_BYTES != low or low > INLINE_BYTES or end > len(data):
-        return None
-    return data[start:end]
+        return 0
+    return end
 
 
 def answer_frames(stream_id: int, head_block: bytes, answer: bytes, frame_bytes: int) -> Sequence[bytes | memoryview]:

@@ -72,12 +72,19 @@ class Connection(asyncio.Protocol):
         try:
             used = self._session.take(data)
             self._rest = data[used:]
-            self._session.batch_done()
         except ConnectionFault as fault:
             self._fail(fault)
         finally:
             self._is_in_batch = False
-        return self._session.sender.queued_bytes
+        return self._session.coming_bytes
+
+    def answer(self) -> None:
+        """See turns.Member."""
+        self._is_in_batch = True
+        try:
+            self._session.answer()
+        finally:
+            self._is_in_batch = False
 
     def eof_received(self) -> bool:
         """See asyncio.Protocol; a client that has said its last word is still answered, if that was a whole request."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.request_head import RequestHead
 from service.transports.grpc.h2.stream import Call, Stream
-from service.transports.grpc.paths import QuickHandler
+from service.transports.grpc.paths import StagedHandler
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Route:
     """
 
     open: Callable[[Stream, bool], Call | None]
-    quickly: QuickHandler | None = None
+    quickly: StagedHandler | None = None
     timeout_s: float | None = None
     head_block: bytes = b""
     request_id: bytes = b""

@@ -24,7 +24,7 @@ from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.streaming import Answers, Conversation, StreamingCall
 from service.transports.grpc.h2.unary import Runner, Threads, UnaryCall
 from service.transports.grpc.health import Health
-from service.transports.grpc.paths import PREDICT, Handler, PredictDirectly, QuickHandler
+from service.transports.grpc.paths import PREDICT, Handler, PredictDirectly, QuickHandler, StagedHandler, undivided
 from service.transports.grpc.refusals import Refusals
 from service.transports.grpc.served import UNIMPLEMENTED, unary_handlers
 from service.transports.grpc.server_reflection import REFLECTION_NAMES
@@ -63,11 +63,14 @@ class Router:
             for in_content in (False, True)
         }
         self._quick: dict[bool, dict[str, QuickHandler]] = {}
+        self._staged: dict[bool, dict[str, StagedHandler]] = {False: {}, True: {}}
         for in_content, handlers in self._unary.items():
             check = handlers[f"/{grpc_health.SERVICE_NAME}/Check"] = health_check(health)
             quick = self._quick[in_content] = {f"/{grpc_health.SERVICE_NAME}/Check": check}
             if predict_directly is not None:
                 quick[PREDICT] = partial(predict_directly, as_content=in_content, may_wait=False)
+                begin = partial(predict_directly.begin, as_content=in_content, may_wait=False)
+                self._staged[in_content][PREDICT] = StagedHandler(begin, predict_directly.finish)
         self._streaming: dict[str, Callable[[Answers], Conversation]] = {
             f"/{grpc_health.SERVICE_NAME}/Watch": lambda answers: HealthWatch(health, answers),
             **{f"/{name}/ServerReflectionInfo": partial(Reflection, reflection) for name in REFLECTION_NAMES},
@@ -97,7 +100,8 @@ class Router:
         as_content = self._as_content if options.as_content is None else options.as_content
         handler = self._unary[as_content].get(path)
         if handler is not None:
-            return self._unary_route(path, handler, self._quick[as_content].get(path), options)
+            quickly, staged = self._quick[as_content].get(path), self._staged[as_content].get(path)
+            return self._unary_route(path, handler, quickly, staged, options)
         converse = self._streaming.get(path)
         if converse is None:
             raise Unimplemented(UNIMPLEMENTED.get(path, "Method not found!"))
@@ -109,7 +113,14 @@ class Router:
 
         return Route(open_call)
 
-    def _unary_route(self, path: str, handler: Handler, quickly: QuickHandler | None, options: CallOptions) -> Route:
+    def _unary_route(
+        self,
+        path: str,
+        handler: Handler,
+        quickly: QuickHandler | None,
+        staged: StagedHandler | None,
+        options: CallOptions,
+    ) -> Route:
         def open_call(stream: Stream, may_be_quick: bool) -> UnaryCall:
             return UnaryCall(
                 self._runner,
@@ -122,12 +133,14 @@ class Router:
             )
 
         if quickly is not None and (options.request_id or options.traceparent):
-            quickly = partial(_named, quickly, options)
-        # A compressed answer is worth a call of its own.
-        is_quick = not options.is_gzip_wanted
-        return Route(
-            open_call, quickly if is_quick else None, options.timeout_s, options.head_block, options.request_id
-        )
+            # Its name would be gone when it is finished.
+            staged = undivided(partial(_named, quickly, options))
+        elif quickly is not None and staged is None:
+            staged = undivided(quickly)
+        if options.is_gzip_wanted:
+            # A compressed answer is worth a call of its own.
+            staged = None
+        return Route(open_call, staged, options.timeout_s, options.head_block, options.request_id)
 
     def _refusal(self, error: BaseException) -> tuple[int, str]:
         code, text = self._refusals(error)

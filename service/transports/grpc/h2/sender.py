@@ -46,14 +46,14 @@ class Sender:
 
     window: what the client takes over all streams.
     stream_window: what it takes on a stream that is new.
-    held_bytes: of answers that wait for the client.
+    held_bytes: of answers that wait for the client. queued_bytes: of what waits for flush, about.
     frame_bytes: of the largest frame.
     """
 
     __slots__ = (
         "_transport",
         "_out",
-        "_out_bytes",
+        "queued_bytes",
         "_is_paused",
         "_waiting",
         "frame_bytes",
@@ -66,7 +66,7 @@ class Sender:
     def __init__(self) -> None:
         self._transport: Any = None
         self._out: list[bytes | memoryview] = []
-        self._out_bytes = 0
+        self.queued_bytes = 0
         self._is_paused = False
         # Streams whose data waits, in the order of their turns.
         self._waiting: dict[int, Stream] = {}
@@ -92,15 +92,10 @@ class Sender:
         """Whether all that was queued has left for the kernel."""
         return not self._waiting and not self._out and not self._is_paused
 
-    @property
-    def queued_bytes(self) -> int:
-        """How much waits for flush, about."""
-        return self._out_bytes
-
     def queue(self, frames: bytes) -> None:
         """Queues frames that no window holds back."""
         self._out.append(frames)
-        self._out_bytes += len(frames)
+        self.queued_bytes += len(frames)
 
     def takes_at_once(self, size: int) -> bool:
         """Says whether a new stream's data of that size could leave now, before nobody's."""
@@ -110,14 +105,14 @@ class Sender:
             and size <= _BATCH_BYTES
             and not self._waiting
             and not self._is_paused
-            and self._out_bytes < _BATCH_BYTES
+            and self.queued_bytes < _BATCH_BYTES
         )
 
     def queue_whole(self, frames: Sequence[bytes | memoryview], num_counted: int) -> None:
         """Queues a whole answer that takes_at_once was asked about. num_counted: what of it the windows count."""
         self._out += frames
         # What is around it: enough to say when a batch is full.
-        self._out_bytes += num_counted + _AROUND_BYTES
+        self.queued_bytes += num_counted + _AROUND_BYTES
         self.window -= num_counted
 
     def pump(self, stream: Stream) -> bool:
@@ -125,12 +120,12 @@ class Sender:
         queue = stream.queue
         while queue:
             data = queue[0]
-            size = min(len(data), stream.window, self.window, max(_BATCH_BYTES - self._out_bytes, self.frame_bytes))
-            if size <= 0 or self._is_paused or self._out_bytes >= _BATCH_BYTES:
+            size = min(len(data), stream.window, self.window, max(_BATCH_BYTES - self.queued_bytes, self.frame_bytes))
+            if size <= 0 or self._is_paused or self.queued_bytes >= _BATCH_BYTES:
                 self._waiting[stream.id] = stream
                 return False
             self._out += data_frames(stream.id, data[:size], self.frame_bytes)
-            self._out_bytes += size
+            self.queued_bytes += size
             self.window -= size
             stream.window -= size
             stream.held_bytes -= size
@@ -153,7 +148,7 @@ class Sender:
         """Writes what is queued, and goes on with what waited, until the socket or the windows are full."""
         while self._out:
             out, self._out = self._out, []
-            size, self._out_bytes = self._out_bytes, 0
+            size, self.queued_bytes = self.queued_bytes, 0
             self.moved_bytes += size
             if self._transport.is_closing():
                 return

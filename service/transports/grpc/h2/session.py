@@ -1,7 +1,8 @@
 """The state of one HTTP/2 connection: frames to streams and calls, without a socket.
 
 Most requests are two whole frames in one read: headers that were seen before, and a message that is answered in
-microseconds. They are answered on the spot, without a stream or a call; all else goes the general way.
+microseconds. They are answered without a stream or a call, and their lookups are done together with those that came
+for other connections; all else goes the general way.
 
 Source: RFC 9113.
 """
@@ -12,12 +13,12 @@ from collections.abc import Callable, Iterable
 
 from service.core.errors import ServiceError
 from service.transports.grpc.h2 import frames as f
-from service.transports.grpc.h2.answers import answer_frames, only_message, send_answer
+from service.transports.grpc.h2.answers import end_of_message
 from service.transports.grpc.h2.frames import ConnectionFault, StreamFault
 from service.transports.grpc.h2.header_parts import HeaderParts
 from service.transports.grpc.h2.inbound import STREAM_WINDOW, Inbound
 from service.transports.grpc.h2.known_routes import KnownRoutes
-from service.transports.grpc.h2.messages import PREFIX_BYTES
+from service.transports.grpc.h2.quick_answers import QuickAnswers
 from service.transports.grpc.h2.route import Route, Routes
 from service.transports.grpc.h2.sender import Sender
 from service.transports.grpc.h2.stream import Stream
@@ -41,6 +42,7 @@ class Session:
         self.flush = flush
         self._on_drained = on_drained
         self.sender = Sender()
+        self._quick = QuickAnswers(routes, self.sender)
         self._inbound = Inbound(routes.budget)
         self._heads = KnownRoutes(routes)
         self._parts: HeaderParts | None = None
@@ -73,16 +75,24 @@ class Session:
             if kind == f.HEADERS and flags == f.END_HEADERS and self._parts is None:
                 route = known.get(data[start:after])
                 if route is not None and route.quickly is not None:
-                    stop = self._answer_quickly(route, data, after, stream_id)
+                    stop = self._begin_quickly(route, data, after, stream_id)
                     if stop:
                         at = stop
                         continue
+            # In their order: this may be about one that was begun.
+            self._quick.send(self)
             self._take(kind, flags, stream_id & f.LARGEST_WINDOW, data[start:after])
             at = after
         return at
 
-    def batch_done(self) -> None:
-        """All that came in one read has been taken."""
+    @property
+    def coming_bytes(self) -> int:
+        """How much of answers waits for the socket, or will once it is answered; about."""
+        return self.sender.queued_bytes + self._quick.num_bytes
+
+    def answer(self) -> None:
+        """Answers what was begun; all that came in one read has been taken."""
+        self._quick.send(self)
         credit = self._inbound.credit()
         if credit:
             self.sender.queue(credit)
@@ -153,6 +163,17 @@ class Session:
         self._streams.pop(stream.id, None)
         self._tell_if_drained()
 
+    def call(self, route: Route, stream_id: int, payload: bytes) -> None:
+        """See quick_answers.Streams."""
+        # Asked once, it need not be asked again.
+        self._give(self._open(stream_id, route, may_be_quick=False), payload, is_end=True)
+
+    def answered_stream(self, stream_id: int) -> Stream:
+        """See quick_answers.Streams."""
+        stream = self._new_stream(stream_id)
+        stream.has_request = True
+        return stream
+
     def work_left(self, change: int) -> None:
         """Counts work that goes on although its stream has ended; it takes a new stream's place until it is done."""
         self._num_left += change
@@ -171,35 +192,16 @@ class Session:
         self._has_preface = True
         return len(f.PREFACE)
 
-    def _answer_quickly(self, route: Route, data: bytes, at: int, stream_id: int) -> int:
-        """Answers a request whose whole message is in the frame behind its headers; returns the place behind, or 0."""
-        message = only_message(data, at, stream_id)
-        if message is None or not self._is_new(stream_id) or self._is_full or not self.sender.has_room:
+    def _begin_quickly(self, route: Route, data: bytes, at: int, stream_id: int) -> int:
+        """Begins a request whose whole message is in the frame behind its headers; returns the place behind, or 0."""
+        end = end_of_message(data, at, stream_id)
+        if not end or not self._is_new(stream_id) or self._is_full or not self.sender.has_room:
             return 0
-        num_bytes = len(message) + PREFIX_BYTES
-        stop = at + f.HEAD_BYTES + num_bytes
-        self._inbound.took(num_bytes)
+        begin = at + f.HEAD_BYTES
+        self._inbound.took(end - begin)
         self._last_id = stream_id
-        deadline_s = None if route.timeout_s is None else self._routes.now() + route.timeout_s
-        sender = self.sender
-        try:
-            answer = route.quickly(message, deadline_s)  # type: ignore[misc]
-        except Exception as error:
-            block = self._routes.refusal_block(error, route.request_id)
-            sender.queue(f.frame(f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id, block))
-            return stop
-        if answer is None:
-            # Asked once, it need not be asked again.
-            stream = self._open(stream_id, route, may_be_quick=False)
-            self._give(stream, data[stop - num_bytes : stop], is_end=True)
-        elif sender.takes_at_once(len(answer) + PREFIX_BYTES):
-            frames = answer_frames(stream_id, route.head_block, answer, sender.frame_bytes)
-            sender.queue_whole(frames, len(answer) + PREFIX_BYTES)
-        else:
-            stream = self._new_stream(stream_id)
-            stream.has_request = True
-            send_answer(stream, route.head_block, answer)
-        return stop
+        self._quick.begin(self, route, stream_id, data, begin, end)
+        return end
 
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._parts is not None:
