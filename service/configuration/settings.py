@@ -34,10 +34,11 @@ class Settings(ServerSettings):
     verify_tables_mib_per_s: float = setting(
         512.0, "MiB of tables that are verified in a second, in each worker; 0: as many as there are.", 0, 1_000_000
     )
-    table_pages: Literal["normal", "random", "huge"] = setting(
-        "normal",
-        "Advice to the kernel on tables' pages: 'random' reads none ahead, 'huge' asks for huge ones where the file "
-        "system has them.",
+    table_pages: Literal["auto", "normal", "random", "huge"] = setting(
+        "auto",
+        "Tables' pages: 'auto' has those in memory read again as huge ones beside the first answers, where the file "
+        "system has such, its disk is fast and they fit twice into memory; 'huge' reads all so before AVAILABLE; "
+        "'normal' leaves them; 'random' reads none ahead.",
     )
     delta_poll_wait_seconds: float = setting(
         0.2,
