@@ -18,7 +18,10 @@ class Settings(ServerSettings):
     warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
-        0.0, "MiB per second that are then read at most; 0 is as fast as it goes.", 0, 1_000_000
+        0.0,
+        "MiB per second that are then read at most, or read again as huge pages; 0 is as fast as it goes.",
+        0,
+        1_000_000,
     )
     table_lock: Literal["off", "try", "require"] = setting(
         "off",

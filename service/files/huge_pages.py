@@ -209,8 +209,8 @@ class HugePages:
         if len(work.seconds) == _FIRST and not work.huge_bytes:
             raise _GivenUp(
                 f"none of the first {_FIRST} chunks became huge: the file system has no large folios (XFS has since "
-                "Linux 5.18, ext4 since 6.16), the kernel keeps small entries (before 6.14), or another process has "
-                "the file mapped; --table_pages=normal does not try"
+                "Linux 5.18, ext4 since 6.16), the kernel keeps small entries (it has no CONFIG_PT_RECLAIM, as before "
+                "6.14), or another process has the file mapped; --table_pages=normal does not try"
             )
         if self._is_whole or not _FIRST <= len(work.seconds) <= _TRIAL:
             return
