@@ -25,6 +25,7 @@ from service.grpc_transport import create_grpc_server
 from service.http_server import HttpServer
 from service.http_transport import HttpParts, create_admin_server, create_http_server, listen
 from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.metrics.metrics import Metrics
 from service.model_lists import ModelLists
@@ -68,6 +69,7 @@ class App:
         self._is_forced = False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
         self._batching = batching_of(settings, self._metrics)
+        self._pages = table_pages(settings)
         self._verification = table_verification(
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
         )
@@ -76,6 +78,7 @@ class App:
             settings,
             self._metrics,
             batching=self._batching,
+            pages=self._pages,
             verification=self._verification,
             wake_follower=self._follower.wake,
         )
@@ -224,8 +227,9 @@ class App:
         settings = self._settings
         self._registry.drain()
         self._models.drain()
-        if self._verification is not None:
-            self._verification.stop()
+        for beside in (self._pages, self._verification):
+            if beside is not None:
+                beside.stop()
         self._grpc.set_serving(False)
         await asyncio.sleep(settings.shutdown_delay_s)
         http.should_exit = True

@@ -18,7 +18,10 @@ class Settings(ServerSettings):
     warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
-        0.0, "MiB per second that are then read at most; 0 is as fast as it goes.", 0, 1_000_000
+        0.0,
+        "MiB per second that are then read at most, or read again as huge pages; 0 is as fast as it goes.",
+        0,
+        1_000_000,
     )
     table_lock: Literal["off", "try", "require"] = setting(
         "off",
@@ -34,10 +37,11 @@ class Settings(ServerSettings):
     verify_tables_mib_per_s: float = setting(
         512.0, "MiB of tables that are verified in a second, in each worker; 0: as many as there are.", 0, 1_000_000
     )
-    table_pages: Literal["normal", "random", "huge"] = setting(
-        "normal",
-        "Advice to the kernel on tables' pages: 'random' reads none ahead, 'huge' asks for huge ones where the file "
-        "system has them.",
+    table_pages: Literal["auto", "normal", "random", "huge"] = setting(
+        "auto",
+        "Tables' pages: 'auto' has those in memory read again as huge ones beside the first answers, where the file "
+        "system has such, its disk is fast and they fit twice into memory; 'huge' reads all so before AVAILABLE; "
+        "'normal' leaves them; 'random' reads none ahead.",
     )
     delta_poll_wait_seconds: float = setting(
         0.2,

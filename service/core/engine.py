@@ -194,7 +194,8 @@ class Engine:
             return None
         shortcut, lease = taken[0], taken[1]
         try:
-            return self._counted(taken, shortcut.answer(request, *(self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S))))
+            limits = self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S)
+            return self._counted(taken, shortcut.answer(request, *limits))
         finally:
             lease.__exit__(None, None, None)
 
@@ -225,7 +226,8 @@ class Engine:
         shortcut, lease = taken[0], taken[1]
         begun = None
         try:
-            begun = shortcut.begin(request, *(self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S)))
+            limits = self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S)
+            begun = shortcut.begin(request, *limits)
             if begun is None:
                 self._leave(taken)
                 return None

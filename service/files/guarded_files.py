@@ -97,6 +97,11 @@ class GuardedFiles:
             self._opened[path] = _Opened(path, mapped, kept, found.st_size, found.st_mtime_ns)
         return self._opened[path].map
 
+    @property
+    def sizes(self) -> dict[Path, int]:
+        """Bytes of each file that is mapped."""
+        return {path: opened.size for path, opened in self._opened.items()}
+
     def guard(self, mapped: GuardedMap) -> None:
         """Has another map of one of the files tell of damage as those of map() do."""
         mapped.guard(self._memory)

@@ -46,6 +46,10 @@ class Stored:
     crc32c: int
 
 
+def nothing_before() -> None:
+    """Waits for nothing."""
+
+
 class Verifier:
     """Holds stored bytes against their checksums, one version after the other. Concurrency: any thread.
 
@@ -104,10 +108,21 @@ class Verifier:
             extra = {"tables": len(stored), "bytes": done, "seconds": round(self._clock() - started_s, 3)}
             logger.info("verified tables", extra=extra)
 
-    def verify_later(self, files: GuardedFiles, stored: Sequence[Stored], on_damage: Callable[[], None]) -> None:
-        """Does so in a thread of its own, after what it was given before; on_damage is called where it finds any."""
+    def verify_later(
+        self,
+        files: GuardedFiles,
+        stored: Sequence[Stored],
+        on_damage: Callable[[], None],
+        behind: Callable[[], object] = nothing_before,
+    ) -> None:
+        """Does so in a thread of its own, after what it was given before; on_damage is called where it finds any.
+
+        Args:
+          behind: waits for what else must come first.
+        """
 
         def run() -> None:
+            behind()
             try:
                 self.verify(files, stored)
             except NotReady:

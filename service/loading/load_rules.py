@@ -14,6 +14,7 @@ from service.loading.delta_rules import delta_rules, journal_pruning
 from service.loading.graph_batching import GraphBatching, create_batching
 from service.loading.loader import ServableLoader
 from service.loading.memory_rules import residency_of
+from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.lookup.row_pool import row_runner
 from service.metrics.metrics import Metrics
@@ -25,13 +26,14 @@ def create_load_rules(
     metrics: Metrics,
     *,
     batching: GraphBatching | None,
+    pages: TablePages | None,
     verification: TableVerification | None,
     wake_follower: Callable[[], None],
 ) -> LoadRules:
     """Returns what a ModelSet loads versions by.
 
     Args:
-      batching: batches graph runs. verification: holds tables against their checksums.
+      batching: batches graph runs. pages: makes tables' pages huge. verification: holds tables against their checksums.
       wake_follower: called when rows were changed here.
     """
     threads, inter_op_threads = settings.parallelism
@@ -49,6 +51,7 @@ def create_load_rules(
             tower_batch_rows=settings.tower_batch_rows,
             lookup_runner=row_runner(settings.lookup_threads),
             residency=residency_of(settings),
+            pages=pages,
             verification=verification,
             deltas=delta_rules(settings, wake_follower),
         ),

@@ -19,13 +19,14 @@ from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
 from service.deltas.rules import DeltaRules
 from service.direct import http_bodies, predict
-from service.files.verification import Stored
+from service.files.verification import Stored, nothing_before
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.graph_batching import GraphBatching
 from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
+from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.loading.tower_batching import batched
 from service.loading.towers import open_towers, tower_shortcuts
@@ -55,6 +56,7 @@ class ServableLoader:
       itself. It is batching that counts where there is one.
     lookup_runner: shares the rows of large lookups out among threads.
     residency: what is done with the tables' pages.
+    pages: makes the tables' pages huge; None: they stay as they are.
     verification: holds tables against their checksums; None: nobody does.
     deltas: how rows change without a new version; None: they do not.
     """
@@ -70,6 +72,7 @@ class ServableLoader:
     tower_batch_rows: int = 0
     lookup_runner: RowRunner = in_one_piece
     residency: Residency = Residency()
+    pages: TablePages | None = None
     verification: TableVerification | None = None
     deltas: DeltaRules | None = None
 
@@ -137,9 +140,12 @@ class ServableLoader:
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         lookups = open_lookups(path, manifest, signatures, self.lookup_runner)
+        # Before they are verified: what is read anew is what is held against its checksum.
+        are_made = self.pages.make(lookups.files) if self.pages is not None else None
         if self.verification is not None:
             # First: it reads what the rest would keep in memory.
-            self.verification.check(name, lookups.files, _stored(path, manifest))
+            behind = are_made.wait if are_made is not None else nothing_before
+            self.verification.check(name, lookups.files, _stored(path, manifest), behind)
         self.residency.apply(path, lookups.tables)
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from service.configuration.settings import Settings
 from service.core.errors import DataLoss
 from service.files.guarded_files import GuardedFiles
-from service.files.verification import Stored, Verifier
+from service.files.verification import Stored, Verifier, nothing_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,25 @@ class TableVerification:
     is_served: Callable[[str], bool]
     on_damage: Callable[[str], None]
 
-    def check(self, model: str, files: GuardedFiles, stored: Sequence[Stored]) -> None:
-        """Verifies, or has it done; raises DataLoss where something is wrong, NotReady where it was stopped."""
+    def check(
+        self,
+        model: str,
+        files: GuardedFiles,
+        stored: Sequence[Stored],
+        behind: Callable[[], object] = nothing_before,
+    ) -> None:
+        """Verifies, or has it done; raises DataLoss where something is wrong, NotReady where it was stopped.
+
+        Args:
+          behind: waits for what must come first, where no load waits for the verification.
+        """
         # While another version answers nobody waits for this one; without one everybody does.
         if self.rule == "before_available" or (self.rule == "auto" and self.is_served(model)):
             self.verifier.verify(files, stored)
             if why := files.look():
                 raise DataLoss(why)
         else:
-            self.verifier.verify_later(files, stored, lambda: self.on_damage(model))
+            self.verifier.verify_later(files, stored, lambda: self.on_damage(model), behind)
 
     def stop(self) -> None:
         """Ends what goes on and all that follows, so that no shutdown waits for it."""

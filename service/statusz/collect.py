@@ -16,6 +16,7 @@ from typing import Any
 from service.configuration.settings import Settings
 from service.core.registry import Registry
 from service.core.servable import LoadedServable
+from service.files.page_table import huge_bytes
 from service.lookup.table import MappedTable
 from service.metrics.buckets import Times
 from service.metrics.requests import Requests, Successes
@@ -121,6 +122,7 @@ def _version(one: LoadedServable) -> Document:
             "dtype": info.dtype,
             "mapped_bytes": info.nbytes,
             "resident_bytes": resident_bytes(table.weights) if isinstance(table, MappedTable) else None,
+            "huge_bytes": huge_bytes(table.weights) if isinstance(table, MappedTable) else None,
         }
         if found is not None:
             document |= found._asdict()

@@ -21,6 +21,10 @@ def test_every_setting_has_its_effect() -> None:
         is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random", is_warmed=True
     )
     assert residency_of(read_settings(["--model_base_path=/m"])) == Residency()
+    # Pages that are read as a whole are read in large ones at once.
+    assert residency_of(read_settings(["--model_base_path=/m", "--table_prefault"])) == Residency(
+        is_prefaulted=True, advice="huge"
+    )
 
 
 def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(

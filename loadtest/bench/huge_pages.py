@@ -1,0 +1,127 @@
+"""What a row costs in small pages and in huge ones, and what making them huge costs lookups beside it.
+
+python -m loadtest.bench.huge_pages --gigabytes=2 --folder=DISK
+
+Two files of 64-float32 rows are written in small pieces, so that the page cache has them as after a copy. One becomes
+huge as `--table_pages=auto` does it, with lookups of 128 rows beside it. Then rows drawn at random are gathered from
+the one and the other in turns, by the service's own kernel. Needs twice the size on the disk and in memory; the files
+are removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.bench.lookup_vs_graph import machine
+from service.files.guarded_files import GuardedFiles
+from service.files.huge_pages import HugePages
+from service.files.page_table import huge_bytes
+from service.lookup import kernels
+
+_DIM = 64
+_PIECE = 64 << 10
+_BESIDE_ROWS, _CALL_ROWS, _CALLS = 128, 4096, 25
+
+
+class Table:
+    """A file of rows, mapped and read once."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        block = memoryview(np.random.default_rng(0).standard_normal(16 << 20, np.float32)).cast("B")
+        with path.open("wb", buffering=0) as file:
+            for begin in range(0, num_bytes, _PIECE):
+                file.write(block[begin % len(block) :][:_PIECE])
+        self.files = GuardedFiles()
+        self.rows = np.frombuffer(self.files.map(path), np.float32).reshape(-1, _DIM)
+        self._place = (kernels.FLOAT32, self.rows.ctypes.data, 0, *self.rows.shape)
+        self.read()
+
+    def read(self) -> None:
+        """Reads a number of each page: the first read of memory costs a virtual machine, too."""
+        float(self.rows[:: 4096 // (_DIM * 4), 0].sum())
+
+    def gather(self, ids: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> float:
+        """Returns the seconds that it took."""
+        started_s = time.perf_counter()
+        kernels.gather(*self._place, ids, kernels.ERROR, 0, out)
+        return time.perf_counter() - started_s
+
+
+def main() -> None:
+    """Prints two lines of a table, and what it cost to get there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", type=Path, help="on the disk to be asked; by default that of temporary files")
+    options = parser.parse_args()
+    num_bytes = int(options.gigabytes * 2**30) // _PIECE * _PIECE
+    rng = np.random.default_rng(1)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        small, huge = (Table(Path(folder) / name, num_bytes) for name in ("small", "huge"))
+        _write(machine())
+        _write(_made(huge, rng))
+        huge.read()
+        times: dict[str, list[float]] = {"small": [], "huge": []}
+        for _ in range(options.rounds):
+            for name, table in (("small", small), ("huge", huge)):
+                times[name].append(_turn(table, rng))
+        for name, table in (("small", small), ("huge", huge)):
+            of_it = f"{(huge_bytes(table.rows) or 0) / num_bytes:.0%} of it huge"
+            least, half, most = min(times[name]), statistics.median(times[name]), max(times[name])
+            _write(f"{name:5} {half:6.0f} ns a row ({least:.0f} to {most:.0f}); {of_it}")
+        ratio = statistics.median(a / b for a, b in zip(times["small"], times["huge"], strict=True))
+        _write(f"ratio {ratio:.2f}, the median of {options.rounds} turns")
+
+
+def _turn(table: Table, rng: np.random.Generator) -> float:
+    """Returns nanoseconds a row."""
+    out = np.empty((_CALL_ROWS, _DIM), np.float32)
+    seconds = sum(table.gather(rng.integers(0, len(table.rows), _CALL_ROWS), out) for _ in range(_CALLS))
+    return seconds / (_CALLS * _CALL_ROWS) * 1e9
+
+
+def _made(table: Table, rng: np.random.Generator) -> str:
+    """Makes its pages huge, and says how lookups beside that did."""
+    out = np.empty((_BESIDE_ROWS, _DIM), np.float32)
+
+    def looked_up(is_over: Callable[[int], bool]) -> list[float]:
+        seconds: list[float] = []
+        while not is_over(len(seconds)):
+            seconds.append(table.gather(rng.integers(0, len(table.rows), _BESIDE_ROWS), out))
+            # A server does other things in between.
+            time.sleep(0.001)
+        return seconds
+
+    before = looked_up(lambda count: count >= 1000)
+    making = threading.Thread(target=HugePages(is_whole=False).make, args=(table.files,))
+    started_s = time.perf_counter()
+    making.start()
+    beside = looked_up(lambda _: not making.is_alive())
+    seconds = time.perf_counter() - started_s
+    return (
+        f"made in {seconds:.1f} s; lookups of {_BESIDE_ROWS} rows {_tails(before)} before, {_tails(beside)} beside it"
+    )
+
+
+def _tails(seconds: list[float]) -> str:
+    quantiles = statistics.quantiles(seconds, n=100)
+    return f"{quantiles[49] * 1e6:.0f} us (p99 {quantiles[98] * 1e6:.0f}, longest {max(seconds) * 1e6:.0f})"
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

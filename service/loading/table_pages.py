@@ -1,0 +1,83 @@
+"""When the pages of a version's tables are made huge: before it answers, or beside its first answers."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from service.configuration.settings import Settings
+from service.files.guarded_files import GuardedFiles
+from service.files.huge_pages import HugePages
+from service.loading.available_memory import available_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TablePages:
+    """What a load does about the size of pages. Concurrency: any thread.
+
+    is_before: whether a load waits for it.
+    """
+
+    huge_pages: HugePages
+    is_before: bool
+    _waiting: queue.SimpleQueue[Callable[[], None]] = field(default_factory=queue.SimpleQueue)
+    _thread: threading.Thread | None = None
+
+    def make(self, files: GuardedFiles) -> threading.Event:
+        """Makes them huge, or has it done in a thread of its own, one version after the other.
+
+        Returns:
+          What is set when it is done, or given up.
+        """
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                self.huge_pages.make(files)
+            finally:
+                done.set()
+
+        if self.is_before:
+            run()
+        else:
+            self._waiting.put(run)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="huge-pages", daemon=True)
+                self._thread.start()
+        return done
+
+    def stop(self) -> None:
+        """Ends what goes on and all that follows, so that no shutdown waits for it."""
+        self.huge_pages.stop()
+
+    def _run(self) -> None:
+        while True:
+            task = self._waiting.get()
+            try:
+                task()
+            except Exception:
+                logger.exception("pages could not be made huge")
+            # It holds the files of its version.
+            del task
+
+
+def table_pages(settings: Settings) -> TablePages | None:
+    """Returns what the settings ask for; None where pages stay as they are."""
+    rule = settings.table_pages
+    if rule not in ("auto", "huge"):
+        return None
+    if rule == "auto" and settings.table_lock != "off":
+        reason = "--table_lock is set, and what is locked can not be read again; --table_pages=huge does it before"
+        logger.info("no huge pages", extra={"reason": reason})
+        return None
+    huge_pages = HugePages(
+        is_whole=rule == "huge",
+        bytes_per_s=settings.table_prefault_mib_per_s * 2**20,
+        available=available_bytes,
+    )
+    return TablePages(huge_pages, is_before=rule == "huge")

@@ -1,0 +1,65 @@
+"""Files for tests of huge pages, and whether the file system below a test has such pages at all.
+
+Asked of the kernel by other ways than the service's: smaps and not PAGEMAP_SCAN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HUGE = 2 << 20
+_PIECE = 64 << 10
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_HUGE_PAGE, _POPULATE_READ = 14, 22
+
+
+def write_in_pieces(path: Path, nbytes: int, seed: int = 0) -> np.ndarray:
+    """Writes random octets as a copy does, in small pieces; returns them."""
+    octets = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+    with path.open("wb", buffering=0) as file:
+        for begin in range(0, nbytes, _PIECE):
+            file.write(octets[begin : begin + _PIECE].tobytes())
+    return octets
+
+
+def drop(path: Path) -> None:
+    """Has the page cache let go of a file that nobody has mapped."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def smaps_bytes(octets: np.ndarray, field: str) -> int:
+    """Returns what the kernel says of the maps that an array lies in, all of them together."""
+    begin, end = octets.ctypes.data, octets.ctypes.data + octets.nbytes
+    is_here, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name and not name.endswith(":"):
+            first, behind = (int(part, 16) for part in name.split("-"))
+            is_here = first < end and begin < behind
+        elif is_here and name == f"{field}:":
+            total += int(values[0]) * 1024
+    return total
+
+
+def need_large_folios(folder: Path) -> None:
+    """Skips the test where a file that is read anew, with advice, is not mapped by huge pages."""
+    path = folder / "probe"
+    write_in_pieces(path, 2 * HUGE)
+    drop(path)
+    with path.open("rb") as file:
+        octets = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    LIBC.madvise(octets.ctypes.data, octets.nbytes, _HUGE_PAGE)
+    LIBC.madvise(octets.ctypes.data, octets.nbytes, _POPULATE_READ)
+    huge = smaps_bytes(octets, "FilePmdMapped")
+    path.unlink()
+    if not huge:
+        pytest.skip("needs a file system with large folios: XFS, or ext4 on Linux 6.16 or later")
