@@ -17,6 +17,15 @@ _MORE = _WORD(0x8080808080808080)
 _ONE, _TWO, _FOUR, _SEVEN, _EIGHT = (_WORD(n) for n in (1, 2, 4, 7, 8))
 
 
+@njit(nogil=True)
+def _number(word, last):  # type: ignore[no-untyped-def]
+    # The integer whose last byte is the lowest that is marked in last: its bits, then without each byte's first.
+    word &= (last ^ (last - _ONE)) & ~_MORE
+    word = (word & _WORD(0x007F007F007F007F)) | ((word & _WORD(0x7F007F007F007F00)) >> _ONE)
+    word = (word & _WORD(0x00003FFF00003FFF)) | ((word & _WORD(0x3FFF00003FFF0000)) >> _TWO)
+    return (word & _WORD(0x000000000FFFFFFF)) | ((word & _WORD(0x0FFFFFFF00000000)) >> _FOUR)
+
+
 @njit(_INT(_INT, _INT, INTS), cache=True, nogil=True)
 def read_varints(address, num_bytes, out):  # type: ignore[no-untyped-def]
     """Writes as many integers as out has room for; DONE, or UNUSUAL where the bytes are not just as many.
@@ -28,19 +37,24 @@ def read_varints(address, num_bytes, out):  # type: ignore[no-untyped-def]
     octets = octets_at(address, num_bytes)
     end = _WORD(num_bytes)
     p = _WORD(0)
-    for i in range(out.shape[0]):
+    n = out.shape[0]
+    i = 0
+    while i < n:
         if p + _EIGHT <= end:
             # Lengths of ids are as random as ids, and a wrong guess of a branch costs more than all of this.
             word = _WORD(ints_at(address + _INT(p), 1)[0])
             last = ~word & _MORE
             if last != _WORD(0):
-                # All bits up to the last byte of this number, then without each byte's first bit.
-                word &= (last ^ (last - _ONE)) & ~_MORE
-                word = (word & _WORD(0x007F007F007F007F)) | ((word & _WORD(0x7F007F007F007F00)) >> _ONE)
-                word = (word & _WORD(0x00003FFF00003FFF)) | ((word & _WORD(0x3FFF00003FFF0000)) >> _TWO)
-                word = (word & _WORD(0x000000000FFFFFFF)) | ((word & _WORD(0x0FFFFFFF00000000)) >> _FOUR)
-                out[i] = _INT(word)
-                p += (first_bit(last) + _ONE) >> _WORD(3)
+                second = last & (last - _ONE)
+                out[i] = _INT(_number(word, last))
+                i += 1
+                length = first_bit(last) + _ONE
+                # Nearly always two end here, and reading the second need not wait for where the first ends.
+                if second != _WORD(0) and i < n:
+                    out[i] = _INT(_number(word >> length, second >> length))
+                    i += 1
+                    length = first_bit(second) + _ONE
+                p += length >> _WORD(3)
                 continue
         value = _WORD(0)
         shift = _WORD(0)
@@ -54,4 +68,5 @@ def read_varints(address, num_bytes, out):  # type: ignore[no-untyped-def]
                 break
             shift += _SEVEN
         out[i] = _INT(value)
+        i += 1
     return DONE if p == end else UNUSUAL

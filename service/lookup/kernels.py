@@ -165,12 +165,15 @@ def _combine(  # type: ignore[no-untyped-def]
         for i in range(begin, end):
             _ask_for(table_at, scales_at, vocabulary_size, row_bytes, values, i + _AHEAD)
             row = values[i]
-            weight = weights[i] if is_weighted else np.float32(1)
-            if row < 0 or row >= vocabulary_size or (positive_only and not weight > np.float32(0)):
-                is_plain = False
-                break
-            total += weight
-            total_squares += weight * weight
+            is_plain = is_plain and row >= 0 and row < vocabulary_size
+        if is_weighted:
+            for i in range(begin, end):
+                weight = weights[i]
+                is_plain = is_plain and (not positive_only or weight > np.float32(0))
+                total += weight
+                total_squares += weight * weight
+        else:
+            total = total_squares = np.float32(end - begin)
         if is_plain:
             weights_from = weights_at + begin * 4 if is_weighted else 0
             add_rows(
