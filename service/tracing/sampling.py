@@ -10,6 +10,15 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler
 
 _MAX_DRAWN = 10_000
+# More requests are never on their way through the direct path of one thread.
+_MAX_REFUSED = 64
+
+
+class _Refused(threading.local):
+    """Ids of the requests that this thread was told are not traced, the last one last; None: of a sender's trace."""
+
+    def __init__(self) -> None:
+        self.ids: deque[int | None] = deque(maxlen=_MAX_REFUSED)
 
 
 class DrawnIds(IdGenerator):
@@ -25,7 +34,7 @@ class DrawnIds(IdGenerator):
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
         self._drawn: deque[tuple[int, bool]] = deque(maxlen=_MAX_DRAWN)
-        self._refused = threading.local()
+        self._refused = _Refused()
 
     def takes_new(self, sampler: Sampler, name: str) -> bool:
         """Says whether a request without a parent is traced."""
@@ -36,19 +45,21 @@ class DrawnIds(IdGenerator):
             is_sampled = _samples(sampler, None, trace_id, name)
         if is_sampled:
             self._drawn.append((trace_id, True))
-        self._refused.trace_id = None if is_sampled else trace_id
+        else:
+            self._refused.ids.append(trace_id)
         return is_sampled
 
     def takes_child(self, sampler: Sampler, name: str, parent: Context, trace_id: int) -> bool:
         """Says whether a request of a trace that its sender began is traced."""
-        self._refused.trace_id = None
-        return _samples(sampler, parent, trace_id, name)
+        is_sampled = _samples(sampler, parent, trace_id, name)
+        if not is_sampled:
+            self._refused.ids.append(None)
+        return is_sampled
 
     def put_back(self) -> None:
-        """Leaves the last refusal of this thread to the general path."""
-        trace_id = getattr(self._refused, "trace_id", None)
+        """Leaves a refusal of this thread to the general path, one for each call."""
+        trace_id = self._refused.ids.pop() if self._refused.ids else None
         if trace_id is not None:
-            self._refused.trace_id = None
             self._drawn.append((trace_id, False))
 
     def generate_trace_id(self) -> int:
