@@ -17,6 +17,7 @@ from service.transports.grpc.h2.request_head import RequestHead
 from service.transports.grpc.h2.route import Route
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.unary import Runner, UnaryCall
+from service.transports.grpc.paths import undivided
 from service.transports.turns import Turns
 
 _MAX_BYTES = 1 << 28
@@ -62,9 +63,9 @@ class _Constants:
                 max_message_bytes=_MAX_BYTES,
             )
 
-        return Route(open_call, handler, options.timeout_s, options.head_block)
+        return Route(open_call, undivided(handler), options.timeout_s, options.head_block)
 
-    def refusal_block(self, error: BaseException) -> bytes:
+    def refusal_block(self, error: BaseException, _request_id: bytes = b"") -> bytes:
         return error_head(13, str(error))
 
 
