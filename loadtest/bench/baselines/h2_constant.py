@@ -14,10 +14,9 @@ from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.metadata import error_head, read_options
 from service.transports.grpc.h2.request_head import RequestHead
-from service.transports.grpc.h2.route import Route
+from service.transports.grpc.h2.route import Route, undivided
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.unary import Runner, UnaryCall
-from service.transports.grpc.paths import undivided
 from service.transports.turns import Turns
 
 _MAX_BYTES = 1 << 28

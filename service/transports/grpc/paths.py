@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from service.core.shortcuts import Begun
 
@@ -18,26 +17,6 @@ Handler = Callable[[bytes, float | None], bytes]
 
 # A handler of a few milliseconds at most; None: the request is not one, and belongs to the Handler of its path.
 QuickHandler = Callable[[bytes, float | None], bytes | None]
-
-
-class StagedHandler(NamedTuple):
-    """A QuickHandler in two steps, so that what comes for many is done together.
-
-    begin: its first; None where that is all. finish: its second, for what the same thread has begun, to be called once.
-    """
-
-    begin: Callable[[bytes, float | None], Begun | None]
-    finish: Callable[[Begun], bytes | None]
-
-
-def undivided(handler: QuickHandler) -> StagedHandler:
-    """Returns a handler whose first step is all of it."""
-
-    def begin(data: bytes, deadline_s: float | None) -> Begun | None:
-        answer = handler(data, deadline_s)
-        return None if answer is None else (len(answer), answer)
-
-    return StagedHandler(begin, itemgetter(1))
 
 
 class PredictDirectly(Protocol):

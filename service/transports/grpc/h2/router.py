@@ -19,12 +19,12 @@ from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.messages import MessageReader
 from service.transports.grpc.h2.metadata import ENCODINGS, CallOptions, error_head, not_grpc, read_options
 from service.transports.grpc.h2.request_head import RequestHead
-from service.transports.grpc.h2.route import Route, refused
+from service.transports.grpc.h2.route import Route, StagedHandler, refused, undivided
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.streaming import Answers, Conversation, StreamingCall
 from service.transports.grpc.h2.unary import Runner, Threads, UnaryCall
 from service.transports.grpc.health import Health
-from service.transports.grpc.paths import PREDICT, Handler, PredictDirectly, QuickHandler, StagedHandler, undivided
+from service.transports.grpc.paths import PREDICT, Handler, PredictDirectly, QuickHandler
 from service.transports.grpc.refusals import Refusals
 from service.transports.grpc.served import UNIMPLEMENTED, unary_handlers
 from service.transports.grpc.server_reflection import REFLECTION_NAMES
