@@ -209,7 +209,6 @@ class Engine:
         api: str,
         method: str,
         started_s: float,
-        fallback_signature: str = "",
         may_wait: bool = True,
     ) -> Begun | None:
         """Does what comes before the lookups of a plain request, which are then done together with others'.
@@ -220,7 +219,7 @@ class Engine:
         Returns:
           What finish_directly takes, which must be called; None as answer_directly does.
         """
-        taken = self._take(ref, signature_name, wire_format, fallback_signature, api, method, started_s)
+        taken = self._take(ref, signature_name, wire_format, "", api, method, started_s)
         if taken is None:
             return None
         shortcut, lease = taken[0], taken[1]
