@@ -1,12 +1,13 @@
 """What each thread reads requests with, kept so that a request allocates none of it, and what it has begun to look up.
 
-Requests that came together are looked up in one compiled call: the kernels with their tables and the interpreter with
-its objects throw each other out of the processor's caches.
+Requests that came together are looked up in one compiled call, and the graphs that go on from there run one behind the
+other: kernels with their tables, TensorFlow and the interpreter throw each other out of the processor's caches.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from service.core.types import Array
 from service.direct import gather
+from service.direct.rooms import Rooms
 from service.direct.scan import COLUMNS, MAX_INPUTS, SKELETON_BYTES
 
 _SCRATCH_INTS = 1 << 18
@@ -35,6 +37,7 @@ class ThreadState:
     found: [(1 + MAX_INPUTS) * COLUMNS] int64, what scan found; another one after each `look_up_later`.
     skeleton: what scan wrote there.
     jobs, job_at: where PACK_JOB writes the next lookup's.
+    rooms: for vectors that a graph goes on from.
     """
 
     __slots__ = (
@@ -49,10 +52,12 @@ class ThreadState:
         "_places",
         "jobs",
         "job_at",
+        "rooms",
         "_jobs_at",
         "_done",
         "_done_at",
         "_kept",
+        "_next_steps",
         "_round",
     )
 
@@ -70,8 +75,11 @@ class ThreadState:
         # What each lookup of a round has: found, found_at and job_at. Made when there are so many.
         self._places = [_new_place(0)]
         self.found, self.found_at, self.job_at = self._places[0]
+        self.rooms = Rooms()
         # What the lookups of this round read and write.
         self._kept: list[Any] = []
+        # Which of them something goes on from, and that.
+        self._next_steps: list[tuple[int, Callable[[], None]]] = []
         self._round: Round = []
 
     def scratch(self, num_bytes: int) -> tuple[Array, int]:
@@ -82,13 +90,16 @@ class ThreadState:
         large = np.empty(num_bytes, np.int64)
         return large, large.ctypes.data
 
-    def look_up_later(self, kept: Any) -> tuple[Round, int]:
+    def look_up_later(self, kept: Any, next_step: Callable[[], None] | None = None) -> tuple[Round, int]:
         """Adds the lookup whose job lies at job_at to those that this thread has begun; returns its round and number.
 
         Args:
           kept: has the memory that the lookup reads and writes.
+          next_step: called behind all lookups of the round, where this one comes to its end.
         """
         of_round, all_kept = self._round, self._kept
+        if next_step is not None:
+            self._next_steps.append((len(all_kept), next_step))
         all_kept.append(kept)
         count = len(all_kept)
         if count == MOST_JOBS:
@@ -100,9 +111,13 @@ class ThreadState:
         return of_round, count - 1
 
     def look_up(self) -> None:
-        """Does all that is begun, and begins another round."""
-        kept, done = self._kept, self._round
-        self._kept, self._round = [], []
+        """Does all that is begun, and begins another round.
+
+        Raises:
+          What a next step does; those behind it are not taken then.
+        """
+        kept, done, next_steps = self._kept, self._round, self._next_steps
+        self._kept, self._round, self._next_steps = [], [], []
         count = len(kept)
         self.found, self.found_at, self.job_at = self._places[0]
         try:
@@ -115,6 +130,9 @@ class ThreadState:
             done += _ALL_DONE[:count]
         else:
             done += [result == gather.DONE for result in self._done[:count]]
+        for number, step in next_steps:
+            if done[number]:
+                step()
 
 
 def _new_place(number: int) -> tuple[memoryview, int, int]:

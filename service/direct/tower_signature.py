@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -14,6 +14,7 @@ from service.core.errors import ServiceError
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.memory import address_of
+from service.direct.rooms import Room, Shapes, starts
 from service.direct.run_times import RunTimes
 from service.direct.signature import Layout, Layouts, PlainRequest
 from service.direct.thread_state import PACK_JOB, Round, ThreadState
@@ -23,29 +24,31 @@ from service.lookup.plan import FeaturePlan
 _MAX_PLACES = 256
 _NOTHING = b""
 
-# TensorFlow copies what does not begin at a multiple of 64 bytes.
-_ALIGNED_FLOATS = 16
-
 # The vectors of each feature, [B, D] or [B, L, D] float32 in the order of DirectTower's features, to the outputs.
 RunDense = Callable[[Sequence[Array]], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the vectors of so many rows go: how many floats there are, and of each feature its first one and shape.
+    """Where the vectors of so many rows go.
 
+    num_bytes: of all of them.
+    shapes: of each feature's.
     pieces: as direct.gather takes them, with nothing but floats.
     """
 
-    num_floats: int
-    parts: tuple[tuple[int, int, tuple[int, ...]], ...]
+    num_bytes: int
+    shapes: Shapes
     pieces: Array
     pieces_at: int
 
 
-# A predict that is begun: how many bytes its lookup writes, their floats and where each feature's are, its rows,
-# whether floats are to travel in tensor_content, whose lookup it is, its round and its number there.
-BegunTower = tuple[int, Array, _Place, int, bool, ThreadState, Round, int]
+# The outputs of a graph, once it has run.
+Outputs = list[Mapping[str, Array]]
+
+# A predict that is begun: how many bytes its lookup writes, where its outputs will be, its rows, whether floats are to
+# travel in tensor_content, whose lookup it is, its round, and its room.
+BegunTower = tuple[int, Outputs, int, bool, ThreadState, Round, Shapes, Room]
 
 
 class DirectTower:
@@ -90,7 +93,7 @@ class DirectTower:
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or self._run_times.expected_s(rows) > max_s:
             return None
         place = self._places.get(rows) or self._new_place(layout, rows)
-        floats, floats_at = _aligned_floats(place.num_floats)
+        room = state.rooms.take(place.shapes)
         scratch, scratch_at = state.scratch(len(data))
         PACK_JOB(
             state.jobs,
@@ -100,48 +103,44 @@ class DirectTower:
             layout.plan_at,
             layout.num_features,
             scratch_at,
-            floats_at,
+            room[1],
             address_of(_NOTHING),
             place.pieces_at,
             rows,
             self._counts_at,
         )
-        of_round, number = state.look_up_later((data, floats, layout, place, scratch))
-        return floats.nbytes, floats, place, rows, as_content, state, of_round, number
+        outputs: Outputs = []
+        kept = data, room, layout, place, scratch
+        of_round, _ = state.look_up_later(kept, partial(self._run, room[0], rows, outputs))
+        return place.num_bytes, outputs, rows, as_content, state, of_round, place.shapes, room
 
     def finish(self, begun: BegunTower) -> tuple[bytes, int] | None:
-        """Runs the rest of the graph; see core.shortcuts.StagedShortcut."""
-        _, floats, place, rows, as_content, state, are_done, number = begun
+        """Has the rest of the graph run, with those of the same round; see core.shortcuts.StagedShortcut."""
+        _, outputs, rows, as_content, state, are_done, shapes, room = begun
         if not are_done:
             state.look_up()
-        if not are_done[number]:
+        if not outputs:
             return None
+        answer = self._encoder.encode(outputs[0], as_content=as_content)
+        # Not before: an output may be what was fed.
+        state.rooms.give_back(shapes, room)
+        return answer, rows
+
+    def _run(self, vectors: Sequence[Array], rows: int, outputs: Outputs) -> None:
         started_s = perf_counter()
         try:
-            outputs = self._run_dense([floats[begin:end].reshape(shape) for begin, end, shape in place.parts])
+            outputs.append(self._run_dense(vectors))
         except ServiceError:
             # The general path says it in its own words, and counts it.
-            return None
+            return
         self._run_times.learn(rows, perf_counter() - started_s)
-        return self._encoder.encode(outputs, as_content=as_content), rows
 
     def _new_place(self, layout: Layout, rows: int) -> _Place:
         pieces = np.zeros((len(layout.outputs) + 1, gather.PIECE_COLUMNS), np.int64)
-        parts, begin = [], 0
-        for row, (_, shape) in zip(pieces, layout.outputs, strict=False):
-            end = begin + rows * math.prod(shape)
-            row[gather.FLOATS_TO] = 4 * begin
-            parts.append((begin, end, (rows, *shape)))
-            begin = end + -end % _ALIGNED_FLOATS
-        place = _Place(begin, tuple(parts), pieces, pieces.ctypes.data)
+        shapes = tuple((rows, *shape) for _, shape in layout.outputs)
+        begins, num_bytes = starts(shapes)
+        pieces[: len(begins), gather.FLOATS_TO] = begins
+        place = _Place(num_bytes, shapes, pieces, pieces.ctypes.data)
         if len(self._places) < _MAX_PLACES:
             self._places[rows] = place
         return place
-
-
-def _aligned_floats(size: int) -> tuple[Array, int]:
-    """Returns float32 of any content, and their address."""
-    room: Array = np.empty(size + _ALIGNED_FLOATS - 1, np.float32)
-    address: int = room.ctypes.data
-    skipped = -(address // 4) % _ALIGNED_FLOATS
-    return room[skipped : skipped + size], address + 4 * skipped

@@ -12,7 +12,7 @@ import pytest
 
 from service.core import engine
 from service.core.engine import Engine
-from service.core.errors import ServiceError
+from service.core.errors import InvalidRequest, ServiceError
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.direct.predict import WIRE_FORMAT, DirectPredict
@@ -115,6 +115,45 @@ def test_a_graph_runs_where_nothing_may_wait_once_it_is_known_to_be_quick(
     assert served.direct(data, may_wait=False) == answer
     monkeypatch.setattr(engine, "_QUICK_RUN_S", 0.0)
     assert served.direct(data, may_wait=False) is None
+
+
+def test_those_that_came_together_are_answered_as_each_by_itself(served: Served) -> None:
+    random = np.random.default_rng(6)
+    requests = []
+    for i in range(90):
+        name = ("serving_default", "rows", "share", "serving_default")[i % 4]
+        rows = int(random.integers(1, 5))
+        message = predict_request(random_inputs(name, rows, random), signature_name=name)
+        requests.append(message.SerializeToString())
+    # One with an id that no table has.
+    bad_id = {"user": int64(4), "tags__values": int64(0), "tags__row_splits": int64(0, 1)}
+    requests.insert(40, predict_request(bad_id).SerializeToString())
+    alone = [served.direct(data) for data in requests]
+    assert [i for i, answer in enumerate(alone) if answer is None] == [40]
+    predict = DirectPredict(served.engine, "grpc")
+    for _ in range(3):
+        begun = [predict.begin(data, None, as_content=False) for data in requests]
+        answers = {i: predict.finish(begun[i]) for i in random.permutation(len(requests)).tolist()}  # type: ignore[arg-type]
+        assert [answers[i] for i in range(len(requests))] == alone
+
+
+def test_a_graph_that_fails_fails_for_its_own_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(7)
+    messages = [predict_request(random_inputs("serving_default", rows, random)) for rows in (1, 2, 3)]
+    requests = [message.SerializeToString() for message in messages]
+    alone = [served.direct(data) for data in requests]
+    tower = served.servable.shortcuts[WIRE_FORMAT, "serving_default"]
+    run = tower._run_dense  # type: ignore[attr-defined]
+
+    def fail_for_two(vectors: Any) -> Any:
+        if len(vectors[0]) == 2:
+            raise InvalidRequest("two")
+        return run(vectors)
+
+    monkeypatch.setattr(tower, "_run_dense", fail_for_two)
+    predict = DirectPredict(served.engine, "grpc")
+    begun = [predict.begin(data, None, as_content=False) for data in requests]
+    assert [predict.finish(one) for one in begun if one] == [alone[0], None, alone[2]]
 
 
 def test_it_is_counted_as_a_predict(served: Served) -> None:
