@@ -25,7 +25,7 @@ from service.core.model_config import ModelConfig
 from service.core.recording import Recorder
 from service.core.registry import Registry
 from service.core.servable import Lease, Servable, find_signature
-from service.core.shortcuts import Begun
+from service.core.shortcuts import Begun, Limits
 from service.core.tracing import Tracing
 from service.core.types import (
     DEFAULT_SIGNATURE,
@@ -96,9 +96,7 @@ class Engine:
         self._on_damage = on_damage
         self._observer = observer
         self._max_response_bytes = max_response_bytes
-        # Largest answer, longest run of a graph.
-        self._slow_limits = max_response_bytes, math.inf
-        self._max_quick_bytes = min(max_response_bytes, _QUICK_BYTES)
+        self._slow_limits: Limits = max_response_bytes, math.inf, math.inf
         self._clock = clock
 
     @property
@@ -194,8 +192,8 @@ class Engine:
             return None
         shortcut, lease = taken[0], taken[1]
         try:
-            limits = self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S)
-            return self._counted(taken, shortcut.answer(request, *limits))
+            limits = self._slow_limits if may_wait else (self._max_response_bytes, _QUICK_BYTES, _QUICK_RUN_S)
+            return self._counted(taken, shortcut.answer(request, limits))
         finally:
             lease.__exit__(None, None, None)
 
@@ -225,8 +223,8 @@ class Engine:
         shortcut, lease = taken[0], taken[1]
         begun = None
         try:
-            limits = self._slow_limits if may_wait else (self._max_quick_bytes, _QUICK_RUN_S)
-            begun = shortcut.begin(request, *limits)
+            limits = self._slow_limits if may_wait else (self._max_response_bytes, _QUICK_BYTES, _QUICK_RUN_S)
+            begun = shortcut.begin(request, limits)
             if begun is None:
                 self._leave(taken)
                 return None

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import orjson
 
 from service.codecs.oip_models import SIGNATURE_PARAMETER
+from service.core.shortcuts import Limits
 from service.core.types import SignatureSpec
 from service.direct import gather
+from service.direct.answer_shape import AnswerShape, ShapeWriter
 from service.direct.memory import address_of, unwritten_bytes
 from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
-from service.direct.scratch import Buffer, buffer_of
 from service.direct.thread_state import ThreadState
 from service.lookup.plan import SignaturePlan
 
@@ -53,13 +53,12 @@ class BinaryAnswer(NamedTuple):
 class Layout:
     """What a request's inputs mean, by their order.
 
-    by_rows: by the number of rows, the JSON of an answer without an id, pieces for gather, which put it before the
-      floats, and bytes of all floats.
+    by_rows: by the number of rows, the JSON of an answer without an id, and the answer.
     """
 
     features: PlannedFeatures
     plan_at: int
-    by_rows: dict[int, tuple[bytes, Buffer, int]] = field(default_factory=dict)
+    by_rows: dict[int, tuple[bytes, AnswerShape]] = field(default_factory=dict)
 
 
 class BinarySignature:
@@ -75,20 +74,23 @@ class BinarySignature:
         # By thread: where it counts.
         self._counts_at: dict[int, int] = {}
 
-    def answer(self, request: BinaryRequest, max_bytes: int, max_s: float) -> tuple[BinaryAnswer, int] | None:
+    def answer(self, request: BinaryRequest, limits: Limits) -> tuple[BinaryAnswer, int] | None:
         """Returns a body and its rows; see core.servable.Shortcut."""
         data, state, sizes, names, outputs, request_id = request
         layout = self._layout(names, outputs)
         if layout is None:
             return None
         rows = layout.features.rows(sizes)
+        max_bytes, max_answer_bytes, _ = limits
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or (self._max_rows or rows) < rows:
             return None
-        json, pieces, num_bytes = self._of(layout, rows)
-        if request_id is not None:
-            json = self._head + b',"id":' + orjson.dumps(request_id) + json[len(self._head) :]
-        header_length = len(json)
-        body = unwritten_bytes(header_length + num_bytes)
+        if rows * layout.features.row_bytes > max_answer_bytes:
+            return None
+        json, shape = self._of(layout, rows)
+        # An id makes the JSON longer. It stands before the floats too, and is written over what has none.
+        named = json if request_id is None else self._named(json, request_id)
+        more = len(named) - len(json)
+        body = unwritten_bytes(more + shape.size)
         address = address_of(body)
         scratch, scratch_at = state.scratch(len(data))
         done = gather.answer(
@@ -97,18 +99,20 @@ class BinarySignature:
             layout.plan_at,
             layout.features.plan.shape[0],
             scratch_at,
-            address + header_length,
-            address_of(json),
-            pieces.address,
+            address + more,
+            shape.address,
             rows,
+            0,
             self._counts_at.get(state.thread) or self._new_counts(state.thread),
         )
         if done != gather.DONE:
             return None
-        if request_id is not None:
-            # It stands before the floats too, but there is more of it.
-            ctypes.memmove(address, json, header_length)
-        return BinaryAnswer(body, header_length), rows
+        if more:
+            ctypes.memmove(address, named, len(named))
+        return BinaryAnswer(body, len(named)), rows
+
+    def _named(self, json: bytes, request_id: str) -> bytes:
+        return self._head + b',"id":' + orjson.dumps(request_id) + json[len(self._head) :]
 
     def _new_counts(self, thread: int) -> int:
         address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data
@@ -131,28 +135,26 @@ class BinarySignature:
         features = plan_features(self._spec, {name: self._plan.features[name] for name in wanted}, positions)
         return None if features is None else Layout(features, features.plan.ctypes.data)
 
-    def _of(self, layout: Layout, rows: int) -> tuple[bytes, Buffer, int]:
+    def _of(self, layout: Layout, rows: int) -> tuple[bytes, AnswerShape]:
         known = layout.by_rows.get(rows)
         if known is not None:
             return known
         if len(layout.by_rows) >= _MAX_LAYOUTS:
             layout.by_rows.clear()
-        described, size = [], 0
-        pieces = np.zeros((len(layout.features.outputs) + 1, gather.PIECE_COLUMNS), np.int64)
-        for piece, (name, shape) in zip(pieces, layout.features.outputs, strict=False):
-            num_bytes = 4 * rows * math.prod(shape)
-            piece[gather.FLOATS_TO] = size
-            size += num_bytes
-            described.append(
-                {
-                    "name": name,
-                    "datatype": "FP32",
-                    "shape": [rows, *shape],
-                    "parameters": {"binary_data_size": num_bytes},
-                }
-            )
+        described = [
+            {
+                "name": name,
+                "datatype": "FP32",
+                "shape": [rows, *shape],
+                "parameters": {"binary_data_size": 4 * rows * math.prod(shape)},
+            }
+            for name, shape in layout.features.outputs
+        ]
         tail = orjson.dumps({"parameters": {SIGNATURE_PARAMETER: self._spec.name}, "outputs": described})
         json = self._head + b"," + tail[1:]
-        pieces[-1] = (0, len(json), -len(json), 0)
-        layout.by_rows[rows] = (json, buffer_of(pieces), size)
+        writer = ShapeWriter()
+        writer.text(json)
+        for feature, (_, shape) in enumerate(layout.features.outputs):
+            writer.floats(feature, rows, math.prod(shape))
+        layout.by_rows[rows] = (json, writer.shape())
         return layout.by_rows[rows]

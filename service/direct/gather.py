@@ -16,6 +16,7 @@ from service.direct.memory import (
     ints_at,
     octets_at,
     short_ints_at,
+    words_at,
 )
 from service.direct.scan import COLUMNS as FOUND_COLUMNS
 from service.direct.scan import DTYPE, KIND, MAX_INPUTS, MISSING, SIZE, VALUES_AT, VALUES_LENGTH, VARINTS
@@ -34,10 +35,16 @@ IDS_DTYPE, SPLITS_DTYPE = 14, 15
 POSITION = 18
 COLUMNS = 19
 
-# Columns of an answer's pieces, one row per feature and one for the end: bytes of the template from PIECE_AT on go to
-# PIECE_TO, and the feature's floats begin at FLOATS_TO.
-PIECE_AT, PIECE_LENGTH, PIECE_TO, FLOATS_TO = 0, 1, 2, 3
-PIECE_COLUMNS = 4
+# An answer's shape is one array: the address of its template, how many pieces, blocks and marks there are, and those.
+SHAPE_HEAD = 4
+# A piece: so many bytes of the template go there.
+PIECE_AT, PIECE_LENGTH, PIECE_TO = 0, 1, 2
+PIECE_COLUMNS = 3
+# A block: so many rows of a feature, from the first one on, begin there, with so many floats from one to the next.
+# Those of one feature stand together, and features in the order of the plan.
+BLOCK_FEATURE, BLOCK_FIRST, BLOCK_ROWS, BLOCK_TO, BLOCK_WIDTH = 0, 1, 2, 3, 4
+BLOCK_COLUMNS = 5
+# A mark: four bytes there are the request's own number, the highest first.
 
 # Columns of a job: the arguments of answer.
 JOB_COLUMNS = 10
@@ -83,83 +90,99 @@ def _are_splits(splits, count):  # type: ignore[no-untyped-def]
     return last == count
 
 
+@njit(_INT(INTS, INTS, _INT, _INT, INTS, INTS, _INT), cache=True, nogil=True)
+def _look_up(feature, block, weights_at, num_weights, ids, splits, out_at):  # type: ignore[no-untyped-def]
+    # Writes a block of a feature, which is a row of a plan; returns what the kernels do.
+    first, rows, width = block[BLOCK_FIRST], block[BLOCK_ROWS], block[BLOCK_WIDTH]
+    to = out_at + block[BLOCK_TO]
+    dim, policy, default_row = feature[DIM], feature[POLICY], feature[DEFAULT_ROW]
+    table = (feature[TABLE_DTYPE], feature[TABLE_AT], feature[SCALES_AT], feature[VOCABULARY_SIZE], dim)
+    if feature[SPLITS_INPUT] < 0:
+        return kernels.gather(*table, ids[first:], policy, default_row, floats_2d_at(to, rows, width))
+    some = splits[first : first + rows + 1]
+    length = feature[LENGTH]
+    if length > 0:
+        return kernels.sequence(*table, ids, some, policy, default_row, floats_3d_at(to, rows, length, dim))
+    return kernels.combine(
+        *table,
+        ids,
+        some,
+        floats_at(weights_at, num_weights),
+        feature[POSITIVE_ONLY] != 0,
+        feature[COMBINER],
+        feature[AT_LEAST_ONE] != 0,
+        feature[MAX_IDS],
+        feature[IS_TRUNCATED] != 0,
+        policy,
+        default_row,
+        floats_2d_at(to, rows, width),
+    )
+
+
 @njit(_INT(*[_INT] * 10), cache=True, nogil=True)
 def compiled_answer(  # type: ignore[no-untyped-def]
-    data_at, found_at, plan_at, num_features, scratch_at, out_at, template_at, pieces_at, rows, counts_at
+    data_at, found_at, plan_at, num_features, scratch_at, out_at, shape_at, rows, mark, counts_at
 ):
     """See answer, which calls it from Python."""
     found = ints_2d_at(found_at, 1 + MAX_INPUTS, FOUND_COLUMNS)
     plan = ints_2d_at(plan_at, num_features, COLUMNS)
-    pieces = ints_2d_at(pieces_at, num_features + 1, PIECE_COLUMNS)
+    template_at, num_pieces, num_blocks, num_marks = ints_at(shape_at, SHAPE_HEAD)
+    pieces_at = shape_at + 8 * SHAPE_HEAD
+    blocks_at = pieces_at + 8 * PIECE_COLUMNS * num_pieces
+    blocks = ints_2d_at(blocks_at, num_blocks, BLOCK_COLUMNS)
+    b = 0
     for f in range(num_features):
         k = plan[f, IDS_INPUT]
         count = found[k, SIZE]
         ids = ints_at(scratch_at, count)
         if found[k, DTYPE] != plan[f, IDS_DTYPE] or _read(data_at, found, k, ids) != DONE:
             return UNUSUAL
-        dim = plan[f, DIM]
-        table = (plan[f, TABLE_DTYPE], plan[f, TABLE_AT], plan[f, SCALES_AT], plan[f, VOCABULARY_SIZE], dim)
-        to = out_at + pieces[f, FLOATS_TO]
-        if plan[f, SPLITS_INPUT] < 0:
+        s = plan[f, SPLITS_INPUT]
+        w = plan[f, WEIGHTS_INPUT]
+        num_weights = 0
+        weights_at = data_at
+        splits = ids
+        if s < 0:
             if count != rows:
                 return UNUSUAL
-            stopped = kernels.gather(*table, ids, plan[f, POLICY], plan[f, DEFAULT_ROW], floats_2d_at(to, rows, dim))
-            if stopped > kernels.MISSING and stopped != kernels.OK:
-                return UNUSUAL
-            found[1 + f, MISSING] = 0 if stopped == kernels.OK else kernels.MISSING - stopped
-            continue
-        s = plan[f, SPLITS_INPUT]
-        if found[s, SIZE] != rows + 1:
-            return UNUSUAL
-        splits = ints_at(scratch_at + 8 * count, rows + 1)
-        if found[s, DTYPE] != plan[f, SPLITS_DTYPE] or _read(data_at, found, s, splits) != DONE:
-            return UNUSUAL
-        if not _are_splits(splits, count):
-            return UNUSUAL
-        if plan[f, LENGTH] > 0:
-            stopped = kernels.sequence(
-                *table,
-                ids,
-                splits,
-                plan[f, POLICY],
-                plan[f, DEFAULT_ROW],
-                floats_3d_at(to, rows, plan[f, LENGTH], dim),
-            )
         else:
-            w = plan[f, WEIGHTS_INPUT]
-            num_weights = 0
-            weights_at = data_at
-            if w >= 0:
+            if found[s, SIZE] != rows + 1:
+                return UNUSUAL
+            splits = ints_at(scratch_at + 8 * count, rows + 1)
+            if found[s, DTYPE] != plan[f, SPLITS_DTYPE] or _read(data_at, found, s, splits) != DONE:
+                return UNUSUAL
+            if not _are_splits(splits, count):
+                return UNUSUAL
+            if w >= 0 and plan[f, LENGTH] <= 0:
                 num_weights = found[w, SIZE]
                 weights_at = data_at + found[w, VALUES_AT]
                 if num_weights != count or found[w, DTYPE] != _FLOAT:
                     return UNUSUAL
-            stopped = kernels.combine(
-                *table,
-                ids,
-                splits,
-                floats_at(weights_at, num_weights),
-                plan[f, POSITIVE_ONLY] != 0,
-                plan[f, COMBINER],
-                plan[f, AT_LEAST_ONE] != 0,
-                plan[f, MAX_IDS],
-                plan[f, IS_TRUNCATED] != 0,
-                plan[f, POLICY],
-                plan[f, DEFAULT_ROW],
-                floats_2d_at(to, rows, dim),
-            )
-        if stopped > kernels.MISSING and stopped != kernels.OK:
-            return UNUSUAL
-        found[1 + f, MISSING] = 0 if stopped == kernels.OK else kernels.MISSING - stopped
+        missing = 0
+        while b < num_blocks and blocks[b, BLOCK_FEATURE] == f:
+            stopped = _look_up(plan[f], blocks[b], weights_at, num_weights, ids, splits, out_at)
+            if stopped > kernels.MISSING and stopped != kernels.OK:
+                return UNUSUAL
+            if stopped != kernels.OK:
+                missing += kernels.MISSING - stopped
+            b += 1
+        found[1 + f, MISSING] = missing
     for f in range(num_features):
         counts = ints_at(counts_at + 16 * plan[f, POSITION], 2)
         counts[0] += found[plan[f, IDS_INPUT], SIZE]
         counts[1] += found[1 + f, MISSING]
-    for piece in range(num_features + 1):
+    pieces = ints_2d_at(pieces_at, num_pieces, PIECE_COLUMNS)
+    for piece in range(num_pieces):
         length = pieces[piece, PIECE_LENGTH]
         octets_at(out_at + pieces[piece, PIECE_TO], length)[:] = octets_at(
             template_at + pieces[piece, PIECE_AT], length
         )
+    if num_marks:
+        number = np.uint32(mark)
+        swapped = (number >> 24) | ((number >> 8) & 0xFF00) | ((number & 0xFF00) << 8) | ((number & 0xFF) << 24)
+        marks = ints_at(blocks_at + 8 * BLOCK_COLUMNS * num_blocks, num_marks)
+        for at in marks:
+            words_at(out_at + at, 1)[0] = np.uint32(swapped)
     return DONE
 
 
@@ -193,9 +216,9 @@ def _answer_all(jobs_at, num_jobs, done_at):  # type: ignore[no-untyped-def]
 #   plan_at, num_features: of [F, COLUMNS] int64, and F.
 #   scratch_at: of room for all integers of one feature, as int64.
 #   out_at: of the answer.
-#   template_at: of what answers of this size have in common.
-#   pieces_at: of [F + 1, PIECE_COLUMNS] int64.
+#   shape_at: of its shape, see SHAPE_HEAD.
 #   rows: B, what every feature must have.
+#   mark: what is written at the shape's marks.
 #   counts_at: of [features of the signature, 2] int64; ids and those of them without a row are added where all is DONE.
 answer = entry_point(compiled_answer)
 

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
+from service.core.shortcuts import Limits
 from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec
 from service.direct import float_text, gather, json_text
+from service.direct.answer_shape import AnswerShape, ShapeWriter
 from service.direct.json_scan import FEATURES, INSTANCES
 from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
 from service.direct.scan import COLUMNS, INT64, SIZE
@@ -69,7 +71,7 @@ class Layout:
     parts: [F + MORE_PARTS, json_text.PART_COLUMNS] int64, but for where floats are.
     row_floats: of each feature, in one row.
     row_chars: what one row takes at most.
-    by_rows: parts, pieces for gather and floats in all, by the number of rows.
+    by_rows: parts, and all floats as direct.gather writes them, by the number of rows.
     """
 
     features: PlannedFeatures
@@ -83,9 +85,9 @@ class Layout:
     parts: Array
     row_floats: tuple[int, ...]
     row_chars: int
-    by_rows: dict[int, tuple[Buffer, Buffer, int]] = field(default_factory=dict)
+    by_rows: dict[int, tuple[Buffer, AnswerShape]] = field(default_factory=dict)
 
-    def of(self, rows: int) -> tuple[Buffer, Buffer, int]:
+    def of(self, rows: int) -> tuple[Buffer, AnswerShape]:
         """Returns what by_rows says of a number of rows."""
         known = self.by_rows.get(rows)
         if known is not None:
@@ -93,12 +95,11 @@ class Layout:
         if len(self.by_rows) >= _MAX_LAYOUTS:
             self.by_rows.clear()
         parts = self.parts.copy()
-        pieces = np.zeros((len(self.row_floats) + 1, gather.PIECE_COLUMNS), np.int64)
-        floats = 0
+        writer = ShapeWriter()
         for f, count in enumerate(self.row_floats):
-            parts[f, json_text.FLOATS_AT] = pieces[f, gather.FLOATS_TO] = 4 * floats
-            floats += rows * count
-        self.by_rows[rows] = (buffer_of(parts), buffer_of(pieces), floats)
+            parts[f, json_text.FLOATS_AT] = writer.size
+            writer.floats(f, rows, count)
+        self.by_rows[rows] = (buffer_of(parts), writer.shape())
         return self.by_rows[rows]
 
 
@@ -116,7 +117,7 @@ class JsonSignature:
         self._counts_at: dict[int, int] = {}
         self._num_counts = 2 * len(plan.features)
 
-    def answer(self, request: JsonRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
+    def answer(self, request: JsonRequest, limits: Limits) -> tuple[bytes, int] | None:
         """Returns a body and its rows; see core.servable.Shortcut."""
         state, ints, rows, is_wide, key, shape = request
         try:
@@ -129,12 +130,15 @@ class JsonSignature:
             return None
         if layout.has_parts:
             rows = layout.features.rows(state.found[SIZE::COLUMNS])
+        max_bytes, max_answer_bytes, _ = limits
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or (self._max_rows or rows) < rows:
             return None
-        parts, pieces, num_floats = layout.of(rows)
+        if rows * layout.features.row_bytes > max_answer_bytes:
+            return None
+        parts, floats = layout.of(rows)
         num_chars = rows * layout.row_chars + layout.texts.shape[0] + float_text.SLACK
         floats_from = 8 * self._num_counts
-        text_from = floats_from + 4 * num_floats
+        text_from = floats_from + floats.size
         memory = _memory.of(text_from + num_chars)
         counts_at = memory.address
         scratch, scratch_at = state.scratch(ints.array.shape[0])
@@ -145,7 +149,7 @@ class JsonSignature:
             layout.num_features,
             scratch_at,
             counts_at + floats_from,
-            pieces.address,
+            floats.address,
             parts.address,
             layout.texts_at,
             rows,

@@ -103,7 +103,7 @@ def _answer(  # type: ignore[no-untyped-def]
     num_features,
     scratch_at,
     floats_at,
-    pieces_at,
+    shape_at,
     parts_at,
     text_at,
     rows,
@@ -117,7 +117,7 @@ def _answer(  # type: ignore[no-untyped-def]
     new_counts[:] = 0
     done = gather.compiled_answer(
         *(data_at, found_at, plan_at, num_features, scratch_at),
-        *(floats_at, text_at, pieces_at, rows, new_counts_at),
+        *(floats_at, shape_at, rows, 0, new_counts_at),
     )
     if done != gather.DONE:
         return np.int64(_UNUSUAL)
@@ -137,7 +137,7 @@ write = entry_point(_write_at)
 #
 # Args, all int64:
 #   data_at, found_at, plan_at, num_features, scratch_at, rows: as in gather.answer.
-#   floats_at, pieces_at: as out_at and pieces_at there; pieces are of floats only.
+#   floats_at, shape_at: as out_at and shape_at there; the shape is of floats only.
 #   parts_at: of [F + MORE_PARTS, PART_COLUMNS] int64.
 #   text_at: of all texts.
 #   out_at: of the answer.

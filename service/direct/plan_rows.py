@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,11 +23,13 @@ class PlannedFeatures(NamedTuple):
     plan: [F, COLUMNS of direct.gather] int64.
     row_inputs: of each feature, the row of what was found that counts rows, and how many entries it has more than that.
     outputs: of each feature, its name and the shape of one row.
+    row_bytes: of one row of all of them.
     """
 
     plan: Array
     row_inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    row_bytes: int
 
     def rows(self, sizes: tuple[int, ...] | memoryview) -> int:
         """Returns how many rows each feature has, -1 where they differ; sizes: SIZE of each row of what was found."""
@@ -70,7 +73,8 @@ def plan_features(
         outputs.append((output, (dim,) if length is None else (length, dim)))
     if not 0 < len(plan) <= MAX_INPUTS or used != positions.keys():
         return None
-    return PlannedFeatures(np.array(plan, np.int64), tuple(row_inputs), tuple(outputs))
+    row_bytes = sum(4 * math.prod(shape) for _, shape in outputs)
+    return PlannedFeatures(np.array(plan, np.int64), tuple(row_inputs), tuple(outputs), row_bytes)
 
 
 def row_limit(features: Mapping[str, FeaturePlan]) -> int | None:

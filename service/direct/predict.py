@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from service.codecs.framed_answer import Envelope, Framed
 from service.codecs.predict_proto import parse_message, read_model_spec
 from service.codecs.wire import varint
 from service.core.engine import Engine
@@ -39,8 +40,8 @@ class DirectPredict:
     def __init__(self, engine: Engine, api: str) -> None:
         self._engine = engine
         self._clock = engine.clock
-        # Returns what __call__ does of a request that the same thread has begun. To be called once.
-        self.finish: Callable[[Begun], bytes | None] = engine.finish_directly
+        # Returns what __call__ does of a request that the same thread has begun, or that in frames. To be called once.
+        self.finish: Callable[[Begun], bytes | Framed | None] = engine.finish_directly
         self._api = api
         self._states = ThreadStates()
         # What skeletons mean: few clients send many.
@@ -57,10 +58,24 @@ class DirectPredict:
           may_wait: whether the answer may take longer than a few milliseconds.
         """
         begun = self.begin(data, deadline_s, as_content=as_content, may_wait=may_wait)
-        return None if begun is None else self.finish(begun)
+        # No frames, for it has no envelope.
+        return None if begun is None else self.finish(begun)  # type: ignore[return-value]
 
-    def begin(self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True) -> Begun | None:
-        """Does what comes before the lookups; what it returns must be finished. See __call__."""
+    def begin(
+        self,
+        data: bytes,
+        deadline_s: float | None,
+        stream_id: int = 0,
+        *,
+        as_content: bool,
+        may_wait: bool = True,
+        envelope: Envelope | None = None,
+    ) -> Begun | None:
+        """Does what comes before the lookups; what it returns must be finished. See __call__.
+
+        Args:
+          envelope, stream_id: the response may come as HTTP/2 frames of this stream, in this envelope.
+        """
         started_s = self._clock()
         if deadline_s is not None and started_s >= deadline_s:
             return None
@@ -77,7 +92,7 @@ class DirectPredict:
             return None
         return self._engine.begin_directly(
             *target,
-            (data, skeleton, state, as_content),
+            (data, skeleton, state, as_content, envelope, stream_id),
             wire_format=WIRE_FORMAT,
             api=self._api,
             method="Predict",

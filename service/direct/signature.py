@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from service.codecs.framed_answer import Cut, Envelope, Framed
 from service.codecs.predict_proto import encode_model_spec
 from service.codecs.tensor_proto import tensor_head
 from service.codecs.wire import tag, varint
+from service.core.shortcuts import Limits
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
+from service.direct.answer_shape import AnswerShape, FramedShapeWriter, ShapeWriter
 from service.direct.memory import address_of, unwritten_bytes
 from service.direct.plan_rows import plan_features, row_limit
 from service.direct.scan import COLUMNS, FLOAT, SIZE, fields_of
@@ -20,28 +21,30 @@ from service.direct.thread_state import PACK_JOB, Round, ThreadState
 from service.lookup.plan import FeaturePlan, SignaturePlan
 
 _FLOAT_VAL, _TENSOR_CONTENT = 5, 4
-# More sizes of answers than this are not remembered, lest a client fills the memory by asking for all of them.
-_MAX_SHAPES = 256
+# More than this is not remembered, lest a client fills the memory by asking for all sizes of answers.
+_MAX_SHAPES = 1024
+_MAX_PARTS = 1 << 15
+_MAX_LAYOUTS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """An answer of so many rows, but for its floats.
+class Shapes:
+    """The shapes of a layout's answers, made when first asked for. Concurrency: any thread."""
 
-    template: what it consists of beside them.
-    pieces: [F + 1, gather.PIECE_COLUMNS] int64, where that goes, and where floats begin.
-    template_at, pieces_at: their addresses.
-    """
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, bool, Envelope | None], AnswerShape] = {}
+        self._num_parts = 0
 
-    size: int
-    template: bytes
-    pieces: Array
-    template_at: int = field(init=False)
-    pieces_at: int = field(init=False)
+    def get(self, key: tuple[int, bool, Envelope | None]) -> AnswerShape | None:
+        """Returns the shape of so many rows: in tensor_content or not, framed or not."""
+        return self._made.get(key)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "template_at", address_of(self.template))
-        object.__setattr__(self, "pieces_at", self.pieces.ctypes.data)
+    def keep(self, key: tuple[int, bool, Envelope | None], shape: AnswerShape) -> None:
+        """Keeps a shape, and forgets others where there are too many."""
+        if len(self._made) >= _MAX_SHAPES or self._num_parts >= _MAX_PARTS:
+            self._made.clear()
+            self._num_parts = 0
+        self._made[key] = shape
+        self._num_parts += shape.num_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,15 @@ class Layout:
     plan: [F, gather.COLUMNS] int64.
     outputs: of each feature, its name and the shape of one row.
     plan_at, num_features: the plan's address, and F.
+    row_bytes: of one row of all features.
     rows_at, rows_extra: where in what scan found the size of an input stands that counts rows, and how many entries it
       has more than there are rows.
     """
 
     plan: Array
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
-    shapes: dict[tuple[int, bool], Shape] = field(default_factory=dict)
+    row_bytes: int
+    shapes: Shapes = field(default_factory=Shapes)
     plan_at: int = field(init=False)
     num_features: int = field(init=False)
     rows_at: int = field(init=False)
@@ -72,30 +77,39 @@ class Layout:
         object.__setattr__(self, "rows_at", counting * COLUMNS + SIZE)
         object.__setattr__(self, "rows_extra", int(is_ragged))
 
-    def shape(self, rows: int, tail: bytes, *, as_content: bool) -> Shape:
-        """Returns the answer of so many rows."""
-        shape = self.shapes.get((rows, as_content))
+    def shape(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
+        """Returns the answer of so many rows.
+
+        Args:
+          tail: behind its tensors.
+          as_content: floats are in tensor_content, else in float_val.
+          envelope: what stands around the answer in frames; None: it is a message and no frames, as it is anyway
+            where a row is larger than a frame.
+        """
+        shape = self.shapes.get((rows, as_content, envelope))
         if shape is None:
-            if len(self.shapes) >= _MAX_SHAPES:
-                self.shapes.clear()
-            shape = self.shapes[rows, as_content] = self._lay_out_answer(rows, tail, as_content=as_content)
+            shape = self._lay_out_answer(rows, tail, as_content=as_content, envelope=envelope)
+            self.shapes.keep((rows, as_content, envelope), shape)
         return shape
 
-    def _lay_out_answer(self, rows: int, tail: bytes, *, as_content: bool) -> Shape:
-        template, size = bytearray(), 0
-        pieces = np.zeros((len(self.outputs) + 1, gather.PIECE_COLUMNS), np.int64)
+    def _lay_out_answer(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
         values = _TENSOR_CONTENT if as_content else _FLOAT_VAL
-        for row, (name, row_shape) in zip(pieces, self.outputs, strict=False):
-            num_bytes = 4 * rows * math.prod(row_shape)
+        heads, widths, size = [], [], len(tail)
+        for name, row_shape in self.outputs:
+            widths.append(math.prod(row_shape))
+            num_bytes = 4 * rows * widths[-1]
             tensor = tensor_head(FLOAT, (rows, *row_shape)) + _head(values, num_bytes)
             entry = _field(1, name.encode()) + _head(2, len(tensor) + num_bytes) + tensor
             # outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
-            piece = _head(1, len(entry) + num_bytes) + entry
-            row[:] = len(template), len(piece), size, size + len(piece)
-            template += piece
-            size += len(piece) + num_bytes
-        pieces[-1, :3] = len(template), len(tail), size
-        return Shape(size + len(tail), bytes(template + tail), pieces)
+            heads.append(_head(1, len(entry) + num_bytes) + entry)
+            size += len(heads[-1]) + num_bytes
+        is_framed = envelope is not None and all(map(FramedShapeWriter.takes, widths))
+        writer = FramedShapeWriter(envelope, size) if envelope is not None and is_framed else ShapeWriter()
+        for feature, (head, width) in enumerate(zip(heads, widths, strict=True)):
+            writer.text(head)
+            writer.floats(feature, rows, width)
+        writer.text(tail)
+        return writer.shape()
 
 
 class Layouts:
@@ -118,7 +132,7 @@ class Layouts:
             return self._made[skeleton]
         except KeyError:
             layout = self._make(fields_of(skeleton)[1:])
-            if len(self._made) < _MAX_SHAPES:
+            if len(self._made) < _MAX_LAYOUTS:
                 self._made[skeleton] = layout
             return layout
 
@@ -129,17 +143,18 @@ class Layouts:
         planned = plan_features(self._spec, self._features, positions)
         if planned is None or (self._needs_all and len(planned.outputs) != len(self._features)):
             return None
-        return Layout(planned.plan, planned.outputs)
+        return Layout(planned.plan, planned.outputs, planned.row_bytes)
 
 
 # What a PredictRequest is once scan has read it: its bytes, their skeleton, the thread's state, which holds what was
-# found, and whether floats are to travel in tensor_content or in float_val. A plain tuple, for each request makes one.
-PlainRequest = tuple[bytes, bytes, ThreadState, bool]
+# found, whether floats are to travel in tensor_content or in float_val, and what stands around the answer's frames and
+# their stream, or None and 0 for a message. A plain tuple, for each request makes one.
+PlainRequest = tuple[bytes, bytes, ThreadState, bool, Envelope | None, int]
 
 
-# A lookup that is begun: how many bytes it writes, which they are, the answer's rows, whose lookup it is, its round and
-# its number there.
-BegunLookup = tuple[int, bytes, int, ThreadState, Round, int]
+# A lookup that is begun: how many bytes it writes, which they are, where they are cut, the answer's rows, whose lookup
+# it is, its round and its number there.
+BegunLookup = tuple[int, bytes, Cut | None, int, ThreadState, Round, int]
 
 
 class DirectSignature:
@@ -156,21 +171,24 @@ class DirectSignature:
         # By thread: where it counts.
         self._counts_at: dict[int, int] = {}
 
-    def answer(self, request: PlainRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
-        """Returns a serialized PredictResponse and its rows; see core.shortcuts.Shortcut."""
-        begun = self.begin(request, max_bytes, max_s)
+    def answer(self, request: PlainRequest, limits: Limits) -> tuple[bytes | Framed, int] | None:
+        """Returns a serialized PredictResponse, or its frames, and its rows; see core.shortcuts.Shortcut."""
+        begun = self.begin(request, limits)
         return None if begun is None else self.finish(begun)
 
-    def begin(self, request: PlainRequest, max_bytes: int, max_s: float) -> BegunLookup | None:
+    def begin(self, request: PlainRequest, limits: Limits) -> BegunLookup | None:
         """Reads how large the answer is; see core.shortcuts.StagedShortcut."""
-        data, skeleton, state, as_content = request
+        data, skeleton, state, as_content, envelope, stream_id = request
         layout = self._layouts.of(skeleton)
         if layout is None:
             return None
         rows = state.found[layout.rows_at] - layout.rows_extra
+        max_bytes, max_answer_bytes, _ = limits
         if rows <= 0 or rows * self._spec.row_bytes > max_bytes or (self._max_rows or rows) < rows:
             return None
-        shape = layout.shape(rows, self._tail, as_content=as_content)
+        if rows * layout.row_bytes > max_answer_bytes:
+            return None
+        shape = layout.shape(rows, self._tail, as_content=as_content, envelope=envelope)
         answer = unwritten_bytes(shape.size)
         scratch, scratch_at = state.scratch(len(data))
         PACK_JOB(
@@ -182,20 +200,22 @@ class DirectSignature:
             layout.num_features,
             scratch_at,
             address_of(answer),
-            shape.template_at,
-            shape.pieces_at,
+            shape.address,
             rows,
+            stream_id,
             self._counts_at.get(state.thread) or self._new_counts(state.thread),
         )
         of_round, number = state.look_up_later((data, answer, layout, shape, scratch))
-        return shape.size, answer, rows, state, of_round, number
+        return shape.size, answer, shape.cut, rows, state, of_round, number
 
-    def finish(self, begun: BegunLookup) -> tuple[bytes, int] | None:
+    def finish(self, begun: BegunLookup) -> tuple[bytes | Framed, int] | None:
         """Returns what answer does; see core.shortcuts.StagedShortcut."""
-        _, answer, rows, state, are_done, number = begun
+        _, answer, cut, rows, state, are_done, number = begun
         if not are_done:
             state.look_up()
-        return (answer, rows) if are_done[number] else None
+        if not are_done[number]:
+            return None
+        return answer if cut is None else (answer, cut), rows
 
     def _new_counts(self, thread: int) -> int:
         address = self._counts_at[thread] = self._plan.counts_of_thread().ctypes.data

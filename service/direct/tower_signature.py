@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +12,9 @@ import numpy as np
 
 from service.codecs.response_encoder import ResponseEncoder
 from service.core.errors import ServiceError
+from service.core.shortcuts import Limits
 from service.core.types import Array, SignatureSpec
-from service.direct import gather
+from service.direct.answer_shape import AnswerShape, ShapeWriter
 from service.direct.memory import address_of
 from service.direct.rooms import Room, Shapes, starts
 from service.direct.run_times import RunTimes
@@ -22,7 +24,6 @@ from service.lookup.plan import FeaturePlan
 
 # More sizes of requests than this are not remembered, lest a client fills the memory.
 _MAX_PLACES = 256
-_NOTHING = b""
 
 # The vectors of each feature, [B, D] or [B, L, D] float32 in the order of DirectTower's features, to the outputs.
 RunDense = Callable[[Sequence[Array]], Mapping[str, Array]]
@@ -34,13 +35,12 @@ class _Place:
 
     num_bytes: of all of them.
     shapes: of each feature's.
-    pieces: as direct.gather takes them, with nothing but floats.
+    shape: as direct.gather takes it, with nothing but floats.
     """
 
     num_bytes: int
     shapes: Shapes
-    pieces: Array
-    pieces_at: int
+    shape: AnswerShape
 
 
 # The outputs of a graph, once it has run.
@@ -78,19 +78,22 @@ class DirectTower:
         self._counts = np.zeros((1 + max(feature.position for feature in features.values()), 2), np.int64)
         self._counts_at = self._counts.ctypes.data
 
-    def answer(self, request: PlainRequest, max_bytes: int, max_s: float) -> tuple[bytes, int] | None:
+    def answer(self, request: PlainRequest, limits: Limits) -> tuple[bytes, int] | None:
         """Returns a serialized PredictResponse and its rows; see core.shortcuts.Shortcut."""
-        begun = self.begin(request, max_bytes, max_s)
+        begun = self.begin(request, limits)
         return None if begun is None else self.finish(begun)
 
-    def begin(self, request: PlainRequest, max_bytes: int, max_s: float) -> BegunTower | None:
+    def begin(self, request: PlainRequest, limits: Limits) -> BegunTower | None:
         """Makes room for the vectors; see core.shortcuts.StagedShortcut."""
-        data, skeleton, state, as_content = request
+        data, skeleton, state, as_content, _, _ = request
         layout = self._layouts.of(skeleton)
         if layout is None:
             return None
         rows = state.found[layout.rows_at] - layout.rows_extra
-        if rows <= 0 or rows * self._spec.row_bytes > max_bytes or self._run_times.expected_s(rows) > max_s:
+        max_bytes, max_answer_bytes, max_s = limits
+        if rows <= 0 or rows * self._spec.row_bytes > min(max_bytes, max_answer_bytes):
+            return None
+        if self._run_times.expected_s(rows) > max_s:
             return None
         place = self._places.get(rows) or self._new_place(layout, rows)
         room = state.rooms.take(place.shapes)
@@ -104,9 +107,9 @@ class DirectTower:
             layout.num_features,
             scratch_at,
             room[1],
-            address_of(_NOTHING),
-            place.pieces_at,
+            place.shape.address,
             rows,
+            0,
             self._counts_at,
         )
         outputs: Outputs = []
@@ -136,11 +139,12 @@ class DirectTower:
         self._run_times.learn(rows, perf_counter() - started_s)
 
     def _new_place(self, layout: Layout, rows: int) -> _Place:
-        pieces = np.zeros((len(layout.outputs) + 1, gather.PIECE_COLUMNS), np.int64)
         shapes = tuple((rows, *shape) for _, shape in layout.outputs)
         begins, num_bytes = starts(shapes)
-        pieces[: len(begins), gather.FLOATS_TO] = begins
-        place = _Place(num_bytes, shapes, pieces, pieces.ctypes.data)
+        writer = ShapeWriter()
+        for feature, (begin, shape) in enumerate(zip(begins, shapes, strict=True)):
+            writer.place(feature, rows, begin, math.prod(shape[1:]))
+        place = _Place(num_bytes, shapes, writer.shape())
         if len(self._places) < _MAX_PLACES:
             self._places[rows] = place
         return place

@@ -5,10 +5,10 @@ unaligned in its file: a checkpoint packs tensors back to back), the address of 
 (else 0), V, and D. Whoever calls keeps it alive. Numbers become float32 before anything is done with them, those of
 INT8 times the scale of their row, and are added up in float32 in the order of the ids.
 
-Each kernel writes the whole of out, and returns OK or where it stopped: the position of the first id that has no row,
-or TOO_MANY - r for a row r that is too long. One that came to the end although n ids have no row, as its policy wants,
-returns MISSING - n: so they are counted at no cost where there are none. The caller has checked that row_splits never
-decrease and lie within the ids.
+Each kernel writes the first D numbers of each row of out, and returns OK or where it stopped: the position of the
+first id that has no row, or TOO_MANY - r for a row r that is too long. One that came to the end although n ids have no
+row, as its policy wants, returns MISSING - n: so they are counted at no cost where there are none. The caller has
+checked that row_splits never decrease and lie within the ids.
 
 A row is cut first; what is cut off is never judged. Then an id is held against the table, then its weight against 0.
 
@@ -83,11 +83,11 @@ def _ask_for(table_at, scales_at, vocabulary_size, row_bytes, ids, i):  # type: 
 def _gather(  # type: ignore[no-untyped-def]
     kind, row_bytes, table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out
 ):
-    out_at = out.ctypes.data
+    out_at, out_bytes = out.ctypes.data, out.shape[1] * 4
     missing = 0
     for i in range(_AHEAD):
         _ask_for(table_at, scales_at, vocabulary_size, row_bytes, ids, i)
-    for i in range(ids.shape[0]):
+    for i in range(out.shape[0]):
         _ask_for(table_at, scales_at, vocabulary_size, row_bytes, ids, i + _AHEAD)
         row = ids[i]
         if row < 0 or row >= vocabulary_size:
@@ -96,9 +96,9 @@ def _gather(  # type: ignore[no-untyped-def]
             if row == _REFUSED:
                 return i
             if row == _NO_ROW:
-                out[i, :] = np.float32(0)
+                out[i, :dim] = np.float32(0)
                 continue
-        copy_row(kind, table_at + row * row_bytes, scales_at + row * 4, dim, out_at + i * dim * 4)
+        copy_row(kind, table_at + row * row_bytes, scales_at + row * 4, dim, out_at + i * out_bytes)
     return MISSING - missing if missing else OK
 
 
@@ -111,9 +111,9 @@ def gather(  # type: ignore[no-untyped-def]
 
     Args:
       dtype, table_at, scales_at, vocabulary_size, dim: the table.
-      ids: [B] int64.
+      ids: [B or more] int64; those behind B are read ahead, but not looked at.
       policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW or CLAMP, for an id outside [0, V).
-      out: [B, D] float32, written.
+      out: [B, D or more] float32, written.
     """
     # Arguments that all kinds have in common; the first one's type says which entry is meant.
     rest = (dim * _BYTES[dtype], table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out)
@@ -146,7 +146,7 @@ def _combine(  # type: ignore[no-untyped-def]
     default_row,
     out,
 ):
-    out_at, ids_at = out.ctypes.data, values.ctypes.data
+    out_at, ids_at, out_bytes = out.ctypes.data, values.ctypes.data, out.shape[1] * 4
     is_weighted = weights.shape[0] > 0
     weights_at = weights.ctypes.data if is_weighted else 0
     missing = 0
@@ -177,7 +177,7 @@ def _combine(  # type: ignore[no-untyped-def]
         if is_plain:
             weights_from = weights_at + begin * 4 if is_weighted else 0
             add_rows(
-                kind, table_at, scales_at, ids_at + begin * 8, weights_from, end - begin, dim, out_at + r * dim * 4
+                kind, table_at, scales_at, ids_at + begin * 8, weights_from, end - begin, dim, out_at + r * out_bytes
             )
         else:
             rows = np.empty(end - begin, np.int64)
@@ -202,7 +202,8 @@ def _combine(  # type: ignore[no-untyped-def]
                 rows[count] = row
                 factors[count] = weight
                 count += 1
-            add_rows(kind, table_at, scales_at, rows.ctypes.data, factors.ctypes.data, count, dim, out_at + r * dim * 4)
+            to = out_at + r * out_bytes
+            add_rows(kind, table_at, scales_at, rows.ctypes.data, factors.ctypes.data, count, dim, to)
         if combiner == SUM:
             continue
         if combiner == SQRTN:
@@ -212,7 +213,7 @@ def _combine(  # type: ignore[no-untyped-def]
         else:
             divisor = total
         if divisor == np.float32(0):
-            out[r, :] = np.float32(0)
+            out[r, :dim] = np.float32(0)
         else:
             for d in range(dim):
                 out[r, d] /= divisor
@@ -253,7 +254,7 @@ def combine(  # type: ignore[no-untyped-def]
       at_least_one: a mean divides by max(sum(w), 1), as the tensor core does.
       max_ids: K, or 0 for no limit; a longer row is cut at K when truncate, else refused.
       policy: as in gather.
-      out: [B, D] float32, written.
+      out: [B, D or more] float32, written.
     """
     options = (positive_only, combiner, at_least_one, max_ids, truncate, policy, default_row)
     # Arguments that all kinds have in common; the first one's type says which entry is meant.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from service.codecs.framed_answer import Envelope, Framed
 from service.core.access import Callers, Grant, Part
 from service.core.engine import Engine
 from service.core.errors import NotFound, Unauthenticated
@@ -68,18 +69,30 @@ class DirectlyFor:
     ) -> bytes | None:
         """See PredictDirectly."""
         begun = self.begin(data, deadline_s, as_content=as_content, may_wait=may_wait)
-        return None if begun is None else self.finish(begun)
+        # No frames, for it has no envelope.
+        return None if begun is None else self.finish(begun)  # type: ignore[return-value]
 
-    def begin(self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True) -> Begun | None:
+    def begin(
+        self,
+        data: bytes,
+        deadline_s: float | None,
+        stream_id: int = 0,
+        *,
+        as_content: bool,
+        may_wait: bool = True,
+        envelope: Envelope | None = None,
+    ) -> Begun | None:
         """See PredictDirectly."""
         # As Callers.acting does, which costs as much as all the rest of this.
         token = self._current.set(self._grant)
         try:
-            return self._directly.begin(data, deadline_s, as_content=as_content, may_wait=may_wait)
+            return self._directly.begin(
+                data, deadline_s, stream_id, as_content=as_content, may_wait=may_wait, envelope=envelope
+            )
         finally:
             self._current.reset(token)
 
-    def finish(self, begun: Begun) -> bytes | None:
+    def finish(self, begun: Begun) -> bytes | Framed | None:
         """See PredictDirectly."""
         return self._directly.finish(begun)
 

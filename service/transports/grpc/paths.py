@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from service.codecs.framed_answer import Envelope, Framed
 from service.core.shortcuts import Begun
 
 API = "grpc"
@@ -32,10 +33,23 @@ class PredictDirectly(Protocol):
         """
         ...
 
-    def begin(self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True) -> Begun | None:
-        """Begins to do so; None where that is all. What it returns must be finished."""
+    def begin(
+        self,
+        data: bytes,
+        deadline_s: float | None,
+        stream_id: int = 0,
+        *,
+        as_content: bool,
+        may_wait: bool = True,
+        envelope: Envelope | None = None,
+    ) -> Begun | None:
+        """Begins to do so; None where that is all. What it returns must be finished.
+
+        Args:
+          envelope, stream_id: the response may come as HTTP/2 frames of this stream, in this envelope.
+        """
         ...
 
-    def finish(self, begun: Begun) -> bytes | None:
+    def finish(self, begun: Begun) -> bytes | Framed | None:
         """Ends what the same thread has begun, as __call__ does. To be called once."""
         ...

@@ -12,6 +12,7 @@ from service.core.engine import Engine
 from service.core.errors import DataLoss
 from service.core.registry import Registry
 from service.core.servable import Servable
+from service.core.shortcuts import Limits
 from service.core.types import ModelRef, State, VersionStatus
 from service.core.version_policy import All
 from service.files.guarded_files import GuardedFiles
@@ -147,7 +148,7 @@ class Shortcut:
     def __init__(self, files: GuardedFiles) -> None:
         self.files = files
 
-    def answer(self, request: object, max_bytes: int, max_s: float) -> tuple[object, int]:
+    def answer(self, request: object, limits: Limits) -> tuple[object, int]:
         """Reads."""
         self.files.damaged(WHY)
         return request, 1

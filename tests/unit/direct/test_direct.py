@@ -211,10 +211,10 @@ def test_what_is_not_served_is_left_to_the_general_path(models: dict[str, Both])
 
 def test_a_large_answer_is_not_quick(models: dict[str, Both]) -> None:
     both = models["toy"]
-    # Rows of two floats and of four, both of which count.
+    # Rows of two floats; what is not asked for does not count.
     many, few = (
         request("toy", "lookup", {"user": tensor(np.zeros(rows, np.int64), INT64, is_content=False)})
-        for rows in (240_000, 1_000)
+        for rows in (530_000, 520_000)
     )
     assert both.predict_directly(many, None, as_content=False, may_wait=False) is None
     assert both.predict_directly(many, None, as_content=False) == both.general(many, False)

@@ -48,6 +48,34 @@ def warm(client: H2Client) -> Answer:
     return client.call(lookup(0))
 
 
+@pytest.mark.parametrize("window", [1, 1000, 70_000, 3_000_000])
+@pytest.mark.parametrize("rows", [1, 3_000, 150_000])
+def test_a_client_that_takes_a_little_at_a_time(port: int, window: int, rows: int) -> None:
+    rows = min(rows, 10 if window == 1 else 6_000 if window == 1000 else rows)
+    data = lookup(*(np.arange(rows) % 3).tolist())
+    with H2Client(port) as client:
+        expected = client.call(data).message
+    assert len(expected) > 8 * rows
+    with H2Client(port, window) as client:
+        for _ in range(2):
+            stream_id = client.begin()
+            client.send(stream_id, framed(data))
+            answer, taken = client.answers[stream_id], 0
+            while not answer.is_over:
+                client.receive()
+                new = len(answer.data) - taken
+                if new and not answer.is_over:
+                    assert new <= window
+                    client.h2.increment_flow_control_window(new, stream_id)
+                    client.h2.increment_flow_control_window(new)
+                    taken += new
+                    client.flush()
+            assert answer.message == expected and answer.status == OK
+            # What is left of the connection's window is made whole for the next answer.
+            client.h2.increment_flow_control_window(len(answer.data) - taken)
+            client.flush()
+
+
 def test_many_in_one_read(port: int) -> None:
     requests = [lookup(*[i % 3] * (1 + i % 5)) for i in range(200)]
     with H2Client(port) as client:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from service.codecs.framed_answer import Framed
 from service.transports.grpc.h2 import frames as f
 from service.transports.grpc.h2.messages import INLINE_BYTES, PREFIX_BYTES, prefix
 from service.transports.grpc.h2.metadata import OK_TRAILERS
@@ -49,6 +50,12 @@ def answer_frames(stream_id: int, head_block: bytes, answer: bytes, frame_bytes:
         return (first, answer, last)
     message = memoryview(answer)
     return [first, message[:at], *f.data_frames(stream_id, message[at:], frame_bytes), last]
+
+
+def send_frames(stream: Stream, framed: Framed) -> None:
+    """Sends a whole answer that was made as frames, as the client takes it."""
+    stream.write_frames(framed)
+    stream.trailers(OK_TRAILERS)
 
 
 def send_answer(stream: Stream, head_block: bytes, answer: bytes, *, is_compressed: bool = False) -> None:

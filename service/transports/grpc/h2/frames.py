@@ -8,10 +8,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
+from service.codecs.framed_answer import FRAME_BYTES as FRAME_BYTES
+from service.codecs.framed_answer import FRAME_HEAD_BYTES
+from service.codecs.framed_answer import frame_head as frame_head
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEAD_BYTES = 9
-# What a peer may send until it has been told otherwise; larger frames would only hold others up.
-FRAME_BYTES = 16 << 10
+HEAD_BYTES = FRAME_HEAD_BYTES
 FIRST_WINDOW = 65535
 LARGEST_WINDOW = (1 << 31) - 1
 
@@ -27,7 +29,6 @@ ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HE
 
 # Length (in two parts), kind, flags and stream.
 read_head = struct.Struct(">BHBBI").unpack_from
-_HEAD = struct.Struct(">BHBBI").pack
 _WORD = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
 
@@ -61,11 +62,6 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     '0000080601000000003132333435363738'
     """
     return frame_head(len(payload), kind, flags, stream_id) + payload
-
-
-def frame_head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """Returns the nine bytes before a payload."""
-    return _HEAD(length >> 16, length & 0xFFFF, kind, flags, stream_id)
 
 
 def data_frames(stream_id: int, data: memoryview, frame_bytes: int) -> list[bytes | memoryview]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from service.core.shortcuts import Begun
 from service.transports.grpc.h2 import frames as f
-from service.transports.grpc.h2.answers import answer_frames, send_answer
+from service.transports.grpc.h2.answers import answer_frames, send_answer, send_frames
 from service.transports.grpc.h2.messages import PREFIX_BYTES
 from service.transports.grpc.h2.route import Route, Routes
 from service.transports.grpc.h2.sender import Sender
@@ -47,7 +47,7 @@ class QuickAnswers:
         """Begins a request that a route takes quickly, whose payload is data[begin:end]."""
         deadline_s = None if route.timeout_s is None else self._routes.now() + route.timeout_s
         try:
-            begun = route.quickly.begin(data[begin + PREFIX_BYTES : end], deadline_s)  # type: ignore[union-attr]
+            begun = route.quickly.begin(data[begin + PREFIX_BYTES : end], deadline_s, stream_id)  # type: ignore[union-attr]
         except Exception as error:
             self._refuse(route, stream_id, error)
             return
@@ -73,6 +73,11 @@ class QuickAnswers:
                 continue
             if answer is None:
                 streams.call(route, stream_id, data[begin:end])
+            elif isinstance(answer, tuple):
+                if sender.takes_at_once(answer[1].num_counted):
+                    sender.queue_frames(answer)
+                else:
+                    send_frames(streams.answered_stream(stream_id), answer)
             elif sender.takes_at_once(len(answer) + PREFIX_BYTES):
                 frames = answer_frames(stream_id, route.head_block, answer, sender.frame_bytes)
                 sender.queue_whole(frames, len(answer) + PREFIX_BYTES)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
+from service.codecs.framed_answer import Framed
 from service.core.shortcuts import Begun
 from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.request_head import RequestHead
@@ -17,17 +18,19 @@ from service.transports.grpc.paths import QuickHandler
 class StagedHandler(NamedTuple):
     """A QuickHandler in two steps, so that what comes for many is done together.
 
-    begin: its first; None where that is all. finish: its second, for what the same thread has begun, to be called once.
+    begin: its first, told the stream that is answered; None where that is all.
+    finish: its second, for what the same thread has begun, to be called once; what it returns is a message, or already
+      frames.
     """
 
-    begin: Callable[[bytes, float | None], Begun | None]
-    finish: Callable[[Begun], bytes | None]
+    begin: Callable[[bytes, float | None, int], Begun | None]
+    finish: Callable[[Begun], bytes | Framed | None]
 
 
 def undivided(handler: QuickHandler) -> StagedHandler:
     """Returns a handler whose first step is all of it."""
 
-    def begin(data: bytes, deadline_s: float | None) -> Begun | None:
+    def begin(data: bytes, deadline_s: float | None, _stream_id: int) -> Begun | None:
         answer = handler(data, deadline_s)
         return None if answer is None else (len(answer), answer)
 

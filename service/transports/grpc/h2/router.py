@@ -9,6 +9,7 @@ from typing import Any
 
 from grpc_reflection.v1alpha import reflection as grpc_reflection
 
+from service.codecs.framed_answer import Envelope
 from service.core import request_context
 from service.core.engine import Engine
 from service.core.errors import ServiceError, Unimplemented
@@ -17,7 +18,7 @@ from service.transports.grpc.gate import retry_hint
 from service.transports.grpc.h2.conversations import HealthWatch, Reflection, health_check
 from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.messages import MessageReader
-from service.transports.grpc.h2.metadata import ENCODINGS, CallOptions, error_head, not_grpc, read_options
+from service.transports.grpc.h2.metadata import ENCODINGS, OK_TRAILERS, CallOptions, error_head, not_grpc, read_options
 from service.transports.grpc.h2.request_head import RequestHead
 from service.transports.grpc.h2.route import Route, StagedHandler, refused, undivided
 from service.transports.grpc.h2.stream import Stream
@@ -62,15 +63,13 @@ class Router:
             in_content: unary_handlers(engine, as_content=in_content, predict_directly=predict_directly)
             for in_content in (False, True)
         }
+        self._predict_directly = predict_directly
         self._quick: dict[bool, dict[str, QuickHandler]] = {}
-        self._staged: dict[bool, dict[str, StagedHandler]] = {False: {}, True: {}}
         for in_content, handlers in self._unary.items():
             check = handlers[f"/{grpc_health.SERVICE_NAME}/Check"] = health_check(health)
             quick = self._quick[in_content] = {f"/{grpc_health.SERVICE_NAME}/Check": check}
             if predict_directly is not None:
                 quick[PREDICT] = partial(predict_directly, as_content=in_content, may_wait=False)
-                begin = partial(predict_directly.begin, as_content=in_content, may_wait=False)
-                self._staged[in_content][PREDICT] = StagedHandler(begin, predict_directly.finish)
         self._streaming: dict[str, Callable[[Answers], Conversation]] = {
             f"/{grpc_health.SERVICE_NAME}/Watch": lambda answers: HealthWatch(health, answers),
             **{f"/{name}/ServerReflectionInfo": partial(Reflection, reflection) for name in REFLECTION_NAMES},
@@ -100,8 +99,7 @@ class Router:
         as_content = self._as_content if options.as_content is None else options.as_content
         handler = self._unary[as_content].get(path)
         if handler is not None:
-            quickly, staged = self._quick[as_content].get(path), self._staged[as_content].get(path)
-            return self._unary_route(path, handler, quickly, staged, options)
+            return self._unary_route(path, handler, self._quickly(path, options, as_content=as_content), options)
         converse = self._streaming.get(path)
         if converse is None:
             raise Unimplemented(UNIMPLEMENTED.get(path, "Method not found!"))
@@ -117,8 +115,7 @@ class Router:
         self,
         path: str,
         handler: Handler,
-        quickly: QuickHandler | None,
-        staged: StagedHandler | None,
+        quickly: StagedHandler | None,
         options: CallOptions,
     ) -> Route:
         def open_call(stream: Stream, may_be_quick: bool) -> UnaryCall:
@@ -132,15 +129,23 @@ class Router:
                 max_message_bytes=self._max_bytes,
             )
 
-        if quickly is not None and (options.request_id or options.traceparent):
+        # A compressed answer is worth a call of its own.
+        at_once = None if options.is_gzip_wanted else quickly
+        return Route(open_call, at_once, options.timeout_s, options.head_block, options.request_id)
+
+    def _quickly(self, path: str, options: CallOptions, *, as_content: bool) -> StagedHandler | None:
+        quickly = self._quick[as_content].get(path)
+        if quickly is None:
+            return None
+        if options.request_id or options.traceparent:
             # Its name would be gone when it is finished.
-            staged = undivided(partial(_named, quickly, options))
-        elif quickly is not None and staged is None:
-            staged = undivided(quickly)
-        if options.is_gzip_wanted:
-            # A compressed answer is worth a call of its own.
-            staged = None
-        return Route(open_call, staged, options.timeout_s, options.head_block, options.request_id)
+            return undivided(partial(_named, quickly, options))
+        directly = self._predict_directly
+        if directly is None or path != PREDICT or options.is_gzip_wanted:
+            return undivided(quickly)
+        envelope = Envelope(options.head_block, OK_TRAILERS)
+        begin = partial(directly.begin, as_content=as_content, may_wait=False, envelope=envelope)
+        return StagedHandler(begin, directly.finish)
 
     def _refusal(self, error: BaseException) -> tuple[int, str]:
         code, text = self._refusals(error)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from service.codecs.framed_answer import Framed
+from service.transports.grpc.h2.frame_run import FrameRun
 from service.transports.grpc.h2.frames import (
     ACK,
     FIRST_WINDOW,
@@ -115,25 +117,37 @@ class Sender:
         self.queued_bytes += num_counted + _AROUND_BYTES
         self.window -= num_counted
 
+    def queue_frames(self, framed: Framed) -> None:
+        """Queues a whole answer that was made as frames, and that takes_at_once was asked about."""
+        data, cut = framed
+        self._out.append(data)
+        self.queued_bytes += len(data)
+        self.window -= cut.num_counted
+
     def pump(self, stream: Stream) -> bool:
         """Queues what may leave now of a stream's data; says whether that was all of it."""
         queue = stream.queue
         while queue:
-            data = queue[0]
-            size = min(len(data), stream.window, self.window, max(_BATCH_BYTES - self.queued_bytes, self.frame_bytes))
-            if size <= 0 or self._is_paused or self.queued_bytes >= _BATCH_BYTES:
+            most = min(stream.window, self.window, max(_BATCH_BYTES - self.queued_bytes, self.frame_bytes))
+            if most <= 0 or self._is_paused or self.queued_bytes >= _BATCH_BYTES:
                 self._waiting[stream.id] = stream
                 return False
-            self._out += data_frames(stream.id, data[:size], self.frame_bytes)
+            data = queue.popleft()
+            if isinstance(data, FrameRun):
+                frames, size = data.take(stream.id, most)
+                self._out += frames
+                if not data.is_empty:
+                    queue.appendleft(data)
+            else:
+                size = min(len(data), most)
+                self._out += data_frames(stream.id, data[:size], self.frame_bytes)
+                if size < len(data):
+                    queue.appendleft(data[size:])
             self.queued_bytes += size
             self.window -= size
             stream.window -= size
             stream.held_bytes -= size
             self.held_bytes -= size
-            if size == len(data):
-                queue.popleft()
-            else:
-                queue[0] = data[size:]
         self._waiting.pop(stream.id, None)
         return True
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from service.codecs.framed_answer import Framed
+from service.transports.grpc.h2.frame_run import FrameRun
 from service.transports.grpc.h2.frames import END_HEADERS, END_STREAM, HEADERS, NO_ERROR, frame, rst_stream
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Stream:
         self._session = session
         self.id = stream_id
         self.call: Call | None = None
-        self.queue: deque[memoryview] = deque()
+        self.queue: deque[memoryview | FrameRun] = deque()
         self.held_bytes = 0
         self.window = window
         self.allowed = allowed
@@ -85,12 +87,14 @@ class Stream:
     def write(self, data: bytes) -> None:
         """Sends data, as fast as the client takes it."""
         if self.is_open and data:
-            is_first = not self.queue
-            self.queue.append(memoryview(data))
-            self.held_bytes += len(data)
-            self._session.sender.held_bytes += len(data)
-            if is_first:
-                self.resume()
+            self._add(memoryview(data), len(data))
+
+    def write_frames(self, framed: Framed) -> None:
+        """Begins the answer, and sends all its data, in frames that are made already."""
+        data, cut = framed
+        if self.is_open:
+            self._session.sender.queue(data[: cut.ends[0]])
+            self._add(FrameRun(framed), cut.num_counted)
 
     def trailers(self, block: bytes) -> None:
         """Ends the answer once all of it is sent."""
@@ -121,6 +125,14 @@ class Stream:
         """Sends what the windows take now."""
         if self.is_open and self._session.sender.pump(self) and self._trailers is not None:
             self._end(self._trailers)
+
+    def _add(self, data: memoryview | FrameRun, size: int) -> None:
+        is_first = not self.queue
+        self.queue.append(data)
+        self.held_bytes += size
+        self._session.sender.held_bytes += size
+        if is_first:
+            self.resume()
 
     def _end(self, block: bytes) -> None:
         frames = frame(HEADERS, END_HEADERS | END_STREAM, self.id, block)

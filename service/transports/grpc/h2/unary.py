@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from service.codecs.framed_answer import Framed
 from service.core import request_context
 from service.core.errors import DeadlineExceeded, MalformedPayload, Overloaded, ServiceError
-from service.transports.grpc.h2.answers import send_answer
+from service.transports.grpc.h2.answers import send_answer, send_frames
 from service.transports.grpc.h2.messages import INLINE_BYTES, MessageReader, gzipped
 from service.transports.grpc.h2.metadata import CallOptions
+from service.transports.grpc.h2.route import StagedHandler
 from service.transports.grpc.h2.stream import Stream
-from service.transports.grpc.paths import Handler, QuickHandler
+from service.transports.grpc.paths import Handler
 
 
 class Threads(Protocol):
@@ -73,7 +75,7 @@ class UnaryCall:
         *,
         path: str,
         handler: Handler,
-        quickly: QuickHandler | None,
+        quickly: StagedHandler | None,
         options: CallOptions,
         max_message_bytes: int,
     ) -> None:
@@ -134,7 +136,8 @@ class UnaryCall:
         if self._quickly is None or len(message) > INLINE_BYTES:
             return False
         try:
-            answer = self._quickly(message, self._deadline_s)
+            begun = self._quickly.begin(message, self._deadline_s, self._stream.id)
+            answer = None if begun is None else self._quickly.finish(begun)
         except Exception as error:
             self._refuse(error)
             return True
@@ -172,14 +175,17 @@ class UnaryCall:
             self._refuse(DeadlineExceeded("Deadline Exceeded"))
             self._stream.flush()
 
-    def _answer(self, answer: bytes) -> None:
+    def _answer(self, answer: bytes | Framed) -> None:
         if not self._stream.has_room:
             self._refuse(Overloaded("The client leaves too many of its answers unread."))
             return
         options = self._options
-        if options.is_gzip_wanted:
-            answer = gzipped(answer)
-        send_answer(self._stream, options.head_block, answer, is_compressed=options.is_gzip_wanted)
+        if not isinstance(answer, bytes):
+            send_frames(self._stream, answer)
+        elif options.is_gzip_wanted:
+            send_answer(self._stream, options.head_block, gzipped(answer), is_compressed=True)
+        else:
+            send_answer(self._stream, options.head_block, answer)
         self._drop()
 
     def _refuse(self, error: BaseException) -> None:
