@@ -42,6 +42,7 @@ class _Constants:
         self._runner = Runner(loop, _Threads(), time.monotonic, self.refusal_block)
         self.generation = 0
         self.budget = Budget(_MAX_BYTES)
+        self.most_quick_bytes = _MAX_BYTES
         self.now = time.monotonic
 
     def route(self, head: RequestHead) -> Route:

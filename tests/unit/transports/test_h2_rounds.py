@@ -16,7 +16,7 @@ from tests.grpc_servers import grpc_server
 from tests.unit.direct.test_direct import INT64, request, tensor
 from tests.unit.transports.h2_client import Answer, H2Client, framed
 
-OK, INVALID_ARGUMENT, NOT_FOUND = 0, 3, 5
+OK, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 0, 3, 5, 8
 
 
 @pytest.fixture
@@ -153,3 +153,16 @@ def test_many_clients_at_once(port: int) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_message_over_the_limit_is_refused_however_quickly_it_could_be_answered(toy_model: Path) -> None:
+    engine = Engine(serving(toy_model, name="toy"), RecordingObserver())
+    server = grpc_server("h2", engine, max_message_bytes=1024)
+    with H2Client(server.start()) as client:
+        warm(client)
+        largest = lookup(*[1] * 900)
+        assert client.call(lookup(*[1] * (900 + 1024 - len(largest)))).status == OK
+        for count in (1000, 5_000, 50_000):
+            assert client.call(lookup(*[1] * (count + 25))).status == RESOURCE_EXHAUSTED
+        assert client.call(lookup(1)).status == OK
+    server.stop(0)

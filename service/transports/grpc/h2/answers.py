@@ -1,4 +1,4 @@
-"""Whole requests and whole answers as frames: the shape that nearly all calls have.
+"""Whole answers as frames: the shape that nearly all calls have.
 
 Source: RFC 9113, section 6; gRPC over HTTP2 (PROTOCOL-HTTP2.md), Requests and Responses.
 """
@@ -10,29 +10,14 @@ from collections.abc import Sequence
 
 from service.codecs.framed_answer import Framed
 from service.transports.grpc.h2 import frames as f
-from service.transports.grpc.h2.messages import INLINE_BYTES, PREFIX_BYTES, prefix
+from service.transports.grpc.h2.messages import PREFIX_BYTES, prefix
 from service.transports.grpc.h2.metadata import OK_TRAILERS
 from service.transports.grpc.h2.stream import Stream
 
-# A frame's head, and the prefix of an uncompressed message.
-_read_start = struct.Struct(">BHBBIBI").unpack_from
 # An answer up to this size is joined with its prefix into one frame.
 _JOINED_BYTES = 8 << 10
-_START_BYTES = f.HEAD_BYTES + PREFIX_BYTES
+# A frame's head, and the prefix of an uncompressed message.
 _DATA_START = struct.Struct(">BHBBIBI").pack
-
-
-def end_of_message(data: bytes, at: int, stream_id: int) -> int:
-    """Returns where the DATA frame at a place ends, if it is one plain message and all the stream's request; else 0."""
-    if len(data) - at < _START_BYTES:
-        return 0
-    high, low, kind, flags, of_stream, is_compressed, length = _read_start(data, at)
-    if kind or flags != f.END_STREAM or of_stream != stream_id or high or is_compressed:
-        return 0
-    end: int = at + _START_BYTES + length
-    if length + PREFIX_BYTES != low or low > INLINE_BYTES or end > len(data):
-        return 0
-    return end
 
 
 def answer_frames(stream_id: int, head_block: bytes, answer: bytes, frame_bytes: int) -> Sequence[bytes | memoryview]:

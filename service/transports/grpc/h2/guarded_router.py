@@ -73,6 +73,11 @@ class PeerRoutes:
         return self._router.generation
 
     @property
+    def most_quick_bytes(self) -> int:
+        """See Routes."""
+        return self._router.nobodys.most_quick_bytes
+
+    @property
     def budget(self) -> Budget:
         """See Routes."""
         return self._router.nobodys.budget

@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 20
 class Streams(Protocol):
     """What makes streams where one is needed after all."""
 
-    def call(self, route: Route, stream_id: int, payload: bytes) -> None:
+    def call(self, route: Route, stream_id: int, message: bytes) -> None:
         """Has a call answer a request that is whole, and was asked for quickly in vain."""
         ...
 
@@ -40,21 +40,21 @@ class QuickAnswers:
         self.num_bytes = 0
         self._routes = routes
         self._sender = sender
-        # The stream, its route, what is begun, and where the request's payload is.
-        self._begun: list[tuple[int, Route, Begun, bytes, int, int]] = []
+        # The stream, its route, what is begun, and the request's message.
+        self._begun: list[tuple[int, Route, Begun, bytes]] = []
 
-    def begin(self, streams: Streams, route: Route, stream_id: int, data: bytes, begin: int, end: int) -> None:
-        """Begins a request that a route takes quickly, whose payload is data[begin:end]."""
+    def begin(self, streams: Streams, route: Route, stream_id: int, message: bytes) -> None:
+        """Begins a request that a route takes quickly."""
         deadline_s = None if route.timeout_s is None else self._routes.now() + route.timeout_s
         try:
-            begun = route.quickly.begin(data[begin + PREFIX_BYTES : end], deadline_s, stream_id)  # type: ignore[union-attr]
+            begun = route.quickly.begin(message, deadline_s, stream_id)  # type: ignore[union-attr]
         except Exception as error:
             self._refuse(route, stream_id, error)
             return
         if begun is None:
-            streams.call(route, stream_id, data[begin:end])
+            streams.call(route, stream_id, message)
             return
-        self._begun.append((stream_id, route, begun, data, begin, end))
+        self._begun.append((stream_id, route, begun, message))
         self.num_bytes += begun[0]
         if self.num_bytes >= _MOST_BYTES:
             self.send(streams)
@@ -65,14 +65,14 @@ class QuickAnswers:
             return
         all_begun, self._begun, self.num_bytes = self._begun, [], 0
         sender = self._sender
-        for stream_id, route, begun, data, begin, end in all_begun:
+        for stream_id, route, begun, message in all_begun:
             try:
                 answer = route.quickly.finish(begun)  # type: ignore[union-attr]
             except Exception as error:
                 self._refuse(route, stream_id, error)
                 continue
             if answer is None:
-                streams.call(route, stream_id, data[begin:end])
+                streams.call(route, stream_id, message)
             elif isinstance(answer, tuple):
                 if sender.takes_at_once(answer[1].num_counted):
                     sender.queue_frames(answer)

@@ -59,11 +59,15 @@ class Routes(Protocol):
     """Where connections learn what heads lead to. Event loop only.
 
     generation: changes when routes that were given out must not be used any more.
+    most_quick_bytes: of a message that is answered before there is a call.
     budget: of all its connections.
     """
 
     @property
     def generation(self) -> int: ...
+
+    @property
+    def most_quick_bytes(self) -> int: ...
 
     @property
     def budget(self) -> Budget: ...

@@ -17,7 +17,7 @@ from service.transports.grpc import health as grpc_health
 from service.transports.grpc.gate import retry_hint
 from service.transports.grpc.h2.conversations import HealthWatch, Reflection, health_check
 from service.transports.grpc.h2.inbound import Budget
-from service.transports.grpc.h2.messages import MessageReader
+from service.transports.grpc.h2.messages import INLINE_BYTES, MessageReader
 from service.transports.grpc.h2.metadata import ENCODINGS, OK_TRAILERS, CallOptions, error_head, not_grpc, read_options
 from service.transports.grpc.h2.request_head import RequestHead
 from service.transports.grpc.h2.route import Route, StagedHandler, refused, undivided
@@ -57,6 +57,7 @@ class Router:
         self._runner = Runner(loop, threads, engine.clock, self.refusal_block)
         self.now = engine.clock
         self.generation = 0
+        self.most_quick_bytes = min(INLINE_BYTES, max_message_bytes)
         self.budget = Budget(_MESSAGES_HELD * max_message_bytes)
         # By whether answers carry tensor_content.
         self._unary: dict[bool, dict[str, Handler]] = {

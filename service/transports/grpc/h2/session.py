@@ -1,6 +1,6 @@
 """The state of one HTTP/2 connection: frames to streams and calls, without a socket.
 
-Most requests are two whole frames in one read: headers that were seen before, and a message that is answered in
+Most requests are whole frames in one read: headers that were seen before, and a message that is answered in
 microseconds. They are answered without a stream or a call, and their lookups are done together with those that came
 for other connections; all else goes the general way.
 
@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable
 
 from service.core.errors import ServiceError
 from service.transports.grpc.h2 import frames as f
-from service.transports.grpc.h2.answers import end_of_message
 from service.transports.grpc.h2.frames import ConnectionFault, StreamFault
 from service.transports.grpc.h2.header_parts import HeaderParts
 from service.transports.grpc.h2.inbound import STREAM_WINDOW, Inbound
 from service.transports.grpc.h2.known_routes import KnownRoutes
+from service.transports.grpc.h2.messages import PREFIX_BYTES, prefix
 from service.transports.grpc.h2.quick_answers import QuickAnswers
 from service.transports.grpc.h2.route import Route, Routes
 from service.transports.grpc.h2.sender import Sender
 from service.transports.grpc.h2.stream import Stream
+from service.transports.grpc.h2.whole_requests import whole_message
 
 MAX_STREAMS = 1000
 
@@ -43,6 +44,7 @@ class Session:
         self._on_drained = on_drained
         self.sender = Sender()
         self._quick = QuickAnswers(routes, self.sender)
+        self._most_quick_bytes = routes.most_quick_bytes
         self._inbound = Inbound(routes.budget)
         self._heads = KnownRoutes(routes)
         self._parts: HeaderParts | None = None
@@ -163,10 +165,10 @@ class Session:
         self._streams.pop(stream.id, None)
         self._tell_if_drained()
 
-    def call(self, route: Route, stream_id: int, payload: bytes) -> None:
+    def call(self, route: Route, stream_id: int, message: bytes) -> None:
         """See quick_answers.Streams."""
         # Asked once, it need not be asked again.
-        self._give(self._open(stream_id, route, may_be_quick=False), payload, is_end=True)
+        self._give(self._open(stream_id, route, may_be_quick=False), prefix(len(message)) + message, is_end=True)
 
     def answered_stream(self, stream_id: int) -> Stream:
         """See quick_answers.Streams."""
@@ -193,14 +195,14 @@ class Session:
         return len(f.PREFACE)
 
     def _begin_quickly(self, route: Route, data: bytes, at: int, stream_id: int) -> int:
-        """Begins a request whose whole message is in the frame behind its headers; returns the place behind, or 0."""
-        end = end_of_message(data, at, stream_id)
-        if not end or not self._is_new(stream_id) or self._is_full or not self.sender.has_room:
+        """Begins a request whose whole message is in the frames behind its headers; returns the place behind, or 0."""
+        found = whole_message(data, at, stream_id, self._most_quick_bytes)
+        if found is None or not self._is_new(stream_id) or self._is_full or not self.sender.has_room:
             return 0
-        begin = at + f.HEAD_BYTES
-        self._inbound.took(end - begin)
+        message, end = found
+        self._inbound.took(PREFIX_BYTES + len(message))
         self._last_id = stream_id
-        self._quick.begin(self, route, stream_id, data, begin, end)
+        self._quick.begin(self, route, stream_id, message)
         return end
 
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
