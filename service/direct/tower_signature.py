@@ -25,7 +25,7 @@ from service.lookup.plan import FeaturePlan
 # More sizes of requests than this are not remembered, lest a client fills the memory.
 _MAX_PLACES = 256
 
-# The vectors of each feature, [B, D] or [B, L, D] float32 in the order of DirectTower's features, to the outputs.
+# Vectors, [B, D] or [B, L, D] float32 as DirectTower's groups have them, to the outputs.
 RunDense = Callable[[Sequence[Array]], Mapping[str, Array]]
 
 
@@ -34,7 +34,7 @@ class _Place:
     """Where the vectors of so many rows go.
 
     num_bytes: of all of them.
-    shapes: of each feature's.
+    shapes: of the arrays that are fed.
     shape: as direct.gather takes it, with nothing but floats.
     """
 
@@ -56,6 +56,7 @@ class DirectTower:
 
     Args:
       features: all that the signature looks up, each under a name of its own.
+      groups: of each array that is fed, the features whose vectors it has side by side.
       run_dense: the rest of the signature's graph; raises ServiceError.
     """
 
@@ -63,12 +64,14 @@ class DirectTower:
         self,
         spec: SignatureSpec,
         features: Mapping[str, FeaturePlan],
+        groups: Sequence[Sequence[str]],
         run_dense: RunDense,
         *,
         model: str,
         version: int,
     ) -> None:
         self._spec = spec
+        self._groups = groups
         self._run_dense = run_dense
         self._run_times = RunTimes()
         self._encoder = ResponseEncoder(model, version, spec.name)
@@ -139,12 +142,25 @@ class DirectTower:
         self._run_times.learn(rows, perf_counter() - started_s)
 
     def _new_place(self, layout: Layout, rows: int) -> _Place:
-        shapes = tuple((rows, *shape) for _, shape in layout.outputs)
+        of_feature = dict(layout.outputs)
+        shapes = tuple(_side_by_side(rows, [of_feature[name] for name in group]) for group in self._groups)
         begins, num_bytes = starts(shapes)
+        # Of each feature, where its first row goes, and how many floats there are from one to the next.
+        places = {}
+        for group, begin, shape in zip(self._groups, begins, shapes, strict=True):
+            for name in group:
+                places[name] = begin, math.prod(shape[1:])
+                begin += 4 * math.prod(of_feature[name])
         writer = ShapeWriter()
-        for feature, (begin, shape) in enumerate(zip(begins, shapes, strict=True)):
-            writer.place(feature, rows, begin, math.prod(shape[1:]))
+        for feature, (name, _) in enumerate(layout.outputs):
+            writer.place(feature, rows, *places[name])
         place = _Place(num_bytes, shapes, writer.shape())
         if len(self._places) < _MAX_PLACES:
             self._places[rows] = place
         return place
+
+
+def _side_by_side(rows: int, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    if len(shapes) == 1:
+        return (rows, *shapes[0])
+    return rows, sum(dim for (dim,) in shapes)

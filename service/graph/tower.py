@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class CutSignature:
 
     outputs: name -> tensor of the graph.
     sources: tensor of the graph -> what gives the rows that are fed to it.
+    joined: tensor of the graph -> the sources whose rows it has side by side, in place of which it may be fed.
     id_tensors: ids that the graph works out itself, in a run of their own before the lookups.
     carried: what else of that run the last one goes on with.
     id_inputs, inputs: tensors of the request's inputs that this run and the last one need.
@@ -39,12 +40,34 @@ class CutSignature:
     spec: SignatureSpec
     outputs: Mapping[str, str]
     sources: Mapping[str, RowSource]
+    joined: Mapping[str, tuple[str, ...]]
     id_tensors: tuple[str, ...]
     carried: tuple[str, ...]
     id_inputs: frozenset[str]
     inputs: frozenset[str]
     effects: tuple[str, ...]
     is_rowwise: bool
+
+    @property
+    def fed_together(self) -> dict[str, tuple[str, ...]]:
+        """The tensors that are fed where all sources are: each, and the sources whose rows it has side by side."""
+        joined = {source: tensor for tensor, sources in self.joined.items() for source in sources}
+        return {
+            joined.get(source, source): self.joined.get(joined.get(source, source), (source,))
+            for source in self.sources
+        }
+
+
+class DensePart(NamedTuple):
+    """What is left of a signature behind its sources.
+
+    sources: those whose rows each array has that is fed, side by side.
+    run: those arrays, [B, all D] float32 or, of a source by itself, as it gives them, to outputs by name; raises
+      ServiceError.
+    """
+
+    sources: tuple[tuple[str, ...], ...]
+    run: Callable[[Sequence[Array]], dict[str, Array]]
 
 
 class TowerBackend:
@@ -65,6 +88,8 @@ class TowerBackend:
         self._new_options = new_options
         self._error_type = error_type
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
+        # By signature.
+        self._dense_parts: dict[str, Callable[..., list[Any]]] = {}
         self._compile = threading.Lock()
 
     @property
@@ -78,7 +103,7 @@ class TowerBackend:
             self._session, cuts, self._sparse, new_options=self._new_options, error_type=self._error_type
         )
         # What runs parts of the graph knows nothing of where rows come from.
-        made._callables, made._compile = self._callables, self._compile
+        made._callables, made._dense_parts, made._compile = self._callables, self._dense_parts, self._compile
         return made
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
@@ -104,21 +129,22 @@ class TowerBackend:
             raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
         return dict(zip(outputs, results, strict=True))
 
-    def dense_part(self, signature_name: str) -> Callable[[Sequence[Array]], dict[str, Array]] | None:
-        """Returns what runs a cut signature on its sources' rows, in their order; None where it reads anything else."""
+    def dense_part(self, signature_name: str) -> DensePart | None:
+        """Returns what runs a cut signature on its sources' rows; None where it reads anything else."""
         cut = self._cuts[signature_name]
         if cut.id_tensors or cut.carried or cut.inputs:
             return None
         outputs = tuple(cut.spec.outputs)
+        fed = cut.fed_together
 
         def run(rows: Sequence[Array]) -> dict[str, Array]:
-            calls = self._callables.get((signature_name, outputs)) or self._make(cut, outputs)
+            dense = self._dense_parts.get(signature_name) or self._make_dense_part(cut, outputs)
             try:
-                return dict(zip(outputs, calls.dense(*rows), strict=True))
+                return dict(zip(outputs, dense(*rows), strict=True))
             except self._error_type as error:
                 raise translated(error) from error
 
-        return run
+        return DensePart(tuple(fed.values()), run)
 
     def close(self) -> None:
         """Frees the variables of the dense part."""
@@ -137,6 +163,12 @@ class TowerBackend:
             made = _Calls(feed, dense, feed_ids, ids)
             self._callables[spec.name, outputs] = made
         return made
+
+    def _make_dense_part(self, cut: CutSignature, outputs: tuple[str, ...]) -> Callable[..., list[Any]]:
+        with self._compile:
+            dense = self._callable([*cut.fed_together], [cut.outputs[name] for name in outputs], cut.effects)
+            self._dense_parts[cut.spec.name] = dense
+        return dense
 
     def _callable(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str]) -> Callable[..., list[Any]]:
         made: Callable[..., list[Any]] = self._session._make_callable_from_options(

@@ -18,6 +18,7 @@ from service.core.types import Array, SignatureSpec, Table, Tensors, TensorSpec
 from service.graph.dense_session import DenseGraph
 from service.graph.feature_cut import find_lookup
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
+from service.graph.joined_rows import joined_rows
 from service.graph.restoring import saved_tensors
 from service.graph.rowwise import is_rowwise
 from service.graph.sparse import SparseNames, read_sparse_names
@@ -208,10 +209,16 @@ def _cut(candidate: _Candidate, session: Any, mapped: MappedTables, sparse: Mapp
             "is_exact": all(exact),
         },
     )
+    whole = {
+        tensor
+        for tensor, source in sources.items()
+        if isinstance(source, FeatureRows) and source.claim.feature.max_sequence_length is None
+    }
     return CutSignature(
         spec,
         candidate.outputs,
         sources,
+        joined_rows(flat, left, whole, candidate.outputs.values()),
         id_tensors,
         tuple(sorted(carried)),
         frozenset(name for name in names if node_of(name) in before),

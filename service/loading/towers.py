@@ -98,13 +98,13 @@ def tower_shortcuts(towers: Mapping[str, TowerBackend], model: str, version: int
     found: dict[tuple[str, str], Shortcut] = {}
     for name, tower in towers.items():
         cut = tower.cuts[name]
-        run_dense = tower.dense_part(name)
+        dense = tower.dense_part(name)
         features = {}
         for tensor, source in cut.sources.items():
             if isinstance(source, FeatureRows):
                 lookup = source.claim.lookup
                 if isinstance(lookup, FeatureLookup):
                     features[tensor] = lookup.plan.features[lookup.name]
-        if run_dense is not None and features.keys() == cut.sources.keys():
-            found[WIRE_FORMAT, name] = DirectTower(cut.spec, features, run_dense, model=model, version=version)
+        if dense is not None and features.keys() == cut.sources.keys():
+            found[WIRE_FORMAT, name] = DirectTower(cut.spec, features, *dense, model=model, version=version)
     return found
