@@ -130,6 +130,20 @@ def first_bit(typingctx, word):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def bytes_below_128(typingctx, address):  # type: ignore[no-untyped-def]
+    """Returns which of the 16 bytes at an address are less than 128, the first in the lowest bit, as uint64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        octets = ir.VectorType(ir.IntType(8), 16)
+        loaded = builder.load(builder.inttoptr(args[0], octets.as_pointer()))
+        loaded.align = 1
+        are_below = builder.icmp_signed(">=", loaded, ir.Constant(octets, [0] * 16))
+        return builder.zext(builder.bitcast(are_below, ir.IntType(16)), ir.IntType(64))
+
+    return types.uint64(types.int64), codegen
+
+
+@intrinsic
 def store_8_bytes(typingctx, address, word):  # type: ignore[no-untyped-def]
     """Stores a uint64 at any address, its lowest byte first."""
 

@@ -149,23 +149,30 @@ def _combine(  # type: ignore[no-untyped-def]
     out_at, ids_at, out_bytes = out.ctypes.data, values.ctypes.data, out.shape[1] * 4
     is_weighted = weights.shape[0] > 0
     weights_at = weights.ctypes.data if is_weighted else 0
+    num_rows = row_splits.shape[0] - 1
+    # Where all ids have rows, which is nearly always so, none is looked at again.
+    largest = np.uint64(0)
+    for i in range(row_splits[0], row_splits[num_rows]):
+        # What is below 0 is largest of all.
+        largest = max(largest, np.uint64(values[i]))
+    have_rows = bool(largest < np.uint64(vocabulary_size))
     missing = 0
     for i in range(_AHEAD):
         _ask_for(table_at, scales_at, vocabulary_size, row_bytes, values, row_splits[0] + i)
-    for r in range(row_splits.shape[0] - 1):
+    last_at = ids_at + 8 * (values.shape[0] - 1)
+    for r in range(num_rows):
         begin, end = row_splits[r], row_splits[r + 1]
         if max_ids > 0 and end - begin > max_ids:
             if not truncate:
                 return TOO_MANY - r
             end = begin + max_ids
-        # Where every id counts as it is, which is nearly always, rows are read by the ids of the request themselves.
+        # Where every id counts as it is, rows are read by the ids of the request themselves.
         is_plain = True
+        if not have_rows:
+            for i in range(begin, end):
+                is_plain = is_plain and values[i] >= 0 and values[i] < vocabulary_size
         total = np.float32(0)
         total_squares = np.float32(0)
-        for i in range(begin, end):
-            _ask_for(table_at, scales_at, vocabulary_size, row_bytes, values, i + _AHEAD)
-            row = values[i]
-            is_plain = is_plain and row >= 0 and row < vocabulary_size
         if is_weighted:
             for i in range(begin, end):
                 weight = weights[i]
@@ -174,11 +181,12 @@ def _combine(  # type: ignore[no-untyped-def]
                 total_squares += weight * weight
         else:
             total = total_squares = np.float32(end - begin)
+        to = out_at + r * out_bytes
         if is_plain:
             weights_from = weights_at + begin * 4 if is_weighted else 0
-            add_rows(
-                kind, table_at, scales_at, ids_at + begin * 8, weights_from, end - begin, dim, out_at + r * out_bytes
-            )
+            from_at = ids_at + begin * 8
+            ahead_at = from_at + 8 * _AHEAD
+            add_rows(kind, table_at, scales_at, from_at, weights_from, end - begin, dim, to, ahead_at, last_at)
         else:
             rows = np.empty(end - begin, np.int64)
             factors = np.empty(end - begin, np.float32)
@@ -186,6 +194,7 @@ def _combine(  # type: ignore[no-untyped-def]
             total = np.float32(0)
             total_squares = np.float32(0)
             for i in range(begin, end):
+                _ask_for(table_at, scales_at, vocabulary_size, row_bytes, values, i + _AHEAD)
                 row = values[i]
                 if row < 0 or row >= vocabulary_size:
                     missing += 1
@@ -202,8 +211,9 @@ def _combine(  # type: ignore[no-untyped-def]
                 rows[count] = row
                 factors[count] = weight
                 count += 1
-            to = out_at + r * out_bytes
-            add_rows(kind, table_at, scales_at, rows.ctypes.data, factors.ctypes.data, count, dim, to)
+            rows_at = rows.ctypes.data
+            last = rows_at + 8 * max(count - 1, 0)
+            add_rows(kind, table_at, scales_at, rows_at, factors.ctypes.data, count, dim, to, rows_at, last)
         if combiner == SUM:
             continue
         if combiner == SQRTN:

@@ -38,14 +38,7 @@ def prefetch(typingctx, address, num_bytes):  # type: ignore[no-untyped-def]
     """Asks for the cache lines that bytes lie in, which will be read soon; an address that is none does no harm."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer, number = _BYTE.as_pointer(), ir.IntType(32)
-        function_type = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        first = builder.and_(args[0], _INDEX(-64))
-        end = builder.add(args[0], args[1])
-        with cgutils.for_range_slice(builder, first, end, _INDEX(64), _INDEX) as (line, _):
-            # To read, kept in all caches, data.
-            builder.call(function, [builder.inttoptr(line, pointer), number(0), number(3), number(1)])
+        _ask_for(builder, *args)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
@@ -76,7 +69,7 @@ def copy_row(typingctx, kind, row_at, scale_at, dim, out_at):  # type: ignore[no
 
 
 @intrinsic
-def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, dim, out_at):  # type: ignore[no-untyped-def]
+def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, dim, out_at, ahead_at, last_at):  # type: ignore[no-untyped-def]
     """Writes the float32 sum of rows, each times its weight; zeros for none.
 
     Args:
@@ -84,10 +77,12 @@ def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, di
       scales_at: of the table's [V] float32, for int8; not looked at otherwise.
       ids_at: of [count] int64, each inside the table.
       weights_at: of [count] float32, or 0 for 1 everywhere.
+      ahead_at: of ids whose rows are asked for on the way, one for each that is added, none behind last_at; they may be
+        outside the table.
     """
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        _, table_at, scales_at, ids_at, weights_at, count, dim, out_at = args
+        _, table_at, scales_at, ids_at, weights_at, count, dim, out_at, ahead_at, last_at = args
         row_bytes = builder.mul(dim, _INDEX(_STORED[kind][1]))
 
         def add_up(column: Any, width: int, *, is_weighted: bool) -> None:
@@ -100,6 +95,13 @@ def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, di
             total.add_incoming(ir.Constant(ir.VectorType(_FLOAT, width), [0.0] * width), before)
             builder.cbranch(builder.icmp_signed("<", i, count), body, behind)
             builder.position_at_end(body)
+            with builder.if_then(builder.icmp_signed("==", column, _INDEX(0))):
+                at = builder.add(ahead_at, builder.mul(i, _INDEX(8)))
+                at = builder.select(builder.icmp_signed("<", at, last_at), at, last_at)
+                ahead = _load(builder, _INDEX, at, _INDEX(0), 8)
+                _ask_for(builder, builder.add(table_at, builder.mul(ahead, row_bytes)), row_bytes)
+                if kind == types.int8:
+                    _ask_for(builder, builder.add(scales_at, builder.mul(ahead, _INDEX(4))), _INDEX(4))
             row = _load(builder, _INDEX, ids_at, i, 8)
             row_at = builder.add(table_at, builder.mul(row, row_bytes))
             numbers = _read(builder, kind, row_at, column, width)
@@ -123,7 +125,25 @@ def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, di
                         add_up(column, width, is_weighted=False)
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 7), codegen
+    return types.void(kind, *[types.int64] * 9), codegen
+
+
+def _ask_for(builder: Any, address: Any, num_bytes: Any) -> None:
+    pointer, number = _BYTE.as_pointer(), ir.IntType(32)
+    function_type = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+
+    def ask(at: Any) -> None:
+        # To read, kept in all caches, data.
+        builder.call(function, [builder.inttoptr(at, pointer), number(0), number(3), number(1)])
+
+    # Most rows lie in two lines or three: a loop over all of them would take twice as long.
+    last = builder.sub(builder.add(address, num_bytes), _INDEX(1))
+    ask(address)
+    ask(last)
+    between = builder.add(builder.and_(address, _INDEX(-64)), _INDEX(64))
+    with cgutils.for_range_slice(builder, between, builder.and_(last, _INDEX(-64)), _INDEX(64), _INDEX) as (line, _):
+        ask(line)
 
 
 @contextmanager

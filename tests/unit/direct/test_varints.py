@@ -35,7 +35,13 @@ def read(data: bytes, count: int) -> tuple[int, list[int]]:
 numbers = st.integers(0, 63).flatmap(lambda bits: st.integers(-1 if bits == 63 else 0, (1 << bits) - 1))
 
 
-@given(st.lists(numbers, max_size=40))
+# Mostly as many bits as ids have, which are read four at a time.
+ids = st.lists(
+    st.one_of(st.integers(0, 200), st.integers(0, 2**28 - 1), st.integers(0, 2**28 - 1), numbers), max_size=60
+)
+
+
+@given(st.one_of(st.lists(numbers, max_size=40), ids, st.lists(st.integers(0, 2**29), min_size=20, max_size=60)))
 @example([])
 @example([1] * 17)
 @example([127, 128, 16383, 16384, 2**21 - 1, 2**21, 2**28, 2**35, 2**42, 2**49, 2**56 - 1, 2**56, -1, -(2**63)])
