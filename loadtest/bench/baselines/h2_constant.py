@@ -52,18 +52,20 @@ class _Constants:
         def handler(_request: bytes, _deadline_s: float | None) -> bytes:
             return answer
 
+        quickly = undivided(handler)
+
         def open_call(stream: Stream, _may_be_quick: bool) -> UnaryCall:
             return UnaryCall(
                 self._runner,
                 stream,
                 path=head.path,
                 handler=handler,
-                quickly=handler,
+                quickly=quickly,
                 options=options,
                 max_message_bytes=_MAX_BYTES,
             )
 
-        return Route(open_call, undivided(handler), options.timeout_s, options.head_block)
+        return Route(open_call, quickly, options.timeout_s, options.head_block)
 
     def refusal_block(self, error: BaseException, _request_id: bytes = b"") -> bytes:
         return error_head(13, str(error))
