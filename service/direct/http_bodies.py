@@ -81,7 +81,7 @@ class DirectHttp:
     """
 
     def __init__(self, engine: Engine, api: str, *, strict_json: bool = False) -> None:
-        self._engine = engine
+        self._directly = engine.directly
         self._api = api
         self._strict = strict_json
         self._states = ThreadStates()
@@ -113,7 +113,7 @@ class DirectHttp:
         if (shape.form == json_scan.FEATURES) != (method == LOOKUP):
             return None
         rows, is_wide = result >> json_scan.ROWS_SHIFT, result >> json_scan.WIDE_SHIFT & 1 == 1
-        answer: bytes | None = self._engine.answer_directly(
+        answer: bytes | None = self._directly.answer(
             ref,
             shape.signature_name or default,
             JsonRequest(state, ints, rows, is_wide, kind, shape),
@@ -152,7 +152,7 @@ class DirectHttp:
         state = self._states.mine()
         inputs = head.inputs.view
         state.found[: len(inputs)] = inputs
-        answer: BinaryAnswer | None = self._engine.answer_directly(
+        answer: BinaryAnswer | None = self._directly.answer(
             ref,
             head.signature_name,
             BinaryRequest(body, state, head.sizes, head.names, head.outputs, head.id),

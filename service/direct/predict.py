@@ -38,10 +38,10 @@ class DirectPredict:
     """
 
     def __init__(self, engine: Engine, api: str) -> None:
-        self._engine = engine
+        self._begin = engine.directly.begin
         self._clock = engine.clock
         # Returns what __call__ does of a request that the same thread has begun, or that in frames. To be called once.
-        self.finish: Callable[[Begun], bytes | Framed | None] = engine.finish_directly
+        self.finish: Callable[[Begun], bytes | Framed | None] = engine.directly.finish
         self._api = api
         self._states = ThreadStates()
         # What skeletons mean: few clients send many.
@@ -90,7 +90,7 @@ class DirectPredict:
             target = self._read(skeleton)
         if target is None:
             return None
-        return self._engine.begin_directly(
+        return self._begin(
             *target,
             (data, skeleton, state, as_content, envelope, stream_id),
             wire_format=WIRE_FORMAT,

@@ -39,13 +39,14 @@ class Rooms:
     def give_back(self, shapes: Shapes, room: Room) -> None:
         """Takes back what nobody reads any more."""
         num_bytes = room[2]
+        if num_bytes > _KEPT_BYTES:
+            return
         if self._free_bytes + num_bytes > _KEPT_BYTES:
             # Clients ask for sizes that change: what they asked for last is kept.
             self._free.clear()
             self._free_bytes = 0
-        if num_bytes <= _KEPT_BYTES:
-            self._free[shapes].append(room)
-            self._free_bytes += num_bytes
+        self._free[shapes].append(room)
+        self._free_bytes += num_bytes
 
 
 def starts(shapes: Shapes) -> tuple[tuple[int, ...], int]:

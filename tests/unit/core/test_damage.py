@@ -176,6 +176,6 @@ def test_no_answer_that_was_read_from_damaged_files_gets_out(observer: Recording
         engine.table_rows(ref, "t", np.array([1]))
     assert told == ["m", "m"]
     direct = {"wire_format": "w", "api": "http", "method": "predict", "started_s": 0.0}
-    assert engine.answer_directly(ref, "serving_default", b"request", **direct) is None
+    assert engine.directly.answer(ref, "serving_default", b"request", **direct) is None
     # It is the general path that counts the request.
     assert [type(request["error"]) for request in observer.finished_requests] == [DataLoss]
