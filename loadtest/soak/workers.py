@@ -15,6 +15,8 @@ from loadtest.soak.tally import Tally
 
 # Of a connection whose worker was killed, its client may learn a little later.
 _NOTICE_S = 2.0
+# What clients say of a connection that is gone: before an answer, within one, and as they write.
+_LOST = ("UNAVAILABLE", "RemoteDisconnected", "IncompleteRead", "ConnectionReset", "BrokenPipe")
 _MAX_START_S = 120.0
 
 
@@ -112,6 +114,6 @@ class Kills:
     def tore(self, error: Exception, begun_s: float) -> bool:
         """Says whether a kill explains that a request got no answer; a wrong answer nothing explains."""
         text = f"{type(error).__name__} {error}"
-        is_lost = any(word in text for word in ("UNAVAILABLE", "RemoteDisconnected", "ConnectionReset", "BrokenPipe"))
+        is_lost = any(word in text for word in _LOST)
         # For a moment after a kill the connections of its worker are still believed in.
         return is_lost and any(at_s >= begun_s - _NOTICE_S for at_s in self.at_s[-3:])
