@@ -10,7 +10,7 @@ from service.core.bound import Observer
 from service.core.errors import ServiceError
 from service.core.recording import Recorder
 from service.core.registry import Registry
-from service.core.servable import Lease, Servable
+from service.core.servable import Holder, Servable
 from service.core.shortcuts import Begun, Limits
 from service.core.tracing import Tracing
 from service.core.types import DEFAULT_SIGNATURE, ModelRef
@@ -22,7 +22,7 @@ _QUICK_RUN_S = 300e-6
 
 # A plain request on its way: its shortcut, what holds its servable, that, its signature's name, what has drawn a lot
 # for it, api, method, when it was there, and when its run began.
-_Taken = tuple[Any, Lease, Servable, str, Recorder | None, str, str, float, float]
+_Taken = tuple[Any, Holder, Servable, str, Recorder | None, str, str, float, float]
 
 
 class DirectAnswers:
@@ -43,8 +43,8 @@ class DirectAnswers:
         self._clock = clock
         self._recorders = recorders
         self._tracing = tracing
-        self._max_response_bytes = max_response_bytes
         self._slow_limits: Limits = max_response_bytes, math.inf, math.inf
+        self._quick_limits: Limits = max_response_bytes, _QUICK_BYTES, _QUICK_RUN_S
 
     def answer(
         self,
@@ -73,11 +73,12 @@ class DirectAnswers:
         taken = self._take(ref, signature_name, wire_format, fallback_signature, api, method, started_s)
         if taken is None:
             return None
-        shortcut, lease = taken[0], taken[1]
+        shortcut, holder = taken[0], taken[1]
         try:
-            return self._counted(taken, shortcut.answer(request, self._limits(may_wait)))
+            limits = self._slow_limits if may_wait else self._quick_limits
+            return self._counted(taken, shortcut.answer(request, limits))
         finally:
-            lease.__exit__(None, None, None)
+            holder.release()
 
     def begin(
         self,
@@ -102,26 +103,26 @@ class DirectAnswers:
         taken = self._take(ref, signature_name, wire_format, "", api, method, started_s)
         if taken is None:
             return None
-        shortcut, lease = taken[0], taken[1]
+        shortcut, holder = taken[0], taken[1]
         begun = None
         try:
-            begun = shortcut.begin(request, self._limits(may_wait))
+            begun = shortcut.begin(request, self._slow_limits if may_wait else self._quick_limits)
             if begun is None:
                 self._leave(taken)
                 return None
             return begun[0], begun, taken
         finally:
             if begun is None:
-                lease.__exit__(None, None, None)
+                holder.release()
 
     def finish(self, begun: Begun) -> Any | None:
         """Returns what answer does of a request that the same thread has begun. To be called once."""
         _, of_shortcut, taken = begun
-        shortcut, lease = taken[0], taken[1]
+        shortcut, holder = taken[0], taken[1]
         try:
             return self._counted(taken, shortcut.finish(of_shortcut))
         finally:
-            lease.__exit__(None, None, None)
+            holder.release()
 
     def _take(
         self,
@@ -134,12 +135,12 @@ class DirectAnswers:
         started_s: float,
     ) -> _Taken | None:
         try:
-            lease = self._registry.lease(ref)
+            holder = self._registry.hold(ref)
         except ServiceError:
             return None
         taken = None
         try:
-            servable = lease.__enter__()
+            servable = holder.servable
             if not signature_name:
                 has_default = DEFAULT_SIGNATURE in servable.signatures
                 signature_name = DEFAULT_SIGNATURE if has_default else fallback_signature
@@ -156,11 +157,11 @@ class DirectAnswers:
                 if recorder is not None:
                     recorder.draw.put_back(False)
                 return None
-            taken = shortcut, lease, servable, signature_name, recorder, api, method, started_s, self._clock()
+            taken = shortcut, holder, servable, signature_name, recorder, api, method, started_s, self._clock()
             return taken
         finally:
             if taken is None:
-                lease.__exit__(None, None, None)
+                holder.release()
 
     def _counted(self, taken: _Taken, answer: tuple[Any, int] | None) -> Any | None:
         """Returns what a request is answered, and counts it; None where the general path does both."""
@@ -192,6 +193,3 @@ class DirectAnswers:
             recorder.draw.put_back(False)
         if self._tracing is not None:
             self._tracing.not_answered()
-
-    def _limits(self, may_wait: bool) -> Limits:
-        return self._slow_limits if may_wait else (self._max_response_bytes, _QUICK_BYTES, _QUICK_RUN_S)

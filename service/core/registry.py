@@ -66,10 +66,14 @@ class Registry:
           ModelNotFound, VersionNotFound, LabelNotFound: not served here.
           NotReady: the model is configured but no version of it can answer.
         """
+        return Lease(self.hold(ref))
+
+    def hold(self, ref: ModelRef) -> Holder:
+        """Takes a lease on the servable that a reference means, to be given back by `release`; raises as `lease`."""
         while True:
             holder = self._find(ref)
             if holder.acquire():
-                return Lease(holder)
+                return holder
 
     def _find(self, ref: ModelRef) -> Holder:
         model = self._snapshot.get(ref.name)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.core import direct_answers
 from service.core.engine import Engine
 from service.core.errors import InvalidRequest, ServiceError
 from service.core.registry import Registry
@@ -108,12 +107,12 @@ def test_a_graph_runs_where_nothing_may_wait_once_it_is_known_to_be_quick(
     # No other test has so many rows.
     inputs = random_inputs("serving_default", 200, np.random.default_rng(1))
     data = predict_request(inputs).SerializeToString()
-    monkeypatch.setattr(direct_answers, "_QUICK_RUN_S", 3600.0)
+    monkeypatch.setattr(served.engine.directly, "_quick_limits", (1 << 31, 4 << 20, 3600.0))
     assert served.direct(data, may_wait=False) is None
     answer = served.direct(data)
     assert answer is not None
     assert served.direct(data, may_wait=False) == answer
-    monkeypatch.setattr(direct_answers, "_QUICK_RUN_S", 0.0)
+    monkeypatch.setattr(served.engine.directly, "_quick_limits", (1 << 31, 4 << 20, 0.0))
     assert served.direct(data, may_wait=False) is None
 
 
