@@ -6,6 +6,7 @@ The general path reads, answers, refuses and counts whatever comes back as None;
 from __future__ import annotations
 
 import re
+from threading import get_ident
 from typing import NamedTuple
 
 import numpy as np
@@ -102,7 +103,7 @@ class DirectHttp:
         if type(body) is not bytes:
             # Compiled code reads it at its address.
             body = bytes(body)
-        state = self._states.mine()
+        state = self._states[get_ident()]
         size = json_scan.capacity(len(body))
         ints = self._ints.of(4 * size)
         result = json_scan.scan(address_of(body), len(body), ints.address, size, state.found_at, state.skeleton_at)
@@ -149,7 +150,7 @@ class DirectHttp:
         head = self._heads.get(key) or self._head(key, header_length, body)
         if head is None:
             return None
-        state = self._states.mine()
+        state = self._states[get_ident()]
         inputs = head.inputs.view
         state.found[: len(inputs)] = inputs
         answer: BinaryAnswer | None = self._directly.answer(

@@ -25,7 +25,8 @@ OCTETS = types.Array(types.uint8, 1, "C", aligned=False)
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, [ctypes.c_char_p, ctypes.c_ssize_t]
-_BYTES_HEADER = bytes.__basicsize__ - 1
+# Where bytes lie behind their id; see address_of, which costs more than the addition.
+BYTES_AT = bytes.__basicsize__ - 1
 
 
 # From this size on, zeros cost more than the call that leaves them out.
@@ -54,7 +55,7 @@ def entry_point(compiled: Any) -> Any:
 
 def address_of(data: bytes) -> int:
     """Returns where the bytes lie."""
-    return id(data) + _BYTES_HEADER
+    return id(data) + BYTES_AT
 
 
 def _array_at(array_type: Any, itemsize: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 
 from service.codecs.framed_answer import Envelope, Framed
 from service.codecs.predict_proto import parse_message, read_model_spec
@@ -11,7 +12,7 @@ from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.shortcuts import Begun, Shortcut
 from service.core.types import ModelRef
-from service.direct.memory import address_of
+from service.direct.memory import BYTES_AT
 from service.direct.scan import fields_of, scan
 from service.direct.signature import DirectSignature
 from service.direct.thread_state import ThreadStates
@@ -79,8 +80,8 @@ class DirectPredict:
         started_s = self._clock()
         if deadline_s is not None and started_s >= deadline_s:
             return None
-        state = self._states.mine()
-        length = scan(address_of(data), len(data), state.found_at, state.skeleton_at)
+        state = self._states[get_ident()]
+        length = scan(id(data) + BYTES_AT, len(data), state.found_at, state.skeleton_at)
         if length < 0:
             return None
         skeleton = bytes(state.skeleton[:length])

@@ -14,7 +14,7 @@ from service.core.shortcuts import Limits
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.answer_shape import AnswerShape, FramedShapeWriter, ShapeWriter
-from service.direct.memory import address_of, unwritten_bytes
+from service.direct.memory import BYTES_AT, unwritten_bytes
 from service.direct.plan_rows import plan_features, row_limit
 from service.direct.scan import COLUMNS, FLOAT, SIZE, fields_of
 from service.direct.thread_state import PACK_JOB, Round, ThreadState
@@ -27,23 +27,24 @@ _MAX_PARTS = 1 << 15
 _MAX_LAYOUTS = 256
 
 
-class Shapes:
-    """The shapes of a layout's answers, made when first asked for. Concurrency: any thread."""
+# So many rows, in tensor_content or not, framed or not.
+ShapeKey = tuple[int, bool, Envelope | None]
+
+
+class Shapes(dict[ShapeKey, AnswerShape]):
+    """The shapes of a layout's answers that were asked for. Concurrency: any thread."""
+
+    __slots__ = ("_num_parts",)
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, bool, Envelope | None], AnswerShape] = {}
         self._num_parts = 0
 
-    def get(self, key: tuple[int, bool, Envelope | None]) -> AnswerShape | None:
-        """Returns the shape of so many rows: in tensor_content or not, framed or not."""
-        return self._made.get(key)
-
-    def keep(self, key: tuple[int, bool, Envelope | None], shape: AnswerShape) -> None:
+    def keep(self, key: ShapeKey, shape: AnswerShape) -> None:
         """Keeps a shape, and forgets others where there are too many."""
-        if len(self._made) >= _MAX_SHAPES or self._num_parts >= _MAX_PARTS:
-            self._made.clear()
+        if len(self) >= _MAX_SHAPES or self._num_parts >= _MAX_PARTS:
+            self.clear()
             self._num_parts = 0
-        self._made[key] = shape
+        self[key] = shape
         self._num_parts += shape.num_parts
 
 
@@ -78,7 +79,7 @@ class Layout:
         object.__setattr__(self, "rows_extra", int(is_ragged))
 
     def shape(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
-        """Returns the answer of so many rows.
+        """Lays the answer of so many rows out, and keeps that in shapes.
 
         Args:
           tail: behind its tensors.
@@ -86,10 +87,8 @@ class Layout:
           envelope: what stands around the answer in frames; None: it is a message and no frames, as it is anyway
             where a row is larger than a frame.
         """
-        shape = self.shapes.get((rows, as_content, envelope))
-        if shape is None:
-            shape = self._lay_out_answer(rows, tail, as_content=as_content, envelope=envelope)
-            self.shapes.keep((rows, as_content, envelope), shape)
+        shape = self._lay_out_answer(rows, tail, as_content=as_content, envelope=envelope)
+        self.shapes.keep((rows, as_content, envelope), shape)
         return shape
 
     def _lay_out_answer(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
@@ -188,18 +187,20 @@ class DirectSignature:
             return None
         if rows * layout.row_bytes > max_answer_bytes:
             return None
-        shape = layout.shape(rows, self._tail, as_content=as_content, envelope=envelope)
+        shape = layout.shapes.get((rows, as_content, envelope))
+        if shape is None:
+            shape = layout.shape(rows, self._tail, as_content=as_content, envelope=envelope)
         answer = unwritten_bytes(shape.size)
         scratch, scratch_at = state.scratch(len(data))
         PACK_JOB(
             state.jobs,
             state.job_at,
-            address_of(data),
+            id(data) + BYTES_AT,
             state.found_at,
             layout.plan_at,
             layout.num_features,
             scratch_at,
-            address_of(answer),
+            id(answer) + BYTES_AT,
             shape.address,
             rows,
             stream_id,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -141,17 +140,9 @@ def _new_place(number: int) -> tuple[memoryview, int, int]:
     return memoryview(found), found.ctypes.data, number * _JOB.size
 
 
-class ThreadStates:
-    """The states of all threads. Concurrency: any thread."""
+class ThreadStates(dict[int, ThreadState]):
+    """The state of each thread by threading.get_ident(), made when first asked for. Concurrency: any thread."""
 
-    def __init__(self) -> None:
-        self._states: dict[int, ThreadState] = {}
-
-    def mine(self) -> ThreadState:
-        """Returns the calling thread's."""
-        thread = get_ident()
-        try:
-            return self._states[thread]
-        except KeyError:
-            state = self._states[thread] = ThreadState(thread)
-            return state
+    def __missing__(self, thread: int) -> ThreadState:
+        state = self[thread] = ThreadState(thread)
+        return state

@@ -197,7 +197,10 @@ class Session:
     def _begin_quickly(self, route: Route, data: bytes, at: int, stream_id: int) -> int:
         """Begins a request whose whole message is in the frames behind its headers; returns the place behind, or 0."""
         found = whole_message(data, at, stream_id, self._most_quick_bytes)
-        if found is None or not self._is_new(stream_id) or self._is_full or not self.sender.has_room:
+        if found is None or not self._is_new(stream_id):
+            return 0
+        # Streams alone hold answers back.
+        if (self._streams or self._num_left) and (self._is_full or not self.sender.has_room):
             return 0
         message, end = found
         self._inbound.took(PREFIX_BYTES + len(message))
