@@ -78,7 +78,7 @@ class Layout:
         object.__setattr__(self, "rows_at", counting * COLUMNS + SIZE)
         object.__setattr__(self, "rows_extra", int(is_ragged))
 
-    def shape(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
+    def lay_out(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
         """Lays the answer of so many rows out, and keeps that in shapes.
 
         Args:
@@ -87,11 +87,11 @@ class Layout:
           envelope: what stands around the answer in frames; None: it is a message and no frames, as it is anyway
             where a row is larger than a frame.
         """
-        shape = self._lay_out_answer(rows, tail, as_content=as_content, envelope=envelope)
+        shape = self._written_down(rows, tail, as_content=as_content, envelope=envelope)
         self.shapes.keep((rows, as_content, envelope), shape)
         return shape
 
-    def _lay_out_answer(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
+    def _written_down(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
         values = _TENSOR_CONTENT if as_content else _FLOAT_VAL
         heads, widths, size = [], [], len(tail)
         for name, row_shape in self.outputs:
@@ -189,7 +189,7 @@ class DirectSignature:
             return None
         shape = layout.shapes.get((rows, as_content, envelope))
         if shape is None:
-            shape = layout.shape(rows, self._tail, as_content=as_content, envelope=envelope)
+            shape = layout.lay_out(rows, self._tail, as_content=as_content, envelope=envelope)
         answer = unwritten_bytes(shape.size)
         scratch, scratch_at = state.scratch(len(data))
         PACK_JOB(

@@ -113,7 +113,7 @@ def test_a_row_that_fits_into_no_frame_is_left_whole() -> None:
         FRAME_HEAD_BYTES + size for size in (5, *[FRAME_BYTES] * 3)
     ]
     layout = signature.Layout(np.zeros((1, 30), np.int64), (("wide", (FRAME_BYTES // 4 + 1,)),), FRAME_BYTES + 4)
-    assert layout.shape(2, b"", as_content=False, envelope=ENVELOPE).cut is None
+    assert layout.lay_out(2, b"", as_content=False, envelope=ENVELOPE).cut is None
 
 
 @given(
@@ -159,11 +159,11 @@ def test_shapes_that_are_remembered_have_a_limit(monkeypatch: pytest.MonkeyPatch
         assert sum(shapes.get((other, False, None)) is not None for other in range(rows + 1)) <= 4
 
 
-def test_shapes_take_as_much_memory_as_is_said(models: dict[str, Both]) -> None:
+def test_shapes_take_as_much_memory_as_is_said() -> None:
     layout = signature.Layout(np.zeros((1, 30), np.int64), (("item", (64,)),), 256)
     tracemalloc.start()
     try:
-        kept = [layout.shape(rows, b"", as_content=False, envelope=ENVELOPE) for rows in range(9_000, 9_050)]
+        kept = [layout.lay_out(rows, b"", as_content=False, envelope=ENVELOPE) for rows in range(9_000, 9_050)]
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
