@@ -21,9 +21,10 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from service.core.errors import ArtifactError
 
-FORMAT_VERSION = 3
-# A manifest without what came later is written as this, so that servers of then can read it.
+FORMAT_VERSION = 4
+# A manifest is written in the oldest of these formats that can say it, so that older servers read it.
 _FORMAT_WITHOUT_SCALES = 2
+_FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
 
 T = TypeVar("T")
@@ -36,6 +37,9 @@ TooManyPolicy = Literal["error", "truncate"]
 WeightPolicy = Literal["keep", "drop"]
 KeyDtype = Literal["string", "int64"]
 OovPolicy = Literal["error", "drop"]
+EmptyRowPolicy = Literal["zeros", "nan", "default_row"]
+TrailingRowPolicy = Literal["keep", "cut"]
+GraphRun = Literal["cut", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,12 @@ class VocabularyEntry:
       FarmHash's Fingerprint64 of the key's bytes (of its decimal digits for int64).
     oov_id: row of any other key, where there are no buckets.
     on_oov: what any other key does where there is neither: "error", or "drop" as if it were not sent.
+    first_oov_id: row of bucket 0 where the buckets do not follow the last line; fingerprint(key) % n is added to it.
+    empty_key_id: row of the empty string where the model gives it one (Keras' mask_token ""); None: it is a key like
+      any other.
+
+    Hashed keys have no file: file is "", size is 0, and each key goes to its bucket, from row first_id on (format 4, as
+    first_oov_id and empty_key_id).
     """
 
     file: str
@@ -89,6 +99,19 @@ class VocabularyEntry:
     num_oov_buckets: int = 0
     on_oov: OovPolicy = "error"
     key_dtype: KeyDtype = "string"
+    first_oov_id: int | None = None
+    empty_key_id: int | None = None
+
+    @property
+    def first_bucket(self) -> int:
+        """Row of the first OOV bucket."""
+        return self.first_id + self.size if self.first_oov_id is None else self.first_oov_id
+
+    @property
+    def last_id(self) -> int:
+        """The largest row that a key can become."""
+        behind_buckets = self.first_bucket + self.num_oov_buckets if self.num_oov_buckets else 0
+        return max(self.first_id + self.size, behind_buckets, (self.oov_id or 0) + 1, (self.empty_key_id or 0) + 1) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +126,9 @@ class FeatureEntry:
 class LookupFeature:
     """How one feature travels through one signature, and how its rows are combined.
 
-    ids, row_splits, weights: input names. Without row_splits there is one id per row and no combining.
+    ids, row_splits, weights: input names. Without row_splits nothing is combined: ids of shape [B] give [B, D], and ids
+      of shape [B, K] (format 4) give [B, K, D], or [B, K * D] where the signature says so.
+    output: the output that holds this feature alone; None where it is only a part of SignatureEntry.concatenated.
     max_sequence_length: L of a sequence: nothing is combined, the output is [B, L, D], a shorter row ends in zeros, a
       longer one is cut. It stands in place of a combiner, weights and max_ids_per_row.
     on_bad_id: what an id outside [0, V) does: "error"; "drop" (as if it were not sent; zeros in its place in a
@@ -113,6 +138,12 @@ class LookupFeature:
     mean_divisor: "sum_weights" divides a mean by sum(w), 0 giving zeros (CPU); "at_least_one" by max(sum(w), 1)
       (tensor core).
     max_ids_per_row: K of a padded lookup; on_too_many_ids says whether a longer row is refused or cut at K.
+    max_norm: a row of the table whose Euclidean norm is larger is scaled down to this norm before it is weighted and
+      combined (format 4).
+    on_empty_row: what a row gives that no id counts in (none was sent, or all were dropped): "zeros"; "nan"; or
+      "default_row", the vector of default_row (format 4).
+    trailing_empty_rows: "cut" ends the output behind the last row that holds an id, as tf.math.segment_mean does
+      (format 4); "keep" answers all rows.
     """
 
     ids: str
@@ -127,6 +158,15 @@ class LookupFeature:
     on_too_many_ids: TooManyPolicy = "error"
     on_nonpositive_weight: WeightPolicy = "keep"
     max_sequence_length: int | None = None
+    max_norm: float | None = None
+    on_empty_row: EmptyRowPolicy = "zeros"
+    trailing_empty_rows: TrailingRowPolicy = "keep"
+
+    @property
+    def needs_format_4(self) -> bool:
+        """Says whether the entry uses a field that format 3 does not have."""
+        plain = (None, "zeros", "keep")
+        return (self.max_norm, self.on_empty_row, self.trailing_empty_rows) != plain
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> LookupFeature:
@@ -146,6 +186,10 @@ class LookupFeature:
             raise ArtifactError(
                 f"manifest: input {entry.ids!r} is a sequence, which has neither weights nor max_ids_per_row"
             )
+        if entry.combiner is None and (entry.on_empty_row != "zeros" or entry.trailing_empty_rows != "keep"):
+            raise ArtifactError(f"manifest: input {entry.ids!r} has a policy for empty rows but combines nothing")
+        if entry.max_norm is not None and not 0 < entry.max_norm < float("inf"):
+            raise ArtifactError(f"manifest: input {entry.ids!r} has max_norm {entry.max_norm}, expected more than 0")
         for name in ("max_ids_per_row", "max_sequence_length"):
             if getattr(entry, name) == 0:
                 raise ArtifactError(f"manifest: input {entry.ids!r} has {name} 0, expected 1 or more, or null")
@@ -158,12 +202,22 @@ class SignatureEntry:
 
     kind: "lookup" runs on the mapped tables, "predict" runs the graph.
     batch_sizes: static sizes that a tensor-core graph pads rows to; rows beyond the last are refused.
+    concatenated: of a lookup, output -> the features whose vectors stand side by side in it, in that order (format 4).
+    run: of a predict, "cut" feeds looked-up rows to what is left of the graph; "whole" runs the whole graph in
+      TensorFlow, because that was measured to be faster (format 4).
     """
 
     kind: Literal["lookup", "predict"]
     features: Mapping[str, LookupFeature]
     device: LookupDevice | None = None
     batch_sizes: tuple[int, ...] = ()
+    concatenated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    run: GraphRun = "cut"
+
+    @property
+    def output_names(self) -> set[str]:
+        """The outputs that a lookup answers."""
+        return {f.output for f in self.features.values() if f.output is not None} | set(self.concatenated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +241,30 @@ class Manifest:
         plain = [table for table in data["tables"].values() if table["dtype"] == "float32"]
         for table in plain:
             del table["scale"]
-        version = _FORMAT_WITHOUT_SCALES if len(plain) == len(self.tables) else FORMAT_VERSION
+        version = _FORMAT_WITHOUT_SCALES if len(plain) == len(self.tables) else _FORMAT_WITH_SCALES
+        if self._needs_format_4:
+            version = FORMAT_VERSION
+        else:
+            for entry in data["signatures"].values():
+                _drop(entry, "concatenated", "run")
+                for feature in entry["features"].values():
+                    _drop(feature, "max_norm", "on_empty_row", "trailing_empty_rows")
+            for vocabulary in data["vocabularies"].values():
+                _drop(vocabulary, "first_oov_id", "empty_key_id")
         return json.dumps({"format_version": version, **data}, indent=1) + "\n"
+
+    @property
+    def _needs_format_4(self) -> bool:
+        dtypes = {table.dtype for table in self.tables.values()}
+        return (
+            not dtypes <= {"float32", "float16", "bfloat16", "int8"}
+            or any(
+                not v.file or v.first_oov_id is not None or v.empty_key_id is not None
+                for v in self.vocabularies.values()
+            )
+            or any(entry.concatenated or entry.run != "cut" for entry in self.signatures.values())
+            or any(f.needs_format_4 for entry in self.signatures.values() for f in entry.features.values())
+        )
 
     @staticmethod
     def from_json(text: str | bytes) -> Manifest:
@@ -242,7 +318,14 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "mean_divisor": get_args(MeanDivisor),
     "on_too_many_ids": get_args(TooManyPolicy),
     "on_nonpositive_weight": get_args(WeightPolicy),
+    "on_empty_row": get_args(EmptyRowPolicy),
+    "trailing_empty_rows": get_args(TrailingRowPolicy),
 }
+
+
+def _drop(data: dict[str, Any], *names: str) -> None:
+    for name in names:
+        del data[name]
 
 
 def _object(data: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
@@ -257,6 +340,7 @@ _JSON_TYPES: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
     "int | None": (int, type(None)),
     "str | None": (str, type(None)),
+    "float | None": (float, int, type(None)),
 }
 
 
@@ -294,8 +378,15 @@ def _signature(data: Any, where: str) -> SignatureEntry:
     sizes = data.get("batch_sizes", [])
     if not isinstance(sizes, list) or not all(type(s) is int and s > 0 for s in sizes) or sizes != sorted(sizes):
         raise ArtifactError(f"manifest: {where}.batch_sizes is not an ascending list of positive integers")
+    if (run := data.get("run", "cut")) not in get_args(GraphRun):
+        raise ArtifactError(f"manifest: {where}.run is {run!r}, expected one of {get_args(GraphRun)}")
     features = {k: LookupFeature.from_json(v) for k, v in _object(data, "features").items()}
-    return SignatureEntry(data["kind"], features, data.get("device"), tuple(sizes))
+    concatenated = {}
+    for output, parts in _object(data, "concatenated", required=False).items():
+        if not isinstance(parts, list) or not parts or not set(map(str, parts)) <= features.keys():
+            raise ArtifactError(f"manifest: {where}.concatenated.{output} is {parts!r}, expected names of its features")
+        concatenated[output] = tuple(parts)
+    return SignatureEntry(data["kind"], features, data.get("device"), tuple(sizes), concatenated, run)
 
 
 def _vocabulary(data: Any, where: str) -> VocabularyEntry:
@@ -305,6 +396,8 @@ def _vocabulary(data: Any, where: str) -> VocabularyEntry:
             raise ArtifactError(f"manifest: {where}.{name} is {getattr(entry, name)!r}, expected one of {allowed}")
     if entry.num_oov_buckets and entry.oov_id is not None:
         raise ArtifactError(f"manifest: {where} has both oov_id and num_oov_buckets")
+    if not entry.file and (entry.size or not entry.num_oov_buckets):
+        raise ArtifactError(f"manifest: {where} has no file, so its size must be 0 and num_oov_buckets 1 or more")
     return entry
 
 
@@ -316,12 +409,14 @@ def _cross_check(manifest: Manifest) -> None:
             raise ArtifactError(f"manifest: feature {name!r} uses vocabulary {feature.vocabulary!r}, not defined")
     for name, signature in manifest.signatures.items():
         outputs = [lookup.output for lookup in signature.features.values() if lookup.output is not None]
+        outputs += signature.concatenated
         if len(set(outputs)) != len(outputs):
             raise ArtifactError(f"manifest: signature {name!r} gives two features the same output")
+        answered = {key for parts in signature.concatenated.values() for key in parts}
         for key, lookup in signature.features.items():
             if key not in manifest.features:
                 raise ArtifactError(f"manifest: signature {name!r} uses feature {key!r}, which is not defined")
-            if signature.kind == "lookup" and lookup.output is None:
+            if signature.kind == "lookup" and lookup.output is None and key not in answered:
                 raise ArtifactError(f"manifest: signature {name!r} gives feature {key!r} no output")
             rows = manifest.tables[manifest.features[key].table].vocabulary_size
             vocabulary = manifest.vocabularies.get(manifest.features[key].vocabulary or "")
@@ -331,13 +426,13 @@ def _cross_check(manifest: Manifest) -> None:
                     f"manifest: signature {name!r}, feature {key!r}: its vocabulary drops unknown keys, so on_bad_id "
                     f"must drop them too, not {lookup.on_bad_id!r}"
                 )
-            if lookup.on_bad_id == "default_row" and lookup.default_row >= rows:
+            if "default_row" in (lookup.on_bad_id, lookup.on_empty_row) and lookup.default_row >= rows:
                 raise ArtifactError(f"manifest: signature {name!r}, feature {key!r}: default_row is not in the table")
     paths = [
         *manifest.files,
         *(table.file for table in manifest.tables.values()),
         *(table.scale.file for table in manifest.tables.values() if table.scale),
-        *(vocabulary.file for vocabulary in manifest.vocabularies.values()),
+        *(vocabulary.file for vocabulary in manifest.vocabularies.values() if vocabulary.file),
     ]
     for path in paths:
         if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:

@@ -43,7 +43,7 @@ def test_tables_of_fewer_bits_are_written_as_format_3(tmp_path: Path, dtype: str
     assert manifest is not None
     assert Manifest.from_json(manifest.to_json()) == manifest
     data = json.loads(manifest.to_json())
-    assert data["format_version"] == FORMAT_VERSION == 3
+    assert data["format_version"] == 3
     assert data["tables"]["tag"]["dtype"] == dtype
     scale = data["tables"]["tag"]["scale"]
     assert (scale and scale["nbytes"]) == (16 if dtype == "int8" else None)
@@ -113,6 +113,22 @@ def as_sequence(**fields: Any) -> Callable[[dict[str, Any]], None]:
 
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "run unknown": (at("signatures", "lookup", "run", value="half"), "signatures.lookup.run is 'half'"),
+    "concatenated of a stranger": (
+        at("signatures", "lookup", "concatenated", value={"both": ["user", "nobody"]}),
+        "concatenated.both is .* expected names of its features",
+    ),
+    "concatenated is an output": (
+        at("signatures", "lookup", "concatenated", value={"user": ["user", "tags"]}),
+        "gives two features the same output",
+    ),
+    "norm 0": (at(*LOOKUP_TAGS, "max_norm", value=0), "max_norm 0, expected more than 0"),
+    "empty row unknown": (at(*LOOKUP_TAGS, "on_empty_row", value="ones"), "on_empty_row is 'ones'"),
+    "empty rows not combined": (
+        at("signatures", "lookup", "features", "user", "trailing_empty_rows", value="cut"),
+        "policy for empty rows but combines nothing",
+    ),
+    "no file": (at("vocabularies", "tag", "file", value=""), "has no file, so its size must be 0"),
     "no format": (without("format_version"), "format_version is None"),
     "format zero": (at("format_version", value=0), "format_version is 0"),
     "format true": (at("format_version", value=True), "format_version is True"),
@@ -208,6 +224,46 @@ def test_format_1_is_read_and_means_what_it_meant() -> None:
     tags, words = manifest.signatures["lookup"].features["tags"], manifest.vocabularies["tag"]
     assert (tags.on_nonpositive_weight, tags.max_sequence_length) == ("keep", None)
     assert (words.key_dtype, words.num_oov_buckets, words.on_oov) == ("string", 0, "error")
+
+
+FORMAT_4: dict[str, Callable[[dict[str, Any]], None]] = {
+    "max_norm": at(*LOOKUP_TAGS, "max_norm", value=1.5),
+    "on_empty_row": at(*LOOKUP_TAGS, "on_empty_row", value="nan"),
+    "trailing_empty_rows": at(*LOOKUP_TAGS, "trailing_empty_rows", value="cut"),
+    "concatenated": at("signatures", "lookup", "concatenated", value={"both": ["user", "tags"]}),
+    "run": at("signatures", "lookup", "run", value="whole"),
+    "first_oov_id": at("vocabularies", "tag", "first_oov_id", value=0),
+    "empty_key_id": at("vocabularies", "tag", "empty_key_id", value=0),
+}
+
+
+@pytest.mark.parametrize("edit", FORMAT_4.values(), ids=FORMAT_4.keys())
+def test_a_field_of_format_4_makes_it_format_4(edit: Callable[[dict[str, Any]], None]) -> None:
+    plain, changed = manifest_json(), manifest_json()
+    edit(changed)
+    manifest = parse(changed)
+    assert manifest != parse(plain)
+    data = json.loads(manifest.to_json())
+    assert data["format_version"] == 4
+    assert parse(data) == manifest
+
+
+def test_hashed_keys_have_no_file() -> None:
+    data = manifest_json()
+    data["vocabularies"]["tag"] = {"file": "", "size": 0, "num_oov_buckets": 4}
+    words = parse(data).vocabularies["tag"]
+    assert (words.first_bucket, words.last_id) == (0, 3)
+    assert json.loads(parse(data).to_json())["format_version"] == 4
+
+
+def test_buckets_may_stand_before_the_keys() -> None:
+    data = manifest_json()
+    data["vocabularies"]["tag"] = {"file": "assets/tag.txt", "size": 2, "first_id": 2, "num_oov_buckets": 2}
+    words = parse(data | {}).vocabularies["tag"]
+    assert (words.first_bucket, words.last_id) == (4, 5)
+    data["vocabularies"]["tag"]["first_oov_id"] = 0
+    words = parse(data).vocabularies["tag"]
+    assert (words.first_bucket, words.last_id) == (0, 3)
 
 
 def test_a_sequence_is_read() -> None:
