@@ -65,6 +65,14 @@ def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array
             yield start, np.frombuffer(file.read(rows * row_bytes), dtype).reshape(rows, entry.embedding_dim)
 
 
+def saved_rows(entry: BundleEntry, start: int, stop: int) -> Array:
+    """Returns rows start to stop of a saved matrix."""
+    row_bytes = entry.nbytes // entry.shape[0]
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset + start * row_bytes)
+        return np.frombuffer(file.read((stop - start) * row_bytes), entry.dtype).reshape(stop - start, entry.shape[1])
+
+
 def table_entry(
     artifact: Path, variable: str, entry: BundleEntry, scale: tuple[str, BundleEntry] | None = None
 ) -> TableEntry:

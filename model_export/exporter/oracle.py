@@ -121,6 +121,8 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
             row = min(max(row, 0), table.shape[0] - 1)
         elif policy == "default_row":
             row = feature.default_row
+        elif policy == "wrap" and -table.shape[0] <= row < 0:
+            row += table.shape[0]
         else:
             raise RefusedError(f"id {row}")
     return table[row].astype(np.float64)

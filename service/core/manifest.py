@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 LookupDevice = Literal["cpu", "tpu_tensor_core"]
-BadIdPolicy = Literal["error", "drop", "drop_negative", "default_row", "clamp"]
+BadIdPolicy = Literal["error", "drop", "drop_negative", "default_row", "clamp", "wrap"]
 MeanDivisor = Literal["sum_weights", "at_least_one"]
 TooManyPolicy = Literal["error", "truncate"]
 WeightPolicy = Literal["keep", "drop"]
@@ -133,7 +133,8 @@ class LookupFeature:
       longer one is cut. It stands in place of a combiner, weights and max_ids_per_row.
     on_bad_id: what an id outside [0, V) does: "error"; "drop" (as if it were not sent; zeros in its place in a
       sequence or a row of one id); "drop_negative" (drops an id below 0, any other is an error); "default_row" (reads
-      default_row instead); "clamp" (reads the nearest row).
+      default_row instead); "clamp" (reads the nearest row); "wrap" (an id from -V to -1 counts from the table's end, as
+      keras.ops.take does, any other is an error; format 4).
     on_nonpositive_weight: "drop" leaves an id out whose weight is 0 or less.
     mean_divisor: "sum_weights" divides a mean by sum(w), 0 giving zeros (CPU); "at_least_one" by max(sum(w), 1)
       (tensor core).
@@ -166,7 +167,8 @@ class LookupFeature:
     def needs_format_4(self) -> bool:
         """Says whether the entry uses a field that format 3 does not have."""
         plain = (None, "zeros", "keep")
-        return (self.max_norm, self.on_empty_row, self.trailing_empty_rows) != plain
+        is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows) == plain
+        return not is_plain or self.on_bad_id == "wrap"
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> LookupFeature:

@@ -31,7 +31,7 @@ TOO_MANY = -2
 MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
-ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP = 0, 1, 2, 3, 4
+ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
 FLOAT32, FLOAT16, BFLOAT16, INT8 = 0, 1, 2, 3
 
 _NO_ROW, _REFUSED = -1, -2
@@ -66,6 +66,8 @@ def _instead(bad_id, vocabulary_size, policy, default_row):  # type: ignore[no-u
         return default_row
     if policy == CLAMP:
         return 0 if bad_id < 0 else vocabulary_size - 1
+    if policy == WRAP and bad_id < 0 and bad_id + vocabulary_size >= 0:
+        return bad_id + vocabulary_size
     return _REFUSED
 
 
@@ -112,7 +114,7 @@ def gather(  # type: ignore[no-untyped-def]
     Args:
       dtype, table_at, scales_at, vocabulary_size, dim: the table.
       ids: [B or more] int64; those behind B are read ahead, but not looked at.
-      policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW or CLAMP, for an id outside [0, V).
+      policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP or WRAP, for an id outside [0, V).
       out: [B, D or more] float32, written.
     """
     # Arguments that all kinds have in common; the first one's type says which entry is meant.

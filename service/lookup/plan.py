@@ -23,9 +23,10 @@ POLICIES = {
     "drop_negative": kernels.DROP_NEGATIVE,
     "default_row": kernels.DEFAULT_ROW,
     "clamp": kernels.CLAMP,
+    "wrap": kernels.WRAP,
 }
 # Where a bad id reads a row of another id.
-_READ_INSTEAD = ("default_row", "clamp")
+_READ_INSTEAD = ("default_row", "clamp", "wrap")
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 

@@ -24,6 +24,7 @@ POLICIES = {
     "drop_negative": kernels.DROP_NEGATIVE,
     "default_row": kernels.DEFAULT_ROW,
     "clamp": kernels.CLAMP,
+    "wrap": kernels.WRAP,
 }
 # Columns in vectors of 64, 32, 8 and 1, and every way of adding these up.
 WIDE = (8, 9, 32, 41, 64, 73, 96, 105, 135)
@@ -189,6 +190,7 @@ SEQUENCES_BY_HAND: dict[str, tuple[list[list[int]], str, list[list[list[float]]]
     "a dropped id leaves its place empty": ([[-1, 2], [9]], "drop", [[[0, 0, 0], [2, 4, 1]], [[0, 0, 0], [0, 0, 0]]]),
     "only negative ids dropped": ([[-1, 2]], "drop_negative", [[[0, 0, 0], [2, 4, 1]]]),
     "nearest row": ([[-5, 4]], "clamp", [[[0, 0, 1], [3, 9, 1]]]),
+    "counted from the end": ([[-4, -1]], "wrap", [[[0, 0, 1], [3, 9, 1]]]),
     "default row": ([[4]], "default_row", [[[2, 4, 1], [0, 0, 0]]]),
 }
 
@@ -254,6 +256,11 @@ BY_HAND: dict[str, tuple[list[list[int]], dict[str, Any], list[list[float]]]] = 
         [[-1, 1], [4], [2**63 - 1, -(2**63)]],
         {"combiner": "sum", "on_bad_id": "clamp"},
         [[1, 1, 2], [3, 9, 1], [3, 9, 2]],
+    ),
+    "counted from the end": (
+        [[-1, 1], [-4]],
+        {"combiner": "sum", "on_bad_id": "wrap"},
+        [[4, 10, 2], [0, 0, 1]],
     ),
     "weights of 0 and less left out": (
         [[1, 2], [1, 3], [2]],
