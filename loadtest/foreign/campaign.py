@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from loadtest.foreign.adopting import Adopted, adopt
-from loadtest.foreign.comparing import Tally, compare
+from loadtest.foreign.comparing import Refused, Tally, compare
 from loadtest.foreign.kinds import Tensors
 from loadtest.foreign.models import SKIPPED, ForeignModel
 from loadtest.foreign.random_requests import RandomRequests
-from loadtest.foreign.reference import Reference, Refused
+from loadtest.foreign.reference import Reference
 from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
 from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 from loadtest.live_server import LiveServer
 
 # Of the requests over gRPC, how many go over REST as well.
 _REST_SHARE = 10
+# Of these, those that TensorFlow answers are timed.
+_MOST_DRAWN = 64
 # Its name on both servers, so that answers are of the same size.
 MODEL = "foreign"
 
@@ -120,19 +122,18 @@ def _ask_servers(model: ForeignModel, original: Path, out: Path, plan: Plan, res
         sides = [stack.enter_context(_wires(server.ready())) for server in servers]
         if not reference.signatures:
             raise ValueError("the SavedModel has no signature for Predict")
-        for name, specs in reference.signatures.items():
+        draws = {
+            name: RandomRequests(specs, model.inputs, plan.scale, zlib.crc32(f"{model.name}/{name}".encode()))
+            for name, specs in reference.signatures.items()
+        }
+        for name in draws:
             found = result.signatures[name] = SignatureResult()
-            draws = RandomRequests(specs, model.inputs, plan.scale, zlib.crc32(f"{model.name}/{name}".encode()))
             tallies = [*([found.adopted] if result.adopted.version else []), found.original]
-            for number, tensors in enumerate(draws.draw(plan.requests)):
-                expected = expect(reference, name, tensors)
-                is_rest = number % _REST_SHARE == 0 and has_json_form(tensors)
-                for (grpc_wire, rest_wire), tally in zip(sides, tallies, strict=True):
-                    ask_grpc(tally, grpc_wire, MODEL, name, tensors, expected)
-                    if is_rest:
-                        ask_rest(tally, rest_wire, MODEL, name, tensors, expected)
-            if plan.seconds and result.adopted.version:
-                requests = draws.of_rows(NUM_ROWS, NUM_REQUESTS)
+            _compare(reference, name, draws[name].draw(plan.requests), sides, tallies)
+        if plan.seconds and result.adopted.version:
+            for name, found in result.signatures.items():
+                drawn = draws[name].of_rows(NUM_ROWS, _MOST_DRAWN)
+                requests = [r for r in drawn if not isinstance(expect(reference, name, r), Refused)][:NUM_REQUESTS]
                 for wire in ("grpc", "rest"):
                     found.speed[wire] = measure(
                         servers,
@@ -143,6 +144,22 @@ def _ask_servers(model: ForeignModel, original: Path, out: Path, plan: Plan, res
                         seconds=plan.seconds,
                         rounds=plan.rounds,
                     )
+
+
+def _compare(
+    reference: Reference,
+    signature: str,
+    requests: Iterator[Tensors],
+    sides: Sequence[tuple[GrpcWire, RestWire]],
+    tallies: Sequence[dict[str, Tally]],
+) -> None:
+    for number, tensors in enumerate(requests):
+        expected = expect(reference, signature, tensors)
+        is_rest = number % _REST_SHARE == 0 and has_json_form(tensors)
+        for (grpc_wire, rest_wire), tally in zip(sides, tallies, strict=True):
+            ask_grpc(tally, grpc_wire, MODEL, signature, tensors, expected)
+            if is_rest:
+                ask_rest(tally, rest_wire, MODEL, signature, tensors, expected)
 
 
 def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | Refused:

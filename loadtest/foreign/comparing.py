@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from loadtest.foreign.kinds import Array, Tensors
-from loadtest.foreign.reference import Refused
 
 # Reasons that are kept of one comparison, each once.
 _MOST_REASONS = 5
@@ -18,6 +17,14 @@ _REASON_CHARS = 240
 # Refusals that blame the server, not the request.
 _FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "500", "503", "504"}
 _SIGNED = {2: np.int16, 4: np.int32, 8: np.int64}
+
+
+class Refused(Exception):
+    """A request that gets no answer; code: its canonical name, e.g. INVALID_ARGUMENT."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code, self.text = code, text
 
 
 @dataclass(slots=True)

@@ -10,17 +10,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
+from loadtest.foreign.comparing import Refused
 from loadtest.foreign.kinds import InputSpec, Tensors
 
 PREDICT = "tensorflow/serving/predict"
-
-
-class Refused(Exception):
-    """A request that gets no answer; code: its canonical name, e.g. INVALID_ARGUMENT."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(f"{code}: {text}")
-        self.code, self.text = code, text
 
 
 class Reference:

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
+from loadtest.foreign.comparing import Refused
 from loadtest.foreign.kinds import Array, Tensors
-from loadtest.foreign.reference import Refused
 
 _TIMEOUT_S = 60
 
