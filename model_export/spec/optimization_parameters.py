@@ -1,7 +1,8 @@
 """The optimizers that a TPU offers for embedding tables, with their constants: what a user writes, no arithmetic.
 
 Arguments, order, defaults and error texts are those of TensorFlow 2.15, the last that had them: in
-tf.compat.v1.tpu.experimental, and MomentumParameters in tensorflow.python.tpu.tpu_embedding alone. model_export.training.table_optimizers does the training.
+tf.compat.v1.tpu.experimental, and MomentumParameters in tensorflow.python.tpu.tpu_embedding alone.
+model_export.training.table_optimizers does the training.
 
 >>> AdagradParameters(0.1, initial_accumulator=0)
 Traceback (most recent call last):

@@ -21,8 +21,8 @@ from model_export.tensorflow_setup import tf
 
 
 def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...]:
-    """Returns the names of a table's slots: Adagrad accumulator; Adam m and v; FTRL accumulator and linear; momenta; SGD
-    none.
+    """Returns the names of a table's slots: Adagrad accumulator; Adam m and v; FTRL accumulator and linear; Momentum
+    momenta; SGD none.
 
     Args:
       table: name of the table's variable.
