@@ -208,8 +208,8 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         "--table_dtype",
         type=_table_dtype,
         metavar="DTYPE|TABLE=DTYPE,...",
-        help="what lookups read tables as: float16, bfloat16 or int8 (with a float32 scale per row); one for all, or "
-        "by table (default: float32)",
+        help="what lookups read tables as: float16, bfloat16, int8 or int4 (the last two with a scale per row); one "
+        "for all, or by table (default: float32)",
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from service.core.errors import ArtifactError
+from service.core.types import SCALED_DTYPES
 
 FORMAT_VERSION = 4
 # A manifest is written in the oldest of these formats that can say it, so that older servers read it.
@@ -44,7 +45,7 @@ GraphRun = Literal["cut", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class TableScale:
-    """Where the [V] or [V, 1] float32 lie that the rows of an int8 table are multiplied by; fields as in TableEntry."""
+    """Where the [V] or [V, 1] float32 scales of an int8 or int4 table's rows lie; fields as in TableEntry."""
 
     variable: str
     file: str
@@ -58,10 +59,11 @@ class TableEntry:
     """One [V, D] table and where its bytes lie.
 
     variable: key in the index beside file, which is variables/variables.index unless the table was written apart.
-    dtype: "float32", "float16", "bfloat16" or "int8"; answers are float32.
+    dtype: "float32", "float16", "bfloat16", "int8" or "int4" (format 4); answers are float32. A row of int4 is
+      ceil(D / 2) bytes, saved as uint8: column 2 i is the low half of byte i, in two's complement.
     file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
     crc32c: masked checksum of those bytes, as the index holds it.
-    scale: of an int8 table, and of no other (format 3).
+    scale: of an int8 or int4 table, and of no other (format 3).
     """
 
     variable: str
@@ -367,8 +369,10 @@ def _table(data: Any, where: str) -> TableEntry:
     if isinstance(data, dict) and data.get("scale") is not None:
         data = data | {"scale": _build(TableScale, data["scale"], f"{where}.scale")}
     entry = _build(TableEntry, data, where)
-    if (entry.dtype == "int8") != (entry.scale is not None):
-        raise ArtifactError(f"manifest: {where} is {entry.dtype}; an int8 table has a scale, and no other has one")
+    if (entry.dtype in SCALED_DTYPES) != (entry.scale is not None):
+        raise ArtifactError(
+            f"manifest: {where} is {entry.dtype}; int8 and int4 tables have a scale, and no other table has one"
+        )
     return entry
 
 

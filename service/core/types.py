@@ -197,8 +197,30 @@ def ragged_features(input_names: Mapping[str, object]) -> frozenset[str]:
 
 
 # What the numbers of a table may be -> how numpy reads them. A bfloat16 is the upper half of a float32, for which numpy
-# has no dtype; an int8 is multiplied by the float32 scale of its row.
-TABLE_DTYPES: Mapping[str, str] = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": "|i1"}
+# has no dtype; an int8 or int4 is multiplied by the float32 scale of its row. Two int4 share a byte.
+TABLE_DTYPES: Mapping[str, str] = {
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "int8": "|i1",
+    "int4": "|u1",
+}
+# The table dtypes with a float32 scale per row.
+SCALED_DTYPES = frozenset({"int8", "int4"})
+
+
+def stored_columns(dtype: str, embedding_dim: int) -> int:
+    """Returns how many elements of TABLE_DTYPES[dtype] hold a row of D numbers.
+
+    >>> stored_columns("int8", 5), stored_columns("int4", 5)
+    (5, 3)
+    """
+    return (embedding_dim + 1) // 2 if dtype == "int4" else embedding_dim
+
+
+def saved_dtype(dtype: str) -> str:
+    """Returns the dtype that a checkpoint's index has for a table of a dtype."""
+    return "uint8" if dtype == "int4" else dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Gather, combine and sequence, compiled by numba: one pass over the ids, the GIL released.
 
-A table is five integers: what its numbers are (FLOAT32, FLOAT16, BFLOAT16, INT8), the address where it lies (perhaps
-unaligned in its file: a checkpoint packs tensors back to back), the address of its [V] float32 scales if it is INT8
-(else 0), V, and D. Whoever calls keeps it alive. Numbers become float32 before anything is done with them, those of
-INT8 times the scale of their row, and are added up in float32 in the order of the ids.
+A table is five integers: what its numbers are (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), the address where it lies
+(perhaps unaligned in its file: a checkpoint packs tensors back to back), the address of its [V] float32 scales if it is
+INT8 or INT4 (else 0), V, and D. Whoever calls keeps it alive. Numbers become float32 before anything is done with them,
+those of INT8 and INT4 times the scale of their row, and are added up in float32 in the order of the ids.
 
 Each kernel writes the first D numbers of each row of out, and returns OK or where it stopped: the position of the
 first id that has no row, or TOO_MANY - r for a row r that is too long. One that came to the end although n ids have no
@@ -32,10 +32,10 @@ MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
-FLOAT32, FLOAT16, BFLOAT16, INT8 = 0, 1, 2, 3
+FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
 
 _NO_ROW, _REFUSED = -1, -2
-# By dtype.
+# By dtype; two numbers of INT4 share a byte.
 _BYTES = (4, 2, 2, 1)
 # Rows that are asked for before they are read. Measured by thread time on a table of 6.4 MB, 4096 rows of ten ids
 # each, 128 bytes per id: none 1.19 ms, 16 ahead 0.55 ms, 24 ahead 0.53 ms; gathers of 4096 x 256 bytes from 256 MB:
@@ -69,6 +69,11 @@ def _instead(bad_id, vocabulary_size, policy, default_row):  # type: ignore[no-u
     if policy == WRAP and bad_id < 0 and bad_id + vocabulary_size >= 0:
         return bad_id + vocabulary_size
     return _REFUSED
+
+
+@njit(nogil=True)
+def _row_bytes(dtype, dim):  # type: ignore[no-untyped-def]
+    return (dim + 1) // 2 if dtype == INT4 else dim * _BYTES[dtype]
 
 
 @njit(nogil=True)
@@ -118,14 +123,16 @@ def gather(  # type: ignore[no-untyped-def]
       out: [B, D or more] float32, written.
     """
     # Arguments that all kinds have in common; the first one's type says which entry is meant.
-    rest = (dim * _BYTES[dtype], table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out)
+    rest = (_row_bytes(dtype, dim), table_at, scales_at, vocabulary_size, dim, ids, policy, default_row, out)
     if dtype == FLOAT32:
         return _gather(np.float32(0), *rest)
     if dtype == FLOAT16:
         return _gather(np.int16(0), *rest)
     if dtype == BFLOAT16:
         return _gather(np.uint16(0), *rest)
-    return _gather(np.int8(0), *rest)
+    if dtype == INT8:
+        return _gather(np.int8(0), *rest)
+    return _gather(np.uint8(0), *rest)
 
 
 @njit(nogil=True)
@@ -270,14 +277,27 @@ def combine(  # type: ignore[no-untyped-def]
     """
     options = (positive_only, combiner, at_least_one, max_ids, truncate, policy, default_row)
     # Arguments that all kinds have in common; the first one's type says which entry is meant.
-    rest = (dim * _BYTES[dtype], table_at, scales_at, vocabulary_size, dim, values, row_splits, weights, *options, out)
+    rest = (
+        _row_bytes(dtype, dim),
+        table_at,
+        scales_at,
+        vocabulary_size,
+        dim,
+        values,
+        row_splits,
+        weights,
+        *options,
+        out,
+    )
     if dtype == FLOAT32:
         return _combine(np.float32(0), *rest)
     if dtype == FLOAT16:
         return _combine(np.int16(0), *rest)
     if dtype == BFLOAT16:
         return _combine(np.uint16(0), *rest)
-    return _combine(np.int8(0), *rest)
+    if dtype == INT8:
+        return _combine(np.int8(0), *rest)
+    return _combine(np.uint8(0), *rest)
 
 
 @njit(nogil=True)
@@ -321,7 +341,7 @@ def sequence(  # type: ignore[no-untyped-def]
     """
     # Arguments that all kinds have in common; the first one's type says which entry is meant.
     rest = (
-        dim * _BYTES[dtype],
+        _row_bytes(dtype, dim),
         table_at,
         scales_at,
         vocabulary_size,
@@ -338,4 +358,6 @@ def sequence(  # type: ignore[no-untyped-def]
         return _sequence(np.int16(0), *rest)
     if dtype == BFLOAT16:
         return _sequence(np.uint16(0), *rest)
-    return _sequence(np.int8(0), *rest)
+    if dtype == INT8:
+        return _sequence(np.int8(0), *rest)
+    return _sequence(np.uint8(0), *rest)
