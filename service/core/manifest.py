@@ -41,6 +41,7 @@ OovPolicy = Literal["error", "drop"]
 EmptyRowPolicy = Literal["zeros", "nan", "default_row"]
 TrailingRowPolicy = Literal["keep", "cut"]
 GraphRun = Literal["cut", "whole"]
+Summation = Literal["in_order", "blocks_of_8", "four_lanes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,11 @@ class LookupFeature:
       "default_row", the vector of default_row (format 4).
     trailing_empty_rows: "cut" ends the output behind the last row that holds an id, as tf.math.segment_mean does
       (format 4); "keep" answers all rows.
+    summation: the order of additions, which the last bits of a sum depend on (format 4). "in_order": one vector after
+      the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it is
+      1), then blocks of 8, each added up by itself; a mean or sqrtn of fewer than 10 multiplies by the reciprocal.
+      "four_lanes": as tf.math.segment_sum adds - from 16 vectors on, vectors 0, 4, 8, ..., then 1, 5, 9, ... and so on
+      in four sums, and these in order, for each whole packet of 8 columns; other columns in order.
     """
 
     ids: str
@@ -164,12 +170,13 @@ class LookupFeature:
     max_norm: float | None = None
     on_empty_row: EmptyRowPolicy = "zeros"
     trailing_empty_rows: TrailingRowPolicy = "keep"
+    summation: Summation = "in_order"
 
     @property
     def needs_format_4(self) -> bool:
         """Says whether the entry uses a field that format 3 does not have."""
-        plain = (None, "zeros", "keep")
-        is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows) == plain
+        plain = (None, "zeros", "keep", "in_order")
+        is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows, self.summation) == plain
         return not is_plain or self.on_bad_id == "wrap"
 
     @staticmethod
@@ -192,6 +199,8 @@ class LookupFeature:
             )
         if entry.combiner is None and (entry.on_empty_row != "zeros" or entry.trailing_empty_rows != "keep"):
             raise ArtifactError(f"manifest: input {entry.ids!r} has a policy for empty rows but combines nothing")
+        if entry.summation == "blocks_of_8" and entry.weights is not None:
+            raise ArtifactError(f"manifest: input {entry.ids!r} has weights, which blocks_of_8 does not have")
         if entry.max_norm is not None and not 0 < entry.max_norm < float("inf"):
             raise ArtifactError(f"manifest: input {entry.ids!r} has max_norm {entry.max_norm}, expected more than 0")
         for name in ("max_ids_per_row", "max_sequence_length"):
@@ -252,7 +261,7 @@ class Manifest:
             for entry in data["signatures"].values():
                 _drop(entry, "concatenated", "run")
                 for feature in entry["features"].values():
-                    _drop(feature, "max_norm", "on_empty_row", "trailing_empty_rows")
+                    _drop(feature, "max_norm", "on_empty_row", "trailing_empty_rows", "summation")
             for vocabulary in data["vocabularies"].values():
                 _drop(vocabulary, "first_oov_id", "empty_key_id")
         return json.dumps({"format_version": version, **data}, indent=1) + "\n"
@@ -324,6 +333,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "on_nonpositive_weight": get_args(WeightPolicy),
     "on_empty_row": get_args(EmptyRowPolicy),
     "trailing_empty_rows": get_args(TrailingRowPolicy),
+    "summation": get_args(Summation),
 }
 
 

@@ -31,6 +31,9 @@ TOO_MANY = -2
 MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
+# The order in which rows are added up, added to the number of a combiner. See LookupFeature.summation.
+IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
+_COMBINER_BITS = 3
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
 FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
 
@@ -136,6 +139,53 @@ def gather(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
+def _add_in_blocks(kind, table_at, scales_at, ids, dim, out):  # type: ignore[no-untyped-def]
+    # As SparseSegmentReductionOpBase::Reduce of TensorFlow does: the first block takes what 8 leaves over.
+    count, rest = ids.shape[0], ids.shape[0] & 7
+    end = min(count, rest + 8 if rest < 2 else rest)
+    at, scratch = ids.ctypes.data, np.empty(dim, np.float32)
+    last = at + 8 * (count - 1)
+    add_rows(kind, table_at, scales_at, at, 0, end, dim, out.ctypes.data, at + 8 * end, last)
+    while end < count:
+        from_at = at + 8 * end
+        add_rows(kind, table_at, scales_at, from_at, 0, 8, dim, scratch.ctypes.data, from_at + 64, last)
+        out[:dim] += scratch
+        end += 8
+
+
+@njit(nogil=True)
+def _add_in_lanes(kind, table_at, scales_at, ids, weights, dim, out):  # type: ignore[no-untyped-def]
+    # As Eigen reduces the first dimension: from 16 rows on, four sums for each packet of 8 columns; what is left of the
+    # columns is added up in order.
+    count, packed = ids.shape[0], dim // 8 * 8
+    is_weighted = weights.shape[0] > 0
+    ids_at, weights_at = ids.ctypes.data, weights.ctypes.data if is_weighted else 0
+    last = ids_at + 8 * (count - 1)
+    add_rows(kind, table_at, scales_at, ids_at, weights_at, count, dim, out.ctypes.data, ids_at, last)
+    if count < 16 or packed == 0:
+        return
+    length = count // 4
+    lane, factors = np.empty(length, np.int64), np.empty(length, np.float32)
+    lane_at, factors_at = lane.ctypes.data, factors.ctypes.data if is_weighted else 0
+    scratch = np.empty(dim, np.float32)
+    for number in range(4 + count - 4 * length):
+        # Four lanes, then each row that is left over.
+        is_lane = number < 4
+        size = length if is_lane else 1
+        for i in range(size):
+            place = number + 4 * i if is_lane else 4 * length + number - 4
+            lane[i] = ids[place]
+            if is_weighted:
+                factors[i] = weights[place]
+        end = lane_at + 8 * (size - 1)
+        add_rows(kind, table_at, scales_at, lane_at, factors_at, size, dim, scratch.ctypes.data, lane_at, end)
+        if number == 0:
+            out[:packed] = scratch[:packed]
+        else:
+            out[:packed] += scratch[:packed]
+
+
+@njit(nogil=True)
 def _combine(  # type: ignore[no-untyped-def]
     kind,
     row_bytes,
@@ -157,6 +207,7 @@ def _combine(  # type: ignore[no-untyped-def]
 ):
     out_at, ids_at, out_bytes = out.ctypes.data, values.ctypes.data, out.shape[1] * 4
     is_weighted = weights.shape[0] > 0
+    order, combiner = combiner & ~_COMBINER_BITS, combiner & _COMBINER_BITS
     weights_at = weights.ctypes.data if is_weighted else 0
     num_rows = row_splits.shape[0] - 1
     # Where all ids have rows, which is nearly always so, none is looked at again.
@@ -191,7 +242,13 @@ def _combine(  # type: ignore[no-untyped-def]
         else:
             total = total_squares = np.float32(end - begin)
         to = out_at + r * out_bytes
-        if is_plain:
+        if is_plain and order != IN_ORDER and end > begin:
+            if order == BLOCKS_OF_8:
+                _add_in_blocks(kind, table_at, scales_at, values[begin:end], dim, out[r])
+            else:
+                some = weights[begin:end] if is_weighted else weights
+                _add_in_lanes(kind, table_at, scales_at, values[begin:end], some, dim, out[r])
+        elif is_plain:
             weights_from = weights_at + begin * 4 if is_weighted else 0
             from_at = ids_at + begin * 8
             ahead_at = from_at + 8 * _AHEAD
@@ -222,7 +279,12 @@ def _combine(  # type: ignore[no-untyped-def]
                 count += 1
             rows_at = rows.ctypes.data
             last = rows_at + 8 * max(count - 1, 0)
-            add_rows(kind, table_at, scales_at, rows_at, factors.ctypes.data, count, dim, to, rows_at, last)
+            if order == BLOCKS_OF_8 and count > 0:
+                _add_in_blocks(kind, table_at, scales_at, rows[:count], dim, out[r])
+            elif order == FOUR_LANES and count > 0:
+                _add_in_lanes(kind, table_at, scales_at, rows[:count], factors[:count], dim, out[r])
+            else:
+                add_rows(kind, table_at, scales_at, rows_at, factors.ctypes.data, count, dim, to, rows_at, last)
         if combiner == SUM:
             continue
         if combiner == SQRTN:
@@ -233,6 +295,10 @@ def _combine(  # type: ignore[no-untyped-def]
             divisor = total
         if divisor == np.float32(0):
             out[r, :dim] = np.float32(0)
+        elif order == BLOCKS_OF_8 and total < np.float32(10):
+            factor = np.float32(1) / divisor
+            for d in range(dim):
+                out[r, d] *= factor
         else:
             for d in range(dim):
                 out[r, d] /= divisor
@@ -269,7 +335,7 @@ def combine(  # type: ignore[no-untyped-def]
       row_splits: [B+1] int64.
       weights: [N] float32, or [0] for 1 everywhere.
       positive_only: leaves ids out whose weight is 0, less, or NaN.
-      combiner: SUM, MEAN or SQRTN.
+      combiner: SUM, MEAN or SQRTN, plus IN_ORDER, BLOCKS_OF_8 (without weights) or FOUR_LANES.
       at_least_one: a mean divides by max(sum(w), 1), as the tensor core does.
       max_ids: K, or 0 for no limit; a longer row is cut at K when truncate, else refused.
       policy: as in gather.

@@ -17,6 +17,7 @@ from service.lookup.row_pool import Part, RowRunner, in_one_piece
 from service.lookup.table import MappedTable
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
+_SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
 POLICIES = {
     "error": kernels.ERROR,
     "drop": kernels.DROP,
@@ -28,6 +29,11 @@ POLICIES = {
 # Where a bad id reads a row of another id.
 _READ_INSTEAD = ("default_row", "clamp", "wrap")
 _NO_WEIGHTS = np.empty(0, np.float32)
+
+
+def combiner_number(feature: LookupFeature) -> int:
+    """Returns a feature's combiner and order of additions as the kernels take them."""
+    return COMBINERS[feature.combiner or "sum"] + _SUMMATIONS[feature.summation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class FeaturePlan:
         weights = np.ascontiguousarray(inputs.get(feature.weights or "", _NO_WEIGHTS))
         options = (
             feature.on_nonpositive_weight == "drop",
-            COMBINERS[feature.combiner or "sum"],
+            combiner_number(feature),
             feature.mean_divisor == "at_least_one",
             feature.max_ids_per_row or 0,
             feature.on_too_many_ids == "truncate",

@@ -228,6 +228,7 @@ def test_format_1_is_read_and_means_what_it_meant() -> None:
 
 FORMAT_4: dict[str, Callable[[dict[str, Any]], None]] = {
     "wrap": at(*LOOKUP_TAGS, "on_bad_id", value="wrap"),
+    "summation": at(*LOOKUP_TAGS, "summation", value="four_lanes"),
     "max_norm": at(*LOOKUP_TAGS, "max_norm", value=1.5),
     "on_empty_row": at(*LOOKUP_TAGS, "on_empty_row", value="nan"),
     "trailing_empty_rows": at(*LOOKUP_TAGS, "trailing_empty_rows", value="cut"),
