@@ -153,6 +153,8 @@ def _named(scale: TableScale | None, entry: BundleEntry | None) -> tuple[str, Bu
 def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
     faults = []
     for name, entry in manifest.vocabularies.items():
+        if not entry.file:
+            continue
         try:
             words = oracle.vocabulary_lines(artifact / entry.file)
         except OSError as error:

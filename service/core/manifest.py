@@ -17,9 +17,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
 
 from service.core.errors import ArtifactError
+from service.core.manifest_fields import build, json_object
 from service.core.types import SCALED_DTYPES
 
 FORMAT_VERSION = 4
@@ -27,8 +28,6 @@ FORMAT_VERSION = 4
 _FORMAT_WITHOUT_SCALES = 2
 _FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
-
-T = TypeVar("T")
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 LookupDevice = Literal["cpu", "tpu_tensor_core"]
@@ -146,7 +145,7 @@ class LookupFeature:
       combined (format 4).
     on_empty_row: what a row gives that no id counts in (none was sent, or all were dropped): "zeros"; "nan"; or
       "default_row", the vector of default_row (format 4).
-    trailing_empty_rows: "cut" ends the output behind the last row that holds an id, as tf.math.segment_mean does
+    trailing_empty_rows: "cut" ends the output behind the last row that an id counts in, as tf.math.segment_mean does
       (format 4); "keep" answers all rows.
     summation: the order of additions, which the last bits of a sum depend on (format 4). "in_order": one vector after
       the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it is
@@ -182,7 +181,7 @@ class LookupFeature:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> LookupFeature:
         """Builds from a JSON object; raises ArtifactError naming the field at fault."""
-        entry = _build(LookupFeature, data, "features")
+        entry = build(LookupFeature, data, "features")
         for name, allowed in _CHOICES.items():
             if getattr(entry, name) not in allowed:
                 raise ArtifactError(f"manifest: {name} is {getattr(entry, name)!r}, expected one of {allowed}")
@@ -300,15 +299,16 @@ class Manifest:
                 f"manifest format {version} is newer than this server reads ({FORMAT_VERSION}); upgrade the server"
             )
         manifest = Manifest(
-            tables={k: _table(v, f"tables.{k}") for k, v in _object(data, "tables").items()},
-            features={k: _build(FeatureEntry, v, f"features.{k}") for k, v in _object(data, "features").items()},
-            signatures={k: _signature(v, f"signatures.{k}") for k, v in _object(data, "signatures").items()},
+            tables={k: _table(v, f"tables.{k}") for k, v in json_object(data, "tables").items()},
+            features={k: build(FeatureEntry, v, f"features.{k}") for k, v in json_object(data, "features").items()},
+            signatures={k: _signature(v, f"signatures.{k}") for k, v in json_object(data, "signatures").items()},
             vocabularies={
-                k: _vocabulary(v, f"vocabularies.{k}") for k, v in _object(data, "vocabularies", required=False).items()
+                k: _vocabulary(v, f"vocabularies.{k}")
+                for k, v in json_object(data, "vocabularies", required=False).items()
             },
-            files=_object(data, "files", required=False),
-            provenance=_object(data, "provenance", required=False),
-            parity=_object(data, "parity", required=False),
+            files=json_object(data, "files", required=False),
+            provenance=json_object(data, "provenance", required=False),
+            parity=json_object(data, "parity", required=False),
         )
         _cross_check(manifest)
         return manifest
@@ -342,43 +342,10 @@ def _drop(data: dict[str, Any], *names: str) -> None:
         del data[name]
 
 
-def _object(data: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
-    value = data.get(name, None if required else {})
-    if not isinstance(value, dict):
-        raise ArtifactError(f"manifest: {name} is {'missing' if value is None else 'not an object'}")
-    return cast(Mapping[str, Any], value)
-
-
-_JSON_TYPES: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "str": (str,),
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-    "float | None": (float, int, type(None)),
-}
-
-
-def _build(cls: type[T], data: Any, where: str) -> T:
-    if not isinstance(data, dict):
-        raise ArtifactError(f"manifest: {where} is not an object")
-    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
-    unknown = sorted(set(data) - set(fields))
-    missing = sorted(n for n, f in fields.items() if f.default is dataclasses.MISSING and n not in data)
-    if unknown or missing:
-        raise ArtifactError(f"manifest: {where} has unknown fields {unknown} and lacks {missing}")
-    for name, value in data.items():
-        wanted = _JSON_TYPES.get(str(fields[name].type))
-        if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
-            raise ArtifactError(f"manifest: {where}.{name} is {value!r}, expected {fields[name].type}")
-        if isinstance(value, int) and value < 0:
-            raise ArtifactError(f"manifest: {where}.{name} is negative")
-    return cls(**data)
-
-
 def _table(data: Any, where: str) -> TableEntry:
     if isinstance(data, dict) and data.get("scale") is not None:
-        data = data | {"scale": _build(TableScale, data["scale"], f"{where}.scale")}
-    entry = _build(TableEntry, data, where)
+        data = data | {"scale": build(TableScale, data["scale"], f"{where}.scale")}
+    entry = build(TableEntry, data, where)
     if (entry.dtype in SCALED_DTYPES) != (entry.scale is not None):
         raise ArtifactError(
             f"manifest: {where} is {entry.dtype}; int8 and int4 tables have a scale, and no other table has one"
@@ -396,9 +363,9 @@ def _signature(data: Any, where: str) -> SignatureEntry:
         raise ArtifactError(f"manifest: {where}.batch_sizes is not an ascending list of positive integers")
     if (run := data.get("run", "cut")) not in get_args(GraphRun):
         raise ArtifactError(f"manifest: {where}.run is {run!r}, expected one of {get_args(GraphRun)}")
-    features = {k: LookupFeature.from_json(v) for k, v in _object(data, "features").items()}
+    features = {k: LookupFeature.from_json(v) for k, v in json_object(data, "features").items()}
     concatenated = {}
-    for output, parts in _object(data, "concatenated", required=False).items():
+    for output, parts in json_object(data, "concatenated", required=False).items():
         if not isinstance(parts, list) or not parts or not set(map(str, parts)) <= features.keys():
             raise ArtifactError(f"manifest: {where}.concatenated.{output} is {parts!r}, expected names of its features")
         concatenated[output] = tuple(parts)
@@ -406,7 +373,7 @@ def _signature(data: Any, where: str) -> SignatureEntry:
 
 
 def _vocabulary(data: Any, where: str) -> VocabularyEntry:
-    entry = _build(VocabularyEntry, data, where)
+    entry = build(VocabularyEntry, data, where)
     for name, allowed in (("on_oov", get_args(OovPolicy)), ("key_dtype", get_args(KeyDtype))):
         if getattr(entry, name) not in allowed:
             raise ArtifactError(f"manifest: {where}.{name} is {getattr(entry, name)!r}, expected one of {allowed}")

@@ -48,7 +48,7 @@ def plan_features(
     """Returns what a request that holds certain inputs looks up; None where that takes the general path.
 
     Args:
-      features: by output, in the order of the answer.
+      features: by a name each, such as its output's; in the order of the answer where each is an output.
       positions: of each input's row in what a scan found.
     """
     if not spec.required <= positions.keys():
@@ -64,6 +64,8 @@ def plan_features(
             return None
         if spec.inputs[lookup.ids].takes_keys:
             # Its integers are keys of a vocabulary, not rows.
+            return None
+        if not feature.is_plain:
             return None
         used.update(name for name in inputs if name is not None)
         plan.append(_plan_row(feature, spec, positions))

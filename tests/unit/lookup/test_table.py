@@ -13,7 +13,7 @@ import pytest
 
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import Manifest
-from service.core.types import TableInfo
+from service.core.types import TABLE_DTYPES, TableInfo
 from service.lookup import kernels
 from service.lookup.ordered_code import slice_key
 from service.lookup.table import MappedTable, open_tables
@@ -202,19 +202,17 @@ def test_a_missing_file_is_refused(tmp_path: Path, name: Path) -> None:
 
 def test_only_numbers_that_the_kernels_read_are_mapped(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
-    entries = write_bundle(artifact / "variables" / "variables", {variable_name("tag"): np.ones((4, 3))})
+    entries = write_bundle(artifact / "variables" / "variables", {variable_name("tag"): np.ones((4, 3), np.int64)})
 
     def edit(data: dict[str, Any]) -> None:
         del data["files"], data["tables"]["user"], data["features"]["user"]
         for signature in data["signatures"].values():
             del signature["features"]["user"]
-        data["tables"]["tag"].update(dtype="float64", **entries[variable_name("tag")])
+        data["tables"]["tag"].update(dtype="int64", **entries[variable_name("tag")])
 
     write_toy_model(tmp_path / "2", edit_manifest=edit)
     (tmp_path / "2" / INDEX).write_bytes((artifact / INDEX).read_bytes())
-    with pytest.raises(
-        ArtifactError, match="table 'tag' is float64; only float32, float16, bfloat16, int8, int4 can be mapped"
-    ):
+    with pytest.raises(ArtifactError, match=f"table 'tag' is int64; only {', '.join(TABLE_DTYPES)} can be mapped"):
         open_toy(tmp_path / "2")
 
 
