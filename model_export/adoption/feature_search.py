@@ -16,7 +16,7 @@ from model_export.adoption.roles import Roles, possible_roles, width_of
 from model_export.exporter.fingerprint import fingerprint64
 from model_export.tensorflow_setup import tf
 from service.core.errors import ServiceError
-from service.core.manifest import Combiner, EmptyRowPolicy, LookupFeature, SignatureEntry, TrailingRowPolicy
+from service.core.manifest import Combiner, EmptyRowPolicy, LookupFeature, SignatureEntry, Summation, TrailingRowPolicy
 from service.core.types import Array, Tensors
 from service.graph.probes import Constants, is_same_sum
 from service.lookup.plan import compile_signature
@@ -132,9 +132,17 @@ class _Trial:
         )
         for feature in self._variants(base):
             is_exact = self._agrees(feature)
-            if is_exact is not None:
-                return self._as_found(feature, is_exact=is_exact)
+            if is_exact is None:
+                continue
+            if not is_exact:
+                others = (replace(feature, summation=order) for order in self._summations())
+                exact = next((other for other in others if self._agrees(other)), None)
+                return self._as_found(exact or feature, is_exact=exact is not None)
+            return self._as_found(feature, is_exact=True)
         return None
+
+    def _summations(self) -> tuple[Summation, ...]:
+        return ("four_lanes",) if self._roles.weights else ("blocks_of_8", "four_lanes")
 
     def _variants(self, base: LookupFeature) -> Iterator[LookupFeature]:
         for combiner in _COMBINERS:

@@ -49,7 +49,7 @@ class FoundKeys:
 def find_keys(probe: Probe, graph: SignatureGraph, read: Read, roles: Roles) -> FoundKeys | None:
     """Returns what turns the ids input into the ids of a read; None where that is no vocabulary and no known hash.
 
-    Unknown keys that become no row at all are errors in what is returned; whether the graph drops them, it does not say.
+    Unknown keys that become no row are errors in what is returned; whether the graph drops them is not tried here.
     """
     tensor = graph.spec.inputs[roles.ids]
     if tensor.dtype not in ("string", "int64"):

@@ -148,8 +148,8 @@ class LookupFeature:
     trailing_empty_rows: "cut" ends the output behind the last row that an id counts in, as tf.math.segment_mean does
       (format 4); "keep" answers all rows.
     summation: the order of additions, which the last bits of a sum depend on (format 4). "in_order": one vector after
-      the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it is
-      1), then blocks of 8, each added up by itself; a mean or sqrtn of fewer than 10 multiplies by the reciprocal.
+      the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it
+      is 1), then blocks of 8, each added up by itself; a mean or sqrtn of fewer than 10 multiplies by the reciprocal.
       "four_lanes": as tf.math.segment_sum adds - from 16 vectors on, vectors 0, 4, 8, ..., then 1, 5, 9, ... and so on
       in four sums, and these in order, for each whole packet of 8 columns; other columns in order.
     """

@@ -139,4 +139,6 @@ def _rows_read(feature: LookupFeature, ids: Array, vocabulary_size: int) -> Arra
         return np.where(is_bad, _DROPPED, ids)
     if policy == "drop_negative":
         return np.where(is_bad, np.where(ids < 0, _DROPPED, _REFUSED), ids)
+    if policy == "wrap":
+        return np.where(is_bad, np.where((ids < 0) & (ids >= -vocabulary_size), ids + vocabulary_size, _REFUSED), ids)
     return np.where(is_bad, _REFUSED, ids)
