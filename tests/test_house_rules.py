@@ -127,6 +127,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.manifest",
             "service.core.types",
             "service.core.errors",
+            # How both programs suggest a name for a misspelt one.
+            "service.core.near_names",
             "service.lookup.bundle",
             "service.lookup.sorted_table",
             # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.
