@@ -17,11 +17,15 @@ from model_export.datasets import movielens
 from model_export.datasets.ratings import RatingData
 from model_export.datasets.synthetic import synthetic_ratings
 from model_export.errors import ExportError
+from model_export.exporter.adopt_spec import read_spec
 from model_export.exporter.delta_commands import delta, fold
 from model_export.exporter.export_config import ExportConfig, read_config, run_config
+from model_export.exporter.folder_checks import check_run, check_saved_model
+from model_export.exporter.integrity import VARIABLES_PREFIX
 from model_export.exporter.versions import existing_versions, new_version_folder
 from model_export.report.commands import inspect, verify
 from model_export.training.config import TrainConfig
+from service.lookup.bundle import read_bundle
 
 if TYPE_CHECKING:
     from model_export.training.loop import EpochResult
@@ -87,12 +91,20 @@ def _export(arguments: argparse.Namespace) -> None:
     else:
         run = str(arguments.run or DEFAULT_RUN)
         config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
-    new_version_folder(config.out, config.arguments.get("version"))  # before the slow part, for an early refusal
+    # Before the slow part, for an early refusal.
+    new_version_folder(config.out, config.arguments.get("version"))
+    if config.kind == "run":
+        check_run(Path(config.model))
     say("exporting")
     say(f"exported and verified: {run_config(config)}")
 
 
 def _adopt(arguments: argparse.Namespace) -> None:
+    check_saved_model(arguments.saved_model)
+    if arguments.spec is not None:
+        # All that can be refused at once is, before TensorFlow starts.
+        new_version_folder(arguments.out or arguments.saved_model.absolute().parent, arguments.version)
+        read_spec(arguments.spec, read_bundle(arguments.saved_model / VARIABLES_PREFIX))
     say("starting TensorFlow")
     from model_export.exporter.adopt import adopt
 

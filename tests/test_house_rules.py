@@ -128,6 +128,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.manifest",
             "service.core.types",
             "service.core.errors",
+            # How both programs suggest a name for a misspelt one.
+            "service.core.near_names",
             "service.lookup.bundle",
             "service.lookup.sorted_table",
             # What `verify` accepts, the server serves: one judgement.

@@ -15,6 +15,7 @@ from model_export.exporter.oracle import vocabulary_lines
 from model_export.exporter.signature_names import DEFAULT_BATCH_SIZES
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.core.manifest import LookupDevice
+from service.core.near_names import did_you_mean
 from service.lookup.bundle import BundleEntry
 
 _FEATURE_KEYS = (
@@ -69,8 +70,10 @@ def read_spec(path: Path, opened: OpenedGraph) -> AdoptSpec:
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExportError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise ExportError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ExportError(f"cannot read {path}: it is no TOML: {error}") from error
     _refuse_unknown(path, "", data, ("tables", "features", "signatures", "lookup"))
     variables = opened.bundle
     keys, tables = {}, []
@@ -110,8 +113,9 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry]) -> str:
         entry = variables[found[0]]
         problem = f"is {entry.dtype} {list(entry.shape)}; a table is a matrix of float32"
     else:
-        problem = "is not there" if not found else f"may be any of {sorted(found)}"
-    raise ExportError(f"variable {name!r} {problem}. Candidates:\n" + "\n".join(candidate_lines(variables)))
+        near = did_you_mean(name, plain.values())
+        problem = f"is not there{near}" if not found else f"may be any of {sorted(found)}"
+    raise ExportError(f"variable {name!r} {problem}\nCandidates:\n" + "\n".join(candidate_lines(variables)))
 
 
 def is_table(entry: BundleEntry) -> bool:
@@ -171,4 +175,5 @@ def _sections(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Ma
 
 def _refuse_unknown(path: Path, where: str, entry: Mapping[str, Any], known: Sequence[str]) -> None:
     if unknown := sorted(set(entry) - set(known)):
-        raise ExportError(f"{path}: {where}{unknown[0]} is no key of a spec; those are {', '.join(known)}")
+        near = did_you_mean(unknown[0], known)
+        raise ExportError(f"{path}: {where}{unknown[0]} is no key of a spec; those are {', '.join(known)}{near}")

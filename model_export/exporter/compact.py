@@ -20,6 +20,7 @@ from model_export.exporter.bundle_index import replace_checksums
 from model_export.exporter.deltas import read_tables
 from model_export.exporter.extra_assets import RECORDED_PATH
 from model_export.exporter.finishing import finish
+from model_export.exporter.folder_checks import check_described
 from model_export.exporter.integrity import file_sizes
 from model_export.exporter.versions import new_version_folder
 from service.core.manifest import Manifest, TableEntry, TableScale
@@ -61,6 +62,7 @@ def compact(
       ExportError: there is nothing to fold, or a delta that a server refuses.
     """
     folder = Path(artifact).absolute()
+    check_described(folder)
     manifest = Manifest.read(folder)
     deltas, faults = _deltas(folder, None if journal is None else Path(journal))
     if manifest is None or not deltas:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from model_export.errors import ExportError
+from model_export.exporter.folder_checks import check_described
 from service.core.manifest import Manifest
 from service.core.types import Array, TableInfo
 from service.deltas.checks import check_delta
@@ -67,9 +68,9 @@ def write_delta(
 
 def read_tables(artifact: Path) -> dict[str, TableInfo]:
     """Returns what deltas are held against; raises ExportError where there is no manifest."""
+    check_described(artifact)
     manifest = Manifest.read(artifact)
-    if manifest is None:
-        raise ExportError(f"{artifact} has no lookup manifest, so it has no tables whose rows could change")
+    assert manifest is not None  # check_described has looked
     return {
         name: TableInfo(name, entry.vocabulary_size, entry.embedding_dim, entry.dtype, entry.nbytes, ())
         for name, entry in manifest.tables.items()

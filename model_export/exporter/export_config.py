@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
+from service.core.near_names import did_you_mean
 
 CONFIG_EXAMPLE = """\
 factory = "my_package.training:trained_model"   # called without arguments; what it returns is exported
@@ -82,12 +83,16 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ExportError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise ExportError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ExportError(f"cannot read {path}: it is no {kind}: {error}") from error
     if not isinstance(data, dict):
         raise ExportError(f"{path} holds no table of keys")
     if unknown := sorted(set(data) - set(_TYPES)):
-        raise ExportError(f"{path}: unknown keys {unknown}; there are {', '.join(_TYPES)}")
+        near = did_you_mean(unknown[0], _TYPES)
+        raise ExportError(f"{path}: unknown keys {unknown}; there are {', '.join(_TYPES)}{near}")
     data |= {key: value for key, value in (overrides or {}).items() if value is not None}
     for key, value in data.items():
         if not isinstance(value, _TYPES[key]) or (isinstance(value, bool) and bool not in _TYPES[key]):

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from model_export.errors import ExportError
 from model_export.exporter import oracle
 from model_export.exporter.comparison import Comparison, differing_rows
 from model_export.exporter.device_differences import DeviceComparison
 from model_export.exporter.extra_assets import RECORDED_PATH
+from model_export.exporter.folder_checks import check_described
 from model_export.exporter.integrity import integrity_faults
 from model_export.exporter.oracle import RefusedError, looked_up
 from model_export.exporter.parity_cases import Case, CaseWriter
@@ -40,9 +40,9 @@ def verify_artifact(artifact: Path) -> ParityReport:
       Disagreements: files, index, vocabularies or answers are not what they should be; all that was found.
       ExportError, ArtifactError: there is no manifest, or it can not be read.
     """
+    check_described(artifact)
     manifest = Manifest.read(artifact)
-    if manifest is None:
-        raise ExportError(f"{artifact} has no lookup manifest; `model-export` did not write it")
+    assert manifest is not None  # check_described has looked
     faults = integrity_faults(artifact, manifest)
     if faults:
         raise Disagreements([f"{artifact}: {fault}" for fault in faults])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from model_export.errors import ExportError
+from model_export.exporter.folder_checks import check_writable
 
 
 def existing_versions(base: Path) -> list[int]:
@@ -17,13 +18,14 @@ def new_version_folder(base: Path, version: int | None) -> Path:
     """Returns the folder of a version to be written; None takes the number after the highest, or 1.
 
     Raises:
-      ExportError: version is not positive, or exists.
+      ExportError: version is not positive, or exists, or base can not be written to.
     """
     if version is None:
         version = 1 + max(existing_versions(base), default=0)
     if version < 1:
         raise ExportError(f"version is {version}; versions are positive integers")
     target = base / str(version)
+    check_writable(base)
     if target.exists():
-        raise ExportError(f"{target} exists; a version is never overwritten")
+        raise ExportError(f"{target} exists; a version is never overwritten: leave --version out for the next")
     return target

@@ -13,6 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from model_export.errors import ExportError
+from model_export.exporter.folder_checks import check_described, check_saved_model
 from model_export.exporter.parity_report import Disagreements, ParityReport
 from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
@@ -31,6 +32,7 @@ def inspect(arguments: argparse.Namespace) -> None:
         statistics=arguments.statistics,
         run=arguments.run,
     )
+    check_saved_model(arguments.artifact)
     if arguments.fast and arguments.labels:
         raise ExportError("--labels needs the tables to be read; leave out --fast")
     report = _build(arguments.artifact, options)
@@ -48,6 +50,7 @@ def verify(arguments: argparse.Namespace) -> None:
       ExportError: it does not agree with itself, after every disagreement was shown; or it can not be checked.
       ArtifactError: it can not be read.
     """
+    check_described(arguments.artifact)  # before the slow part
     _remark(arguments, "starting TensorFlow")
     from model_export.exporter.verify import verify_artifact
 

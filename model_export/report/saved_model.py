@@ -7,7 +7,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from model_export.errors import ExportError
+from model_export.exporter.folder_checks import SAVED_MODEL, check_saved_model
 from model_export.report.document import MetaGraphReport, SignatureReport, TensorReport
 from service.codecs.protos import message_class
 from service.codecs.signature_def import read_signatures
@@ -15,7 +15,6 @@ from service.core.errors import ArtifactError
 from service.core.manifest import Manifest
 from service.core.types import SignatureSpec, TensorSpec
 
-_FILE = "saved_model.pb"
 _SERVE = ("serve",)
 
 
@@ -29,9 +28,8 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
       ExportError: the folder is no SavedModel.
       ArtifactError: its saved_model.pb is corrupt.
     """
-    path = artifact / _FILE
-    if not path.is_file():
-        raise ExportError(_no_saved_model(artifact))
+    path = artifact / SAVED_MODEL
+    check_saved_model(artifact)
     message = message_class("tensorflow.SavedModel")()
     try:
         message.ParseFromString(path.read_bytes())
@@ -48,19 +46,6 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
         MetaGraphReport(tags, versions[tags], _signatures(path, tags, manifest if tags == _SERVE else None))
         for tags in sorted(versions, key=lambda tags: (tags != _SERVE, tags))
     )
-
-
-def _no_saved_model(artifact: Path) -> str:
-    if not artifact.is_dir():
-        return f"{artifact} is not a folder"
-    versions = sorted((path.name for path in artifact.iterdir() if (path / _FILE).is_file()), key=_version_order)
-    if versions:
-        return f"{artifact} is a folder of versions: name one, such as {artifact / versions[-1]}"
-    return f"{artifact} has no {_FILE}: it is not a SavedModel"
-
-
-def _version_order(name: str) -> tuple[int, str]:
-    return (int(name), name) if name.isdecimal() else (-1, name)
 
 
 def _signatures(path: Path, tags: tuple[str, ...], manifest: Manifest | None) -> tuple[SignatureReport, ...]:

@@ -29,6 +29,7 @@ from service.core.manifest import (
     TooManyPolicy,
     WeightPolicy,
 )
+from service.core.near_names import did_you_mean
 from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
@@ -174,7 +175,8 @@ class ModelSpec:
             raise ValueError("two tables or two features have the same name")
         for feature in self.features:
             if feature.table not in tables:
-                raise ValueError(f"feature {feature.name!r} uses table {feature.table!r}, which is not declared")
+                near = did_you_mean(feature.table, tables)
+                raise ValueError(f"feature {feature.name!r} uses table {feature.table!r}, which is not declared{near}")
             rows = tables[feature.table].vocabulary_size
             if feature.vocabulary is not None and feature.vocabulary.last_id >= rows:
                 raise ValueError(

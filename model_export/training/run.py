@@ -13,6 +13,7 @@ from typing import Any
 
 from model_export.datasets.ratings import RatingData
 from model_export.errors import ExportError
+from model_export.exporter.folder_checks import RUN_FILE
 from model_export.spec.features import ModelSpec
 from model_export.spec.rating_model import rating_model_spec
 from model_export.training.baselines import baseline_rmse
@@ -20,7 +21,6 @@ from model_export.training.config import TrainConfig
 from model_export.training.examples import build_examples, split
 from model_export.training.loop import EpochResult, Trainer
 
-RUN_FILE = "run.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 RATING_RANGE = (1.0, 5.0)
 

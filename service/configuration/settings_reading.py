@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from service.configuration.model_server_flags import FOREIGN_FLAGS
 from service.configuration.settings import ENV_PREFIX, Settings
 from service.configuration.settings_faults import faults_of
+from service.core.near_names import did_you_mean
 
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
@@ -25,12 +26,12 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
     """Builds the settings from a command line and an environment (default: the process's).
 
     Raises:
-      SettingsError: an unknown EMB_ variable, a value that does not parse, or any fault.
-      SystemExit: --help, or a flag that argparse refuses.
+      SettingsError: an unknown flag or EMB_ variable, a value that does not parse, or any fault.
+      SystemExit: --help, or a flag without its value.
     """
     settings, faults = _read(arguments, os.environ if environ is None else environ)
     faults += faults_of(settings)
-    foreign, unread = _foreign_values(vars(_parser().parse_args(arguments)))
+    foreign, unread = _foreign_values(_flags(arguments)[0])
     faults += unread
     faults += [f"--{name} is not supported: {why}" for name, why in foreign.items() if FOREIGN_FLAGS[name].is_refused]
     if faults:
@@ -45,11 +46,16 @@ def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None =
 
 def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
     """Returns the settings, and what could not be read of them."""
-    flags = vars(_parser().parse_args(arguments))
+    flags, unknown = _flags(arguments)
     types = get_type_hints(Settings)
     names = {f.name for f in dataclasses.fields(Settings)}
     faults = [
+        f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], _flag_names())}"
+        for argument in unknown
+    ]
+    faults += [
         f"{name} is not a setting of this server (see --help)"
+        + did_you_mean(name, (ENV_PREFIX + known.upper() for known in names))
         for name in sorted(environ)
         if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in names
     ]
@@ -69,7 +75,7 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
     """Names the flags of a command line that read_settings took and that change nothing, each with the reason."""
-    foreign, _ = _foreign_values(vars(_parser().parse_args(arguments)))
+    foreign, _ = _foreign_values(_flags(arguments)[0])
     return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
 
 
@@ -105,6 +111,16 @@ def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
 def quiet_tensorflow() -> None:
     """Keeps TensorFlow's start-up chatter out of the log, unless the user has set a level. Before it is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Returns the text of every flag, None where it was not given, and the arguments that are no flags."""
+    known, unknown = _parser().parse_known_args(arguments)
+    return vars(known), unknown
+
+
+def _flag_names() -> list[str]:
+    return [f"--{name}" for name in (*(f.name for f in dataclasses.fields(Settings)), *FOREIGN_FLAGS)]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -184,7 +184,7 @@ def test_an_unknown_variable_of_ours_stops_the_start_and_others_do_not() -> None
     environ = {"EMB_PROT": "1", "EMB_": "", "PORT": "x", "emb_port": "x"}
     assert faults_of(BASE, environ) == [
         "EMB_ is not a setting of this server (see --help)",
-        "EMB_PROT is not a setting of this server (see --help)",
+        "EMB_PROT is not a setting of this server (see --help); did you mean EMB_PORT?",
     ]
 
 
@@ -319,14 +319,21 @@ def test_settings_can_not_be_changed() -> None:
         Settings().port = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("argument", ["--prot=1", "--por=1", "extra"])
-def test_a_flag_that_does_not_exist_is_refused_and_not_guessed(
-    argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
+@pytest.mark.parametrize(
+    ("argument", "near"),
+    [
+        ("--prot=1", "; did you mean --port?"),
+        ("--por=1", "; did you mean --port?"),
+        ("--Model_Name=m", "; did you mean --model_name?"),
+        # A flag of tensorflow_model_server that is no setting here.
+        ("--mixed_precison=x", "; did you mean --mixed_precision?"),
+        ("extra", ""),
+    ],
+)
+def test_a_flag_that_does_not_exist_is_refused_and_not_guessed(argument: str, near: str) -> None:
+    with pytest.raises(SettingsError) as caught:
         read_settings([*BASE, argument], {})
-    assert caught.value.code == 2
-    assert f"unrecognized arguments: {argument}" in capsys.readouterr().err
+    assert str(caught.value) == f"{argument} is no flag of this server (see --help){near}"
 
 
 def test_help_lists_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_a_folder_that_is_no_saved_model_says_what_it_is(artifact: Path, tmp_pat
     (tmp_path / "empty").mkdir()
     with pytest.raises(ExportError, match="it is not a SavedModel"):
         read_meta_graphs(tmp_path / "empty", None)
-    with pytest.raises(ExportError, match="is not a folder"):
+    with pytest.raises(ExportError, match="does not exist"):
         read_meta_graphs(tmp_path / "nowhere", None)
     (artifact / "saved_model.pb").write_bytes(b"no proto")
     with pytest.raises(ArtifactError, match="is not a SavedModel"):

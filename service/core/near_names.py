@@ -1,0 +1,22 @@
+"""Suggests the name that a misspelt one probably means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+# Above difflib's 0.6: names of settings have a prefix in common, which makes all of them alike.
+_CUTOFF = 0.75
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of an error text, with the known name that is nearest; "" where none is near.
+
+    >>> did_you_mean("Tabels", ["tables", "features"])
+    '; did you mean tables?'
+    >>> did_you_mean("x", ["tables", "features"])
+    ''
+    """
+    spelt = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), spelt, 1, _CUTOFF)
+    return f"; did you mean {spelt[near[0]]}?" if near else ""

@@ -1,0 +1,361 @@
+"""Typical mistakes of users, each as the real command: the exit status, and a text that says what to do.
+
+Nothing here may start TensorFlow: what is cheap to check is checked before. The commands run once, a few at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from service.codecs.protos import message_class
+from tests.integration.conftest import Serve
+from tests.integration.process import ROOT, environment, until
+from tests.toy_model import write_toy_model
+
+# In place of TensorFlow: a command that needs it fails.
+_NO_TENSORFLOW = 'raise ImportError("this mistake must be found without TensorFlow")\n'
+_FILES = {
+    "ranker.keras": "PK",
+    "ranker.h5": "HDF",
+    "checkpoint/checkpoint": "",
+    "checkpoint/model.ckpt-7.index": "",
+    "run/run.json": "{}",
+    "broken.toml": "tables = [",
+    "key.toml": "[tabels.user]",
+    "variable.toml": '[tables.user]\nvariable = "tables/usr"\n[features.user]\ntable = "user"',
+    "table.toml": '[tables.user]\n[features.user]\ntable = "usr"',
+    "export.toml": 'run = "runs/mine"\nout = "out"\nbatch_size = [1]',
+    "end.conf": 'model_config_list { config { name: "m" base_path: "/models/m" }',
+    "field.conf": 'model_config_list {\n  config { name: "m" base_pth: "/models/m" model_platform: "tensorflow" }\n}',
+    "relative.conf": 'model_config_list { config { name: "m" base_path: "models/m" model_platform: "tensorflow" } }',
+    "platform.conf": 'model_config_list { config { name: "m" base_path: "/models/m" } }',
+    "paths.conf": 'model_config_list { config { name: "m" base_path: "BASE/toi" model_platform: "tensorflow" } }',
+    "hidden/tensorflow.py": _NO_TENSORFLOW,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A command line in the folder {w}, its exit status, and all that it writes to stderr."""
+
+    command: str
+    status: int
+    text: str
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+EXPORT: dict[str, Mistake] = {
+    "adopt nothing": Mistake("adopt models/tooy", 1, "models/tooy does not exist; did you mean toy?"),
+    "adopt an empty folder": Mistake("adopt empty", 1, "empty has no saved_model.pb: it is not a SavedModel"),
+    "adopt a folder of versions": Mistake(
+        "adopt models/toy", 1, "models/toy is a folder of versions: name one, such as models/toy/1"
+    ),
+    "adopt a Keras file": Mistake(
+        "adopt ranker.keras",
+        1,
+        "ranker.keras is a Keras file, not a SavedModel: load it and write a folder with tf.saved_model.save(model, "
+        "folder)",
+    ),
+    "adopt an HDF5 file": Mistake(
+        "adopt ranker.h5",
+        1,
+        "ranker.h5 is a Keras file, not a SavedModel: load it and write a folder with tf.saved_model.save(model, "
+        "folder)",
+    ),
+    "adopt a checkpoint": Mistake(
+        "adopt checkpoint",
+        1,
+        "checkpoint holds a checkpoint: variables without signatures. Restore it into its model and export that "
+        "(tf.saved_model.save, or model_export.export)",
+    ),
+    "adopt the run of a training": Mistake(
+        "adopt run",
+        1,
+        "run is the folder of a training run: write a SavedModel with `model-export export --run run`",
+    ),
+    "adopt the file in a SavedModel": Mistake(
+        "adopt foreign/saved_model.pb",
+        1,
+        "foreign/saved_model.pb is the file in a SavedModel: name its folder, foreign",
+    ),
+    "adopt without the spec file": Mistake(
+        "adopt foreign --out out --spec none.toml", 1, "cannot read none.toml: No such file or directory"
+    ),
+    "a spec that is no TOML": Mistake(
+        "adopt foreign --out out --spec broken.toml",
+        1,
+        "cannot read broken.toml: it is no TOML: Invalid value (at end of document)",
+    ),
+    "a spec with an unknown key": Mistake(
+        "adopt foreign --out out --spec key.toml",
+        1,
+        "key.toml: tabels is no key of a spec; those are tables, features, signatures, lookup; did you mean tables?",
+    ),
+    "a spec with an unknown variable": Mistake(
+        "adopt foreign --out out --spec variable.toml",
+        1,
+        "variable 'tables/usr' is not there; did you mean tables/user?\nCandidates:\n"
+        "  table? tables/tag/.ATTRIBUTES/VARIABLE_VALUE  [4, 3] float32\n"
+        "  table? tables/user/.ATTRIBUTES/VARIABLE_VALUE  [5, 2] float32\n"
+        "         _padding  [3] uint8",
+    ),
+    "a spec with an unknown table": Mistake(
+        "adopt foreign --out out --spec table.toml",
+        1,
+        "table.toml: tables and features: feature 'user' uses table 'usr', which is not declared; did you mean user?",
+    ),
+    "adopt into a version that exists": Mistake(
+        "adopt foreign --out models/toy --version 1 --spec key.toml",
+        1,
+        "models/toy/1 exists; a version is never overwritten: leave --version out for the next",
+    ),
+    "adopt into a file": Mistake(
+        "adopt foreign --out ranker.h5/models --spec key.toml",
+        1,
+        "cannot write to ranker.h5/models: ranker.h5 is a file",
+    ),
+    "adopt with a version of 0": Mistake(
+        "adopt foreign --out out --version 0 --spec key.toml", 1, "version is 0; versions are positive integers"
+    ),
+    "verify a folder of versions": Mistake(
+        "verify models/toy", 1, "models/toy is a folder of versions: name one, such as models/toy/1"
+    ),
+    "verify a foreign SavedModel": Mistake(
+        "verify foreign", 1, "foreign has no lookup manifest; `model-export` did not write it"
+    ),
+    "inspect nothing": Mistake("inspect modles", 1, "modles does not exist; did you mean models?"),
+    "compact a folder of versions": Mistake(
+        "compact models/toy", 1, "{w}/models/toy is a folder of versions: name one, such as {w}/models/toy/1"
+    ),
+    "delta without rows": Mistake(
+        "delta models/toy/1 --table user --rows none.npz",
+        1,
+        "none.npz: expected a .npz file with the arrays ids and rows ([Errno 2] No such file or directory: 'none.npz')",
+    ),
+    "delta of an unknown table": Mistake(
+        "delta models/toy/1 --table usr --rows rows.npz", 1, "no table 'usr'; tables: tag, user"
+    ),
+    "export of a run that is not there": Mistake(
+        "export --run runs/mine --out out",
+        1,
+        "runs/mine has no run.json: it is not the folder of a `model-export train` run",
+    ),
+    "export of a config with a misspelt key": Mistake(
+        "export --config export.toml",
+        1,
+        "export.toml: unknown keys ['batch_size']; there are factory, run, adopt, spec, out, version, lookup_device, "
+        "signatures, batch_sizes, export_to_tpu, allow_nonfinite, warmup, table_dtype, options; did you mean "
+        "batch_sizes?",
+    ),
+}
+
+_CAN_NOT = "embedding-server can not start:\n"
+_AT = "--host=127.0.0.1 --port=0 --rest_api_port=0"
+_HINT = "; did you mean {w}/models/toy?"
+SERVER: dict[str, Mistake] = {
+    "no model": Mistake(
+        "",
+        2,
+        _CAN_NOT
+        + "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens",
+    ),
+    "a misspelt flag": Mistake(
+        "--model_base_path=models/toy --rest_api_prot=8501",
+        2,
+        _CAN_NOT + "--rest_api_prot=8501 is no flag of this server (see --help); did you mean --rest_api_port?",
+    ),
+    "a misspelt variable": Mistake(
+        "--model_base_path=models/toy",
+        2,
+        _CAN_NOT + "EMB_MODEL_NAM is not a setting of this server (see --help); did you mean EMB_MODEL_NAME?",
+        (("EMB_MODEL_NAM", "toy"),),
+    ),
+    "a port that is no number": Mistake(
+        "--model_base_path=models/toy --port=http", 2, _CAN_NOT + "--port is 'http': expected a whole number"
+    ),
+    "a config file that is not there": Mistake(
+        f"--model_config_file=none.conf {_AT}",
+        2,
+        "--model_config_file=none.conf: cannot read none.conf: No such file or directory",
+    ),
+    "a config file without its last bracket": Mistake(
+        f"--model_config_file=end.conf {_AT}",
+        2,
+        "--model_config_file=end.conf: Invalid protobuf file: 'end.conf': 1:63 : Expected \"}}\".",
+    ),
+    "a config file with a misspelt field": Mistake(
+        f"--model_config_file=field.conf {_AT}",
+        2,
+        "--model_config_file=field.conf: Invalid protobuf file: 'field.conf': 2:22 : Message type "
+        '"tensorflow.serving.ModelConfig" has no field named "base_pth".',
+    ),
+    "a config file with a relative path": Mistake(
+        f"--model_config_file=relative.conf {_AT}",
+        2,
+        "--model_config_file=relative.conf: Expected model m to have an absolute path or URI; got base_path()=models/m",
+    ),
+    "a config file without a platform": Mistake(
+        f"--model_config_file=platform.conf {_AT}",
+        2,
+        "--model_config_file=platform.conf: Illegal setting neither ModelServerConfig::model_type (deprecated) nor "
+        "ModelServerConfig::model_platform, model name is m",
+    ),
+    "a config file with a wrong path, strictly": Mistake(
+        f"--strict --model_config_file=paths.conf {_AT}",
+        1,
+        "--strict: model m: cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
+    ),
+    "a misspelt path, strictly": Mistake(
+        f"--strict --model_base_path=models/toi {_AT}",
+        1,
+        "--strict: model default: cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
+    ),
+    "a version as the path, strictly": Mistake(
+        f"--strict --model_base_path=models/toy/1 {_AT}",
+        1,
+        "--strict: model default: no version folder (an integer name such as 1) in {w}/models/toy/1, which holds "
+        "saved_model.pb and so is a version itself" + _HINT,
+    ),
+    "the folder above as the path, strictly": Mistake(
+        f"--strict --model_base_path=models {_AT}",
+        1,
+        "--strict: model default: no version folder (an integer name such as 1) in {w}/models" + _HINT,
+    ),
+    "a file as the path, strictly": Mistake(
+        f"--strict --model_base_path=ranker.h5 {_AT}",
+        1,
+        "--strict: model default: cannot read its folder {w}/ranker.h5: Not a directory",
+    ),
+    "a URI as the path, strictly": Mistake(
+        f"--strict --model_base_path=gs://bucket/m {_AT}",
+        1,
+        "--strict: model default: cannot read its folder gs://bucket/m: a URI, where only mounted folders are read",
+    ),
+    "an HTTP port in use": Mistake(
+        "--model_base_path=models/toy --host=127.0.0.1 --port=0 --rest_api_port={port}",
+        2,
+        "cannot listen on 127.0.0.1:{port} for HTTP: Address already in use (while attempting to bind on address "
+        "('127.0.0.1', {port})). Choose another with --rest_api_port or --host.",
+    ),
+    "a gRPC port in use": Mistake(
+        "--model_base_path=models/toy --host=127.0.0.1 --rest_api_port=0 --port={port}",
+        2,
+        "gRPC can not listen on 127.0.0.1:{port}: is it in use? Choose another with --port.",
+    ),
+}
+ALL = {("model_export", name): mistake for name, mistake in EXPORT.items()} | {
+    ("service", name): mistake for name, mistake in SERVER.items()
+}
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a foreign SavedModel and everything that is wrong."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    write_toy_model(folder / "models/toy/1")
+    write_toy_model(folder / "foreign")
+    (folder / "foreign/assets.extra/lookup_manifest.json").unlink()
+    (folder / "empty").mkdir()
+    for name, text in _FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text.replace("BASE", str(folder / "models")))
+    np.savez(folder / "rows.npz", ids=np.array([1]), rows=np.zeros((1, 2), np.float32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def commands(where: Path, port: int) -> Iterator[dict[tuple[str, str], Future[Done]]]:
+    """Every command, run once."""
+
+    def run(program: str, mistake: Mistake) -> Done:
+        arguments = mistake.command.format(port=port).split()
+        path = os.pathsep.join([str(where / "hidden"), str(ROOT)])
+        own = ["--log_format=text"] if program == "service" else []
+        return subprocess.run(
+            [sys.executable, "-m", program, *arguments, *own],
+            cwd=where,
+            env=environment(PYTHONPATH=path, **dict(mistake.environ)),
+            capture_output=True,
+            text=True,
+        )
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield {key: pool.submit(run, key[0], mistake) for key, mistake in ALL.items()}
+
+
+@pytest.mark.parametrize(("program", "name"), ALL)
+def test_a_mistake_has_its_status_and_says_what_to_do(
+    program: str, name: str, commands: dict[tuple[str, str], Future[Done]], where: Path, port: int
+) -> None:
+    mistake, done = ALL[program, name], commands[program, name].result()
+    text = mistake.text.format(w=where, port=port)
+    told = done.stderr.rstrip("\n")
+    if program == "model_export":
+        assert told == f"model-export: {text}"
+    elif not text.startswith(_CAN_NOT):
+        # One line of the log, the last.
+        told = told.splitlines()[-1].partition("cannot start reason=")[2]
+        assert told == text
+    else:
+        assert told == text
+    assert done.returncode == mistake.status
+    assert "Traceback" not in done.stderr and "must be found without TensorFlow" not in done.stderr
+    assert not (where / "out").exists()
+
+
+def test_there_are_at_least_twenty_typical_mistakes() -> None:
+    assert len(ALL) >= 20
+
+
+# What a waiting server says of its path: --model_base_path below the folder, and the end of each text.
+WAITING = {
+    "models/toi": "cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
+    "models/toy/1": "no version folder (an integer name such as 1) in {w}/models/toy/1, which holds saved_model.pb and "
+    "so is a version itself" + _HINT,
+}
+
+
+@pytest.mark.parametrize("path", WAITING)
+def test_a_server_that_waits_says_why_everywhere_and_takes_what_appears(serve: Serve, where: Path, path: str) -> None:
+    server = serve(model_base_path=where / path, model_name="toy").answering()
+    text = WAITING[path].format(w=where)
+    assert server.wait_for_log("model has no versions")["reason"] == text
+    status = server.http.get("/v1/models/toy")
+    assert (status.status_code, status.json()) == (404, {"error": f"Could not find any versions of model toy: {text}"})
+    request = message_class("tensorflow.serving.GetModelStatusRequest")()
+    request.model_spec.name = "toy"
+    call = server.channel.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(request.SerializeToString(), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert caught.value.details() == f"Could not find any versions of model toy: {text}"
+    assert server.http.get("/readyz").json()["problems"] == {"toy": text}
+    assert text in server.http.get("/v1/statusz", headers={"Accept": "application/json"}).text
+    write_toy_model(where / "incoming")
+    (where / path).mkdir(exist_ok=True)
+    os.rename(where / "incoming", where / path / "7")
+    server.wait_for_log("loaded", model="toy", version=7)
+    until(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.http.get("/v1/models/toy/versions/7").json()["model_version_status"][0]["state"] == "AVAILABLE"
