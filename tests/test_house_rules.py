@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             *(f"service.core.{name}" for name in ("types", "errors", "manifest", "validation")),
             "service.files",
         },
-        {"numpy", "numba", "llvmlite"},
+        {"numpy", "numba", "llvmlite", "ml_dtypes"},
     ),
     "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
     # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
@@ -48,8 +48,13 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "numba", "llvmlite", "orjson"},
     ),
     "service.graph": (
-        {"service.core.types", "service.core.errors", "service.core.manifest"},
-        {"numpy", "tensorflow"},
+        {
+            *("service.core.types", "service.core.errors", "service.core.manifest"),
+            # Rows of all tables that a tower reads are written by one compiled call.
+            *("service.lookup.row_blocks", "service.lookup.table"),
+        },
+        # ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
+        {"numpy", "tensorflow", "ml_dtypes"},
     ),
     "service.codecs": (
         {

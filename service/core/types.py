@@ -198,7 +198,13 @@ def ragged_features(input_names: Mapping[str, object]) -> frozenset[str]:
 
 # What the numbers of a table may be -> how numpy reads them. A bfloat16 is the upper half of a float32, for which numpy
 # has no dtype; an int8 is multiplied by the float32 scale of its row.
-TABLE_DTYPES: Mapping[str, str] = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": "|i1"}
+TABLE_DTYPES: Mapping[str, str] = {
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "float64": "<f8",
+    "int8": "|i1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +263,11 @@ class Table(Protocol):
     def info(self) -> TableInfo: ...
 
     def rows(self, ids: Array) -> Array:
-        """Returns [N, D] rows of [N] int64 ids; raises IdOutOfRange."""
+        """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
+        ...
+
+    def stored_rows(self, ids: Array) -> Array:
+        """Returns [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange."""
         ...
 
 

@@ -16,6 +16,12 @@ from service.files.guarded_files import GuardedFiles
 from service.lookup import kernels
 from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
 
+try:
+    # It gives numpy bfloat16, and comes with TensorFlow: where that is missing, no graph asks for it.
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None  # type: ignore[assignment]
+
 _NO_SCALES = np.empty(0, np.float32)
 # The kernels' words for what a manifest says of a table's numbers.
 _KERNEL_DTYPES = {
@@ -32,7 +38,7 @@ class MappedTable:
     weights: [V, D] read-only view of the file, perhaps unaligned; valid as long as anyone holds it. A bfloat16 table's
       is uint16.
     scales: [V] float32 that the rows of an int8 table are multiplied by, else [0]; perhaps unaligned.
-    place: the table as kernels take it, good for as long as this object is.
+    place: the table as kernels take it, good for as long as this object is; kernels find no row in one of float64.
     row_bytes: what is read of the file for one id.
     """
 
@@ -43,20 +49,38 @@ class MappedTable:
         self.weights = weights
         self.scales = scales
         self.row_bytes = weights.shape[1] * weights.itemsize + (scales.itemsize if scales.size else 0)
+        kind = _KERNEL_DTYPES.get(info.dtype)
         self.place: tuple[int, int, int, int, int] = (
-            _KERNEL_DTYPES[info.dtype],
+            kernels.FLOAT32 if kind is None else kind,
             weights.ctypes.data,
             scales.ctypes.data if scales.size else 0,
-            *weights.shape,
+            0 if kind is None else weights.shape[0],
+            weights.shape[1],
         )
 
     def rows(self, ids: Array) -> Array:
         """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
+        if self.info.dtype == "float64":
+            with np.errstate(over="ignore"):
+                return self.stored_rows(ids).astype(np.float32)
         out = np.empty((ids.shape[0], self.info.embedding_dim), np.float32)
         stopped = kernels.gather(*self.place, np.ascontiguousarray(ids, np.int64), kernels.ERROR, 0, out)
         if stopped >= 0:
             raise id_out_of_range("ids", int(ids[stopped]), stopped, self.info.vocabulary_size)
         return out
+
+    def stored_rows(self, ids: Array) -> Array:
+        """Returns [N, D] rows of [N] int64 ids with the bits that they are stored with; raises IdOutOfRange.
+
+        Those of bfloat16 are uint16 where no package gives numpy that dtype; those of int8 are without their scales.
+        """
+        bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
+        if bad.size:
+            raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), self.info.vocabulary_size)
+        found = self.weights[ids]
+        if self.info.dtype == "bfloat16" and ml_dtypes is not None:
+            return found.view(ml_dtypes.bfloat16)
+        return found
 
 
 def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None) -> dict[str, MappedTable]:
