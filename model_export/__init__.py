@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         AdagradParameters,
         AdamParameters,
         FtrlParameters,
+        MomentumParameters,
         StochasticGradientDescentParameters,
     )
     from model_export.spec.table_config import FeatureConfig, TableConfig
@@ -64,6 +65,7 @@ _HOMES = {
     "LayerSource": "layers.export_source",
     "ModeKeys": "estimator.modes",
     "ModelSpec": "spec.features",
+    "MomentumParameters": "spec.optimization_parameters",
     "PredictOutput": "estimator.export_outputs",
     "RegressionOutput": "estimator.export_outputs",
     "RunConfig": "estimator.run_config",
@@ -92,6 +94,17 @@ _HOMES = {
     "verify_artifact": "exporter.verify",
     "write_delta": "exporter.deltas",
 }
+# Old scripts import these; each refuses with the parameters to use instead. They are no part of __all__.
+_REFUSED = dict.fromkeys(
+    (
+        "AdagradMomentumParameters",
+        "FrequencyEstimatorParameters",
+        "ProximalAdagradParameters",
+        "ProximalYogiParameters",
+        "RMSPropParameters",
+    ),
+    "spec.refused_parameters",
+)
 
 __all__ = [
     "AdagradParameters",
@@ -110,6 +123,7 @@ __all__ = [
     "LayerSource",
     "ModeKeys",
     "ModelSpec",
+    "MomentumParameters",
     "PredictOutput",
     "RegressionOutput",
     "RunConfig",
@@ -141,9 +155,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = _HOMES.get(name) or _REFUSED.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -73,12 +73,20 @@ def build_parser() -> argparse.ArgumentParser:
     adopt = commands.add_parser(
         "adopt",
         help="copy a SavedModel that is not ours, with a manifest, so that its lookups are served from mapped tables",
-        description="Copies a foreign SavedModel and maps its variables to tables; without --spec, lists its variables."
-        f"\n\nA spec file:\n\n{SPEC_EXAMPLE}",
+        description="Copies a foreign SavedModel, finds out which tables it looks up and how, and writes that into a "
+        f"manifest.\n\nA spec file, for names of your own:\n\n{SPEC_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     adopt.add_argument("saved_model", type=Path, metavar="DIR", help="folder of saved_model.pb; it is not changed")
-    adopt.add_argument("--spec", type=Path, metavar="FILE", help="which variables are tables, which features read them")
+    adopt.add_argument(
+        "--spec",
+        type=Path,
+        metavar="FILE",
+        help="names of your own for tables and features (default: what the graph looks up is found out by trying it)",
+    )
+    adopt.add_argument(
+        "--no_measure", action="store_true", help="do not time what TensorFlow still runs; its lookups are cut out"
+    )
     adopt.add_argument(
         "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is a version of)"
     )
@@ -200,8 +208,8 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         "--table_dtype",
         type=_table_dtype,
         metavar="DTYPE|TABLE=DTYPE,...",
-        help="what lookups read tables as: float16, bfloat16 or int8 (with a float32 scale per row); one for all, or "
-        "by table (default: float32)",
+        help="what lookups read tables as: float16, bfloat16, int8 or int4 (the last two with a scale per row); one "
+        "for all, or by table (default: float32)",
     )
 
 

@@ -94,13 +94,16 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _adopt(arguments: argparse.Namespace) -> None:
     say("starting TensorFlow")
-    from model_export.exporter.adopt import adopt, candidates
+    from model_export.exporter.adopt import adopt
 
-    if arguments.spec is None:
-        say("\n".join([f"variables of {arguments.saved_model}:", *candidates(arguments.saved_model)]))
-        say("next: write a spec file (an example is in `model-export adopt --help`) and pass it as --spec")
-        return
-    artifact = adopt(arguments.saved_model, arguments.spec, arguments.out, version=arguments.version)
+    artifact = adopt(
+        arguments.saved_model,
+        arguments.spec,
+        arguments.out,
+        version=arguments.version,
+        measure=not arguments.no_measure,
+        say=say,
+    )
     say(f"adopted and verified: {artifact}")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from service.configuration.model_config import base_path_faults
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
     SettingsError,
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the server.
 
     Returns:
-      The exit status: 0 after a drain, 2 for settings that can not be used, 1 for workers that end before they listen.
+      The exit status: 0 after a drain, 2 for settings that can not be used, 1 for workers that end before they listen
+      and, with --strict, for a model that has no version to load.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -44,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger.info("settings", extra=asdict(settings))
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
+    if settings.strict and (missing := base_path_faults(settings)):
+        for reason in missing:
+            logger.error("cannot start", extra={"reason": f"--strict: {reason}"})
+        return 1
     if settings.num_workers > 1:
         return _supervise(settings)
     return serve(settings, None, lambda reason: logger.error("cannot start", extra={"reason": reason}))

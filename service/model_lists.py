@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.codecs.model_config_proto import parse_config_text
-from service.configuration.model_config import ConfigFile
+from service.configuration.model_config import ConfigFile, single_model
 from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.core.errors import ConfigConflict, ServiceError
@@ -45,7 +45,7 @@ class ModelLists:
                 self._file.take(self._crew.config_text)
             return self._crew.models
         if self._file is None:
-            return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
+            return single_model(settings)
         try:
             configs = self._file.read(self._crew.config_text if self._crew else None)
             self._models.check(configs)

@@ -67,6 +67,8 @@ def _row_of(row_id: int, vocabulary_size: int, on_bad_id: str, default_row: int)
         return default_row
     if on_bad_id == "clamp":
         return min(max(row_id, 0), vocabulary_size - 1)
+    if on_bad_id == "wrap" and -vocabulary_size <= row_id < 0:
+        return vocabulary_size + row_id
     if on_bad_id == "drop" or (on_bad_id == "drop_negative" and row_id < 0):
         return None
     raise Refused(f"id {row_id}")

@@ -9,14 +9,14 @@ import numpy as np
 from service.core.types import TableInfo
 from service.lookup.table import MappedTable
 
-DTYPES = ("float32", "float16", "bfloat16", "int8")
+DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
 @dataclass(frozen=True)
 class StoredTable:
     """A table, and what it is read as.
 
-    numbers: [V, D] float32 that lookups are to see. raw, scales: what lies in the file; scales is [0] but for int8.
+    numbers: [V, D] float32 that lookups are to see. raw, scales: what lies in the file; scales: [0] but for int8, int4.
     """
 
     dtype: str
@@ -43,10 +43,23 @@ def unaligned(array: np.ndarray, offset: int = 1) -> np.ndarray:
     return np.frombuffer(data, array.dtype, array.size, offset).reshape(array.shape)
 
 
+def nibbles(numbers: np.ndarray) -> np.ndarray:
+    """Returns [V, ceil(D / 2)] bytes of [V, D] whole numbers from -8 to 7, the even column in the low half.
+
+    >>> [f"{byte:02x}" for byte in nibbles(np.array([[1, -7, 3]]))[0]]
+    ['91', '03']
+    """
+    rows = [[int(number) % 16 for number in row] for row in numbers]
+    padded = [[*row, 0] if len(row) % 2 else row for row in rows]
+    pairs = [[row[i] + 16 * row[i + 1] for i in range(0, len(row), 2)] for row in padded]
+    return np.array(pairs, np.uint8).reshape(len(rows), -1)
+
+
 def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> StoredTable:
     """Stores float32 numbers as another kind; each kind says below how near its own come.
 
-    int8: a row's scale is its largest magnitude / 127, so that -127, 0 and 127 times a power of two are exact.
+    int8: a row's scale is its largest magnitude / 127, so that -127, 0 and 127 times a power of two are exact. int4:
+    the same with 7.
     """
     numbers = np.asarray(numbers, np.float32)
     scales = np.empty(0, np.float32)
@@ -60,9 +73,11 @@ def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> St
         raw = (numbers.view(np.uint32) >> 16).astype(np.uint16)
         seen = (raw.astype(np.uint32) << 16).view(np.float32)
     else:
-        scales = (np.abs(numbers).max(axis=1) / np.float32(127)).astype(np.float32)
+        scales = (np.abs(numbers).max(axis=1) / np.float32(127 if dtype == "int8" else 7)).astype(np.float32)
         steps = np.divide(numbers, scales[:, None], out=np.zeros_like(numbers), where=scales[:, None] > 0)
         raw = np.rint(steps).astype(np.int8)
         seen = raw.astype(np.float32) * scales[:, None]
         scales = unaligned(scales, offset)
+        if dtype == "int4":
+            raw = nibbles(raw)
     return StoredTable(dtype, seen, unaligned(raw, offset), scales)

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             *(f"service.core.{name}" for name in ("types", "errors", "manifest", "validation")),
             "service.files",
         },
+        # ml_dtypes where it is installed: bfloat16.
         {"numpy", "numba", "llvmlite", "ml_dtypes"},
     ),
     "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
@@ -134,6 +135,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.lookup.bundle",
             "service.lookup.sorted_table",
+            # What `verify` accepts, the server serves: one judgement.
+            "service.lookup.signature_rules",
             # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.
             "service.deltas.checks",
             "service.files.crc32c",

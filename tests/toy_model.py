@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from service.codecs.protos import message_class
+from tests.stored_tables import nibbles
 
 MANIFEST = Path("assets.extra/lookup_manifest.json")
 INDEX = Path("variables/variables.index")
@@ -57,12 +58,31 @@ def toy_tables(scale: int = 1) -> dict[str, np.ndarray]:
     }
 
 
+def toy_tables_as(dtype: str, scale: int = 1) -> dict[str, np.ndarray]:
+    """Returns what the tables are read as where they are stored as a dtype: int4 alone has no place for all numbers."""
+    tables = toy_tables(scale)
+    if dtype != "int4":
+        return tables
+    return {name: steps * scales for name, (steps, scales) in ((n, int4_steps(t)) for n, t in tables.items())}
+
+
+def int4_steps(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns [V, D] whole numbers from -7 to 7 and [V, 1] float32 scales, each a row's largest number / 7.
+
+    >>> [part.tolist() for part in int4_steps(np.float32([[3, -14], [0, 0]]))]
+    [[[2.0, -7.0], [0.0, 0.0]], [[2.0], [0.0]]]
+    """
+    scales = np.abs(table).max(axis=1, keepdims=True) / np.float32(7)
+    return np.rint(table / np.where(scales > 0, scales, np.float32(1))), scales
+
+
 def write_toy_model(
     folder: Path,
     *,
     scale: int = 1,
     padding: int = 3,
     dtype: str = "float32",
+    tables: Mapping[str, np.ndarray] | None = None,
     edit_manifest: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
     """Writes one version folder and returns it.
@@ -70,16 +90,20 @@ def write_toy_model(
     Args:
       scale: multiplies every table, so that an answer tells which version gave it.
       padding: bytes before the first table.
-      dtype: what the tables are stored as; all numbers are exact in each, those of int8 with `scale` for every row.
+      dtype: what the tables are stored as; all numbers are exact in each but int4 (toy_tables_as), those of int8 with
+        `scale` for every row.
+      tables: other numbers of the same shapes.
       edit_manifest: changes the manifest's JSON before it is written.
     """
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     tensors = {"_padding": np.zeros(padding, np.uint8)}
-    for name, table in toy_tables(scale).items():
+    for name, table in (tables or toy_tables(scale)).items():
         tensors[variable_name(name)] = stored_numbers(table / scale if dtype == "int8" else table, dtype)
         if dtype == "int8":
             tensors[variable_name(name, "scales")] = np.full(len(table), scale, np.float32)
+        elif dtype == "int4":
+            tensors[variable_name(name, "scales")] = int4_steps(table)[1][:, 0]
     half = {variable_name(name): dtype for name in toy_tables()} if dtype == "bfloat16" else {}
     entries = write_bundle(folder / "variables" / "variables", tensors, dtypes=half)
     (folder / "assets" / "tag.txt").write_text("".join(f"{string}\n" for string in TAG_STRINGS))
@@ -107,14 +131,14 @@ def variable_name(table: str, kind: str = "tables") -> str:
 
 
 def stored_numbers(table: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns float32 numbers as another kind that holds them exactly; of bfloat16, its bits.
+    """Returns float32 numbers as another kind that holds them exactly; of bfloat16, its bits, of int4 its bytes.
 
     >>> stored_numbers(np.float32([1, -2]), "bfloat16")
     array([16256, 49152], dtype=uint16)
     """
     if dtype == "bfloat16":
         return (table.view(np.uint32) >> 16).astype(np.uint16)
-    return table.astype(dtype)
+    return nibbles(int4_steps(table)[0]) if dtype == "int4" else table.astype(dtype)
 
 
 def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32") -> dict[str, Any]:
@@ -127,7 +151,7 @@ def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32
         for name in ("user", "tags", "tags_sum")
     }
     return {
-        "format_version": 1 if dtype == "float32" else 3,
+        "format_version": {"float32": 1, "int4": 4}.get(dtype, 3),
         "tables": {
             name: {
                 "variable": variable_name(name),
@@ -136,7 +160,7 @@ def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32
                 "dtype": dtype,
                 "file": SHARD.as_posix(),
                 **entries[variable_name(name)],
-                **({"scale": _scale(name, entries)} if dtype == "int8" else {}),
+                **({"scale": _scale(name, entries)} if dtype in ("int8", "int4") else {}),
             }
             for name, table in toy_tables().items()
         },

@@ -9,6 +9,7 @@ from typing import Any
 
 from model_export.estimator.activations import with_activations
 from model_export.estimator.call_arguments import call_model_fn
+from model_export.estimator.cross_shard_optimizer import unwrapped
 from model_export.estimator.embedding_tables import TableRecorder
 from model_export.estimator.estimator_spec import EstimatorSpec
 from model_export.estimator.modes import ModeKeys
@@ -94,14 +95,15 @@ def call_model(
     model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
 ) -> EstimatorSpec:
     """Calls model_fn with copies of params and config. Raises ValueError unless it returns a spec of the mode."""
-    spec = call_model_fn(
-        model.model_fn,
-        features,
-        labels,
-        params=model.params_for(mode, is_export=is_export, use_tpu=use_tpu),
-        config=copy.copy(model.config),
-        mode=mode,
-    )
+    with unwrapped(model.config.tpu_config.num_shards):
+        spec = call_model_fn(
+            model.model_fn,
+            features,
+            labels,
+            params=model.params_for(mode, is_export=is_export, use_tpu=use_tpu),
+            config=copy.copy(model.config),
+            mode=mode,
+        )
     if not isinstance(spec, EstimatorSpec):
         raise ValueError(f"model_fn should return an EstimatorSpec, got {type(spec)}.")
     if spec.mode != mode:

@@ -1,7 +1,7 @@
 """A foreign SavedModel - TensorFlow 1 or 2, Keras, TFRS - gets a manifest, so that its lookups run on mapped tables.
 
 The model is copied, its variables stay as they are. A signature that is a lookup already is described where it stands;
-where none fits, lookup signatures are added. Every one is held against the numpy oracle before the copy becomes a
+where none is, a lookup signature is added. Every one is held against the numpy oracle before the copy becomes a
 version.
 """
 
@@ -16,88 +16,176 @@ from pathlib import Path
 
 import numpy as np
 
+from model_export.adoption.discovery import discover
+from model_export.adoption.opened_graph import OpenedGraph, open_graph
 from model_export.errors import ExportError
-from model_export.exporter.adopt_graph import add_lookups, saved_rows
-from model_export.exporter.adopt_spec import AdoptSpec, FittingSignature, candidate_lines, read_spec
+from model_export.exporter.adopt_graph import add_lookups, write_graph
+from model_export.exporter.adopt_plan import AdoptPlan, plan_of_discovery, plan_of_spec
+from model_export.exporter.adopt_spec import read_spec
+from model_export.exporter.adopt_summary import Served, summary_lines
 from model_export.exporter.artifact import base_provenance
 from model_export.exporter.finishing import finish
-from model_export.exporter.integrity import VARIABLES_PREFIX
+from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, saved_rows, table_entry
 from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry
-from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
 from model_export.exporter.parity_report import Disagreements
-from model_export.exporter.signature_runner import InputInfo, read_signature_inputs
+from model_export.exporter.signature_runner import read_signature_inputs
 from model_export.exporter.verify import check_parity
 from model_export.exporter.versions import new_version_folder
-from model_export.spec.features import FeatureSpec
 from model_export.tensorflow_setup import tf
-from service.core.manifest import MANIFEST_PATH, LookupDevice, LookupFeature, Manifest, SignatureEntry
+from service.core.manifest import MANIFEST_PATH, FeatureEntry, Manifest, SignatureEntry
 from service.core.types import Array
 from service.lookup.bundle import BundleEntry, read_bundle
+
+Say = Callable[[str], None]
 
 
 def adopt(
     saved_model: str | Path,
-    spec: str | Path,
+    spec: str | Path | None = None,
     out: str | Path | None = None,
     *,
     version: int | None = None,
+    measure: bool = True,
+    say: Say = lambda line: None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Path:
     """Copies a SavedModel to out/<version>/, with a manifest, and returns that folder; the original is not changed.
 
     Args:
       saved_model: the folder that holds saved_model.pb.
-      spec: TOML file, see adopt_example.SPEC_EXAMPLE.
+      spec: TOML file, see adopt_example.SPEC_EXAMPLE; None: what the graph looks up is found out by trying it.
       out: folder of the versions; None: the one that saved_model is a version of.
       version: a new number; None takes the one after the highest that out holds, or 1.
+      measure: time each signature that TensorFlow still runs, whole and with its lookups cut out, and serve it the
+        faster way; otherwise lookups are cut out.
+      say: told what is being done, and at the end how each signature is served.
       clock: gives the time that the manifest records.
 
     Raises:
-      ExportError: a variable that is no table (all are listed), a signature that is not the lookup that the spec says,
-        or a folder that is no SavedModel or has a manifest already. Nothing is left in out then.
+      ExportError: nothing in it is looked up, the spec says what the graph does not do, or the folder is no SavedModel
+        or has a manifest already. Nothing is left in out then.
     """
-    folder, spec_file = Path(saved_model), Path(spec)
+    folder = Path(saved_model)
     base = _base(folder, out)
     target = new_version_folder(base, version)
     inputs = read_signature_inputs(folder)
     if (folder / MANIFEST_PATH).exists():
         raise ExportError(f"{folder} has a lookup manifest already")
-    variables = read_bundle(folder / VARIABLES_PREFIX)
-    wanted = read_spec(spec_file, variables)
+    if spec is None:
+        found = discover(folder, say)
+        opened, plan = found.opened, plan_of_discovery(found)
+    else:
+        opened = open_graph(folder)
+        plan = plan_of_spec(read_spec(Path(spec), opened), inputs)
+    is_new = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
+        say(f"copying {folder}")
         artifact = temporary / target.name
         shutil.copytree(folder, artifact)
-        copied = read_bundle(artifact / VARIABLES_PREFIX)
-        _write_vocabularies(artifact, wanted)
-        index = _write_whole_tables(artifact, wanted, copied)
-        provenance = {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
-
-        def described(signatures: Mapping[str, SignatureEntry]) -> Manifest:
-            return build_manifest(
-                artifact, wanted.model, signatures, wanted.variables, provenance=provenance, table_index=index
-            )
-
-        signatures = _fitting(wanted, inputs, artifact, described)
-        added = ("cpu",) if wanted.added is None and not signatures else wanted.added or ()
-        lookups = _added(wanted, added)
-        if lookups:
-            parts = {table: _parts(copied[key]) for table, key in wanted.variables.items()}
-            add_lookups(artifact, wanted.model, lookups, parts)
-        manifest = described({**signatures, **lookups})
-        parity = check_parity(artifact, manifest)
-        finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target)
+        if opened.repaired:
+            write_graph(artifact, opened.meta_graph)
+        copy = _Copy(
+            artifact, opened, plan, {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
+        )
+        manifest, served = copy.described(say, measure=measure)
+        finish(artifact, manifest, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if is_new and not any(base.iterdir()):
+            base.rmdir()
+    for line in summary_lines(plan, served):
+        say(line)
     return target
 
 
-def candidates(saved_model: str | Path) -> list[str]:
-    """Returns a line per variable of a SavedModel: name, shape, dtype, and whether it could be a table."""
-    folder = Path(saved_model)
-    read_signature_inputs(folder)
-    return candidate_lines(read_bundle(folder / VARIABLES_PREFIX))
+class _Copy:
+    """The copy of a SavedModel, on its way to becoming a version."""
+
+    def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
+        self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, provenance
+        self._variables = read_bundle(artifact / VARIABLES_PREFIX)
+        self._index = _write_whole_tables(artifact, plan.tables, self._variables)
+        _write_vocabularies(artifact, plan)
+
+    def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
+        """Returns the manifest, proven, and how each signature of it is served."""
+        say("comparing lookups with an oracle")
+        signatures, why = self._proven(self._plan.signatures)
+        added = self._added(signatures)
+        signatures |= added
+        parity = check_parity(
+            self._artifact, self._manifest({n: e for n, e in signatures.items() if e.kind == "lookup"})
+        )
+        manifest = self._manifest(signatures)
+        served = {}
+        for name, entry in signatures.items():
+            reason = why.get(name, self._plan.reasons.get(name, ""))
+            served[name] = Served(entry, reason, name in self._plan.inexact, is_added=name in added)
+        if measure:
+            from model_export.exporter.adopt_measure import measured
+
+            served = measured(self._artifact, manifest, served, say)
+            manifest = self._manifest({name: one.entry for name, one in served.items()})
+        return dataclasses.replace(manifest, parity=parity.manifest_json()), served
+
+    def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
+        """Returns the signatures, those that are no lookups after all as predicts, and why."""
+        lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
+        found, why = dict(signatures), {}
+        if self._faults(lookups) is not None:
+            # Once more, each by itself.
+            for name, entry in lookups.items():
+                fault = self._faults({name: entry})
+                if fault is None:
+                    continue
+                if name in self._plan.required:
+                    raise fault
+                found[name], why[name] = SignatureEntry("predict", {}), fault.lines[0]
+        return found, why
+
+    def _faults(self, signatures: Mapping[str, SignatureEntry]) -> Disagreements | None:
+        if not signatures:
+            return None
+        try:
+            check_parity(self._artifact, self._manifest(signatures))
+        except Disagreements as disagreements:
+            return disagreements
+        except ExportError as error:
+            return Disagreements([str(error)])
+        return None
+
+    def _added(self, signatures: Mapping[str, SignatureEntry]) -> dict[str, SignatureEntry]:
+        """Adds lookup signatures to the graph and returns their entries."""
+        devices = self._plan.added
+        if devices is None:
+            devices = () if any(entry.kind == "lookup" for entry in signatures.values()) else ("cpu",)
+        model = self._plan.added_model
+        if not devices or model is None:
+            return {}
+        lookups = {
+            SIGNATURE_OF_DEVICE[device]: lookup_entry(model, device, batch_sizes=self._plan.batch_sizes)
+            for device in devices
+        }
+        handles = {table: self._opened.handles_of(self._plan.tables[table]) for table in (t.name for t in model.tables)}
+        add_lookups(self._artifact, model, lookups, handles)
+        return lookups
+
+    def _manifest(self, signatures: Mapping[str, SignatureEntry]) -> Manifest:
+        plan = self._plan
+        tables = {}
+        for table, key in plan.tables.items():
+            index = read_bundle(self._artifact / self._index[table]) if table in self._index else self._variables
+            tables[table] = table_entry(self._artifact, key, index[key])
+        return Manifest(
+            tables,
+            {name: FeatureEntry(one.table, name if one.vocabulary else None) for name, one in plan.features.items()},
+            signatures,
+            {name: one.vocabulary for name, one in plan.features.items() if one.vocabulary is not None},
+            file_sizes(self._artifact),
+            dict(self._provenance),
+        )
 
 
 def _base(folder: Path, out: str | Path | None) -> Path:
@@ -108,88 +196,20 @@ def _base(folder: Path, out: str | Path | None) -> Path:
     return folder.resolve().parent
 
 
-def _fitting(
-    wanted: AdoptSpec,
-    inputs: Mapping[str, Mapping[str, InputInfo]],
-    artifact: Path,
-    described: Callable[[Mapping[str, SignatureEntry]], Manifest],
-) -> dict[str, SignatureEntry]:
-    found = {}
-    for name, fitting in wanted.fitting.items():
-        if name not in inputs:
-            raise ExportError(f"[signatures.{name}]: the SavedModel has signatures {sorted(inputs)}")
-        features = [f for f in wanted.model.features if f.name in {*fitting.outputs, *fitting.inputs}]
-        found[name] = _entry(wanted, features or list(wanted.model.features), fitting, inputs[name])
-    for name, infos in inputs.items():
-        features = _named_after_features(wanted, infos)
-        if name in found or not features:
-            continue
-        entry = _entry(wanted, features, FittingSignature(), infos)
-        try:
-            check_parity(artifact, described({name: entry}))
-        except (Disagreements, ExportError):
-            # Its inputs are those of features but its answers are not their vectors: it runs as a graph, as before.
-            continue
-        found[name] = entry
-    return found
+def _write_vocabularies(artifact: Path, plan: AdoptPlan) -> None:
+    for feature in plan.features.values():
+        if feature.vocabulary is not None and feature.vocabulary.file:
+            path = artifact / feature.vocabulary.file
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"".join(line + b"\n" for line in feature.lines))
 
 
-def _named_after_features(wanted: AdoptSpec, infos: Mapping[str, InputInfo]) -> list[FeatureSpec]:
-    features, explained = [], set()
-    for feature in wanted.model.features:
-        needed = {feature.ids_input, feature.row_splits_input} - {None}
-        if needed <= set(infos):
-            features.append(feature)
-            explained |= {*needed, feature.weights_input}
-    return features if explained >= set(infos) else []
-
-
-def _entry(
-    wanted: AdoptSpec, features: list[FeatureSpec], fitting: FittingSignature, infos: Mapping[str, InputInfo]
-) -> SignatureEntry:
-    entries: dict[str, LookupFeature] = {}
-    names_of = [feature.name for feature in features]
-    base = lookup_entry(wanted.model, fitting.device, batch_sizes=wanted.batch_sizes, features=names_of)
-    for name, lookup in base.features.items():
-        names = fitting.inputs.get(name, {})
-        weights = names.get("weights", lookup.weights)
-        entries[name] = dataclasses.replace(
-            lookup,
-            ids=names.get("ids", lookup.ids),
-            row_splits=names.get("row_splits", lookup.row_splits),
-            weights=weights if weights in infos else None,
-            output=fitting.outputs.get(name, lookup.output),
-        )
-    return SignatureEntry("lookup", entries, fitting.device)
-
-
-def _added(wanted: AdoptSpec, devices: tuple[LookupDevice, ...]) -> dict[str, SignatureEntry]:
-    return {
-        SIGNATURE_OF_DEVICE[device]: lookup_entry(wanted.model, device, batch_sizes=wanted.batch_sizes)
-        for device in devices
-    }
-
-
-def _write_vocabularies(artifact: Path, wanted: AdoptSpec) -> None:
-    for feature in wanted.model.features:
-        if feature.vocabulary is None:
-            continue
-        path = artifact / vocabulary_file(feature.name)
-        if path.exists():
-            raise ExportError(f"the SavedModel has an asset {path.name} of its own; name feature {feature.name!r} anew")
-        path.parent.mkdir(exist_ok=True)
-        text = "".join(f"{key}\n" for key in feature.vocabulary.keys)
-        path.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _parts(entry: BundleEntry) -> list[BundleEntry]:
-    return [part.entry for part in entry.slices] if entry.is_sliced else [entry]
-
-
-def _write_whole_tables(artifact: Path, wanted: AdoptSpec, variables: Mapping[str, BundleEntry]) -> dict[str, str]:
+def _write_whole_tables(
+    artifact: Path, tables: Mapping[str, str], variables: Mapping[str, BundleEntry]
+) -> dict[str, str]:
     # A partitioned variable lies in parts that need not follow each other; a table has to be one piece to be mapped.
     index = {}
-    for table, key in wanted.variables.items():
+    for table, key in tables.items():
         entry = variables[key]
         if entry.is_sliced:
             if any(part.start[1] or part.entry.shape[1] != entry.shape[1] for part in entry.slices):

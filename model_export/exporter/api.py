@@ -64,8 +64,8 @@ def export(
       allow_nonfinite: export a table that holds NaN or infinity all the same; the manifest then says how many.
       warmup: write requests that TensorFlow Serving replays when it loads the version.
       extra_files: path within assets.extra -> file to copy there.
-      table_dtype: what lookups read tables as: "float32", "float16", "bfloat16" or "int8" (with a float32 scale per
-        row), one for all tables or by table. Answers stay float32, and predictions read the trained tables.
+      table_dtype: what lookups read tables as: "float32", "float16", "bfloat16", "int8" or "int4" (with a float32
+        scale per row), one for all tables or by table. Answers stay float32, and predictions read the trained tables.
       clock: gives the time that the manifest records.
       source_options: what this kind of model needs beside: arguments of EstimatorSource, LayerSource or KerasRsSource.
 

@@ -22,6 +22,8 @@ def placed(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> tuple[Any, 
     last = tf.constant(vocabulary_size - 1, ids.dtype)
     if lookup.on_bad_id == "clamp":
         return tf.clip_by_value(ids, tf.zeros([], ids.dtype), last), None
+    if lookup.on_bad_id == "wrap":
+        return tf.where(ids < 0, ids + last + 1, ids), None
     is_inside = ids >= 0
     if lookup.on_bad_id != "drop_negative":
         is_inside = tf.logical_and(is_inside, ids <= last)
@@ -35,7 +37,10 @@ def bad_id_checks(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> list
     checks = []
     if lookup.on_bad_id == "error":
         checks.append(tf.debugging.assert_non_negative(ids, f"{lookup.ids}: an id is negative"))
-    if lookup.on_bad_id in ("error", "drop_negative"):
+    if lookup.on_bad_id == "wrap":
+        first = tf.constant(-vocabulary_size, ids.dtype)
+        checks.append(tf.debugging.assert_greater_equal(ids, first, f"{lookup.ids}: an id is before the table"))
+    if lookup.on_bad_id in ("error", "drop_negative", "wrap"):
         last = tf.constant(vocabulary_size, ids.dtype)
         checks.append(tf.debugging.assert_less(ids, last, f"{lookup.ids}: an id is beyond the table"))
     return checks

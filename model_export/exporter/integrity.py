@@ -12,7 +12,7 @@ from model_export.exporter import oracle
 from model_export.exporter.reduced_table import REDUCED_KEY, widened
 from model_export.exporter.saved_table import read_scales
 from service.core.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
-from service.core.types import TABLE_DTYPES, Array
+from service.core.types import TABLE_DTYPES, Array, saved_dtype, stored_columns
 from service.deltas.delta_file import DELTAS_FOLDER
 from service.lookup.bundle import BundleEntry, prefix_of, read_bundle
 
@@ -51,9 +51,9 @@ def file_sizes(artifact: Path) -> dict[str, int]:
 
 
 def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array]]:
-    """Yields (first row, [n, D] rows) of a saved table, a few megabytes at a time, so that no second copy is made.
+    """Yields (first row, rows) of a saved table, a few megabytes at a time, so that no second copy is made.
 
-    Rows are as TABLE_DTYPES reads the table.
+    Rows are as TABLE_DTYPES reads the table; those of int4 [n, ceil(D / 2)] bytes.
     """
     row_bytes = entry.nbytes // entry.vocabulary_size
     step = max(1, _CHUNK_BYTES // row_bytes)
@@ -62,18 +62,36 @@ def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array
         for start in range(0, entry.vocabulary_size, step):
             rows = min(step, entry.vocabulary_size - start)
             file.seek(entry.offset + start * row_bytes)
-            yield start, np.frombuffer(file.read(rows * row_bytes), dtype).reshape(rows, entry.embedding_dim)
+            yield start, np.frombuffer(file.read(rows * row_bytes), dtype).reshape(rows, -1)
+
+
+def saved_rows(entry: BundleEntry, start: int, stop: int) -> Array:
+    """Returns rows start to stop of a saved matrix."""
+    row_bytes = entry.nbytes // entry.shape[0]
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset + start * row_bytes)
+        return np.frombuffer(file.read((stop - start) * row_bytes), entry.dtype).reshape(stop - start, entry.shape[1])
 
 
 def table_entry(
-    artifact: Path, variable: str, entry: BundleEntry, scale: tuple[str, BundleEntry] | None = None
+    artifact: Path,
+    variable: str,
+    entry: BundleEntry,
+    scale: tuple[str, BundleEntry] | None = None,
+    *,
+    packed_dim: int | None = None,
 ) -> TableEntry:
-    """Returns the manifest's words for a whole matrix of an index; scale: key and entry of its scales."""
+    """Returns the manifest's words for a whole matrix of an index.
+
+    Args:
+      scale: key and entry of its scales.
+      packed_dim: D of an int4 table, of which the index tells the bytes only.
+    """
     return TableEntry(
         variable=variable,
         vocabulary_size=entry.shape[0],
-        embedding_dim=entry.shape[1],
-        dtype=entry.dtype,
+        embedding_dim=entry.shape[1] if packed_dim is None else packed_dim,
+        dtype=entry.dtype if packed_dim is None else "int4",
         file=entry.file.relative_to(artifact).as_posix(),
         offset=entry.offset,
         nbytes=entry.nbytes,
@@ -110,7 +128,7 @@ def _table_faults(artifact: Path, manifest: Manifest) -> list[str]:
             faults.append(f"table {name!r}: the index has no {table.variable!r}")
         elif entry.is_sliced or len(entry.shape) != 2:
             faults.append(f"table {name!r}: saved as {entry.shape} in parts; a whole matrix is needed")
-        elif (indexed := table_entry(artifact, table.variable, entry, _named(table.scale, scale))) != table:
+        elif (indexed := _indexed(artifact, table, entry, scale)) != table:
             faults.append(f"table {name!r}: the index says {indexed}, the manifest {table}")
         else:
             faults += [
@@ -121,6 +139,13 @@ def _table_faults(artifact: Path, manifest: Manifest) -> list[str]:
     return faults
 
 
+def _indexed(artifact: Path, table: TableEntry, entry: BundleEntry, scale: BundleEntry | None) -> TableEntry:
+    wanted = (saved_dtype("int4"), stored_columns("int4", table.embedding_dim))
+    is_packed = table.dtype == "int4" and (entry.dtype, entry.shape[1]) == wanted
+    packed_dim = table.embedding_dim if is_packed else None
+    return table_entry(artifact, table.variable, entry, _named(table.scale, scale), packed_dim=packed_dim)
+
+
 def _named(scale: TableScale | None, entry: BundleEntry | None) -> tuple[str, BundleEntry] | None:
     return None if scale is None or entry is None else (scale.variable, entry)
 
@@ -128,6 +153,8 @@ def _named(scale: TableScale | None, entry: BundleEntry | None) -> tuple[str, Bu
 def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
     faults = []
     for name, entry in manifest.vocabularies.items():
+        if not entry.file:
+            continue
         try:
             words = oracle.vocabulary_lines(artifact / entry.file)
         except OSError as error:

@@ -10,6 +10,7 @@ from model_export.errors import ExportError
 from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, table_entry
 from model_export.spec.features import ModelSpec, TableSpec
 from service.core.manifest import FeatureEntry, Manifest, SignatureEntry, TableEntry, VocabularyEntry
+from service.core.types import SCALED_DTYPES, saved_dtype, stored_columns
 from service.lookup.bundle import read_bundle
 
 
@@ -77,13 +78,14 @@ def _table(artifact: Path, table: TableSpec, keys: tuple[str, str | None], index
     key, scale_key = keys
     found = read_bundle(artifact / index)
     entry = found.get(key)
-    shape = (table.vocabulary_size, table.embedding_dim)
+    shape = (table.vocabulary_size, stored_columns(dtype, table.embedding_dim))
     if entry is None or entry.is_sliced or entry.shape != shape:
         what = "nothing" if entry is None else f"{'parts of ' if entry.is_sliced else ''}{list(entry.shape)}"
         raise ExportError(f"table {table.name!r}: {index}.index has {what} under {key!r}, expected {list(shape)}")
-    if entry.dtype != dtype:
+    if entry.dtype != saved_dtype(dtype):
         raise ExportError(f"table {table.name!r} was saved as {entry.dtype}, expected {dtype}")
     scale = None if scale_key is None else found.get(scale_key)
-    if (dtype == "int8") != (scale is not None and scale.dtype == "float32"):
+    if (dtype in SCALED_DTYPES) != (scale is not None and scale.dtype == "float32"):
         raise ExportError(f"table {table.name!r}: {index}.index has no float32 scales under {scale_key!r}")
-    return table_entry(artifact, key, entry, None if scale is None else (str(scale_key), scale))
+    named = None if scale is None else (str(scale_key), scale)
+    return table_entry(artifact, key, entry, named, packed_dim=table.embedding_dim if dtype == "int4" else None)

@@ -49,10 +49,12 @@ class Keys:
     def _row(self, line_of: Mapping[bytes, int], key: bytes | int) -> int:
         text = key if isinstance(key, bytes) else str(key).encode()
         entry = self.entry
+        if not text and entry.empty_key_id is not None:
+            return entry.empty_key_id
         if text in line_of:
             return entry.first_id + line_of[text]
         if entry.num_oov_buckets:
-            return entry.first_id + entry.size + fingerprint64(text) % entry.num_oov_buckets
+            return entry.first_bucket + fingerprint64(text) % entry.num_oov_buckets
         if entry.oov_id is not None:
             return entry.oov_id
         if entry.on_oov == "error":
@@ -101,7 +103,9 @@ def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) 
         if name is not None:
             entry = manifest.vocabularies[name]
             sends_rows = entry.key_dtype == "string" and dtype != "string"
-            keys[feature] = Keys(entry, vocabulary_lines(artifact / entry.file), sends_rows)
+            # Hashed keys have no file.
+            lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
+            keys[feature] = Keys(entry, lines, sends_rows)
     return keys
 
 
@@ -121,6 +125,8 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
             row = min(max(row, 0), table.shape[0] - 1)
         elif policy == "default_row":
             row = feature.default_row
+        elif policy == "wrap" and -table.shape[0] <= row < 0:
+            row += table.shape[0]
         else:
             raise RefusedError(f"id {row}")
     return table[row].astype(np.float64)

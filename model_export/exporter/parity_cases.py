@@ -97,7 +97,9 @@ class CaseWriter:
             return
         if feature.on_bad_id == "error":
             yield "an id below 0", np.array([-1])
-        if feature.on_bad_id in ("error", "drop_negative"):
+        if feature.on_bad_id == "wrap":
+            yield "an id before the table", np.array([-vocabulary_size - 1])
+        if feature.on_bad_id in ("error", "drop_negative", "wrap"):
             yield "an id beyond the table", np.array([vocabulary_size])
 
     def _ids(
@@ -132,6 +134,8 @@ class CaseWriter:
         keys, policy = self.keys.get(name), self.signature.features[name].on_bad_id
         if policy == "error" or (keys is not None and not keys.sends_rows):
             return []
+        if policy == "wrap":
+            return [-1, -self._vocabulary_size(name)]
         beyond = [] if policy == "drop_negative" else [self._vocabulary_size(name), _FAR[self.id_dtypes[name]]]
         return [-1, -9, *beyond]
 

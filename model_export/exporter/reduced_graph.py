@@ -8,18 +8,26 @@ from typing import Any
 
 from model_export.exporter.reduced_table import ReducedTable
 from model_export.tensorflow_setup import tf
+from service.core.types import saved_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTable:
-    """A table of a lookup's graph. numbers: [V, D] variable; scales: [V, 1] float32 variable of an int8 table."""
+    """A table of a lookup's graph.
+
+    numbers: [V, D] variable, of int4 [V, ceil(D / 2)] uint8.
+    scales: [V, 1] float32 variable of an int8 or int4 table.
+    packed_dim: D of an int4 table.
+    """
 
     numbers: Any
     scales: Any = None
+    packed_dim: int | None = None
 
     def gather(self, ids: Any) -> Any:
         """Returns the float32 vectors of ids of any shape."""
-        vectors = tf.cast(tf.gather(self.numbers, ids), tf.float32)
+        rows = tf.gather(self.numbers, ids)
+        vectors = tf.cast(rows if self.packed_dim is None else _unpacked(rows, self.packed_dim), tf.float32)
         return vectors if self.scales is None else vectors * tf.gather(self.scales, ids)
 
 
@@ -36,6 +44,7 @@ class ReducedVariables:
     """
 
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
+        self._reduced = reduced
         # On the host: a table of a device would be copied there.
         with tf.device("CPU"):
             self.tables = {
@@ -49,7 +58,10 @@ class ReducedVariables:
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what build_lookup takes: the tables given, those of fewer bits in place of the trained ones."""
-        own = {name: GraphTable(numbers, self.scales.get(name)) for name, numbers in self.tables.items()}
+        own = {
+            name: GraphTable(numbers, self.scales.get(name), self._reduced[name].packed_dim)
+            for name, numbers in self.tables.items()
+        }
         return {**tables, **own}
 
     def scale_keys(self) -> dict[str, str]:
@@ -63,7 +75,7 @@ class ReducedGraphVariables:
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
         self._tables = {
-            name: _unwritten(f"reduced/{name}/numbers", tf.as_dtype(table.dtype), table.numbers.shape)
+            name: _unwritten(f"reduced/{name}/numbers", tf.as_dtype(saved_dtype(table.dtype)), table.numbers.shape)
             for name, table in reduced.items()
         }
         self._scales = {
@@ -74,7 +86,10 @@ class ReducedGraphVariables:
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """See ReducedVariables."""
-        own = {name: GraphTable(numbers, self._scales.get(name)) for name, numbers in self._tables.items()}
+        own = {
+            name: GraphTable(numbers, self._scales.get(name), self._reduced[name].packed_dim)
+            for name, numbers in self._tables.items()
+        }
         return {**tables, **own}
 
     def fill(self, session: Any) -> None:
@@ -91,6 +106,15 @@ class ReducedGraphVariables:
     def scale_keys(self) -> dict[str, str]:
         """Returns table -> key of its scales in the checkpoint."""
         return {name: variable.op.name for name, variable in self._scales.items()}
+
+
+def _unpacked(octets: Any, embedding_dim: int) -> Any:
+    # [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7; of two columns the first is in the low half. Bits of four
+    # are read as a number below 16, and those from 8 on stand for 16 less.
+    halves = tf.stack([tf.bitwise.bitwise_and(octets, 15), tf.bitwise.right_shift(octets, 4)], axis=-1)
+    numbers = tf.bitwise.bitwise_xor(tf.cast(halves, tf.int32), 8) - 8
+    columns = tf.concat([tf.shape(octets)[:-1], [2 * octets.shape[-1]]], axis=0)
+    return tf.reshape(numbers, columns)[..., :embedding_dim]
 
 
 def _unwritten(name: str, dtype: Any, shape: Any) -> Any:

@@ -1,8 +1,9 @@
 """Tables of fewer bits than they were trained in: how they are rounded, how far off that is, how they are read again.
 
 float16, bfloat16: each number goes to the nearest one, of two as near to the even one. int8: row r is scale[r] times
-whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. No table dtype changes what a
-prediction computes: only lookups read the table of fewer bits.
+whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. int4: the same with numbers from
+-7 to 7, two of them a byte. No table dtype changes what a prediction computes: only lookups read the table of fewer
+bits.
 
 >>> rows = np.array([[0.5, -1.0, 0.26], [0, 0, 0]], np.float32)
 >>> table = reduced("film", "int8", 2, lambda start, stop: rows[start:stop])
@@ -21,10 +22,10 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from model_export.errors import ExportError
-from service.core.types import TABLE_DTYPES, Array
-from service.deltas.rounding import LARGEST, rounded
+from service.core.types import SCALED_DTYPES, TABLE_DTYPES, Array, stored_columns
+from service.deltas.rounding import LARGEST, STEPS, rounded, unpacked
 
-TableDtype = Literal["float32", "float16", "bfloat16", "int8"]
+TableDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 # In provenance: table -> what TableParity.to_json says.
 REDUCED_KEY = "reduced_tables"
 
@@ -37,17 +38,23 @@ _HALF_STEP = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 class ReducedTable:
     """A table as it is to be saved.
 
-    numbers: [V, D] as TABLE_DTYPES reads the dtype; of bfloat16 its bits.
-    scales: [V, 1] float32 of an int8 table.
+    numbers: [V, D] as TABLE_DTYPES reads the dtype; of bfloat16 its bits, of int4 [V, ceil(D / 2)] bytes.
+    scales: [V, 1] float32 of an int8 or int4 table.
     largest_error: the largest difference from the trained table.
     error_bound: what no difference can be larger than, by the numbers and the dtype alone.
     """
 
     dtype: TableDtype
+    embedding_dim: int
     numbers: Array
     scales: Array | None
     largest_error: float
     error_bound: float
+
+    @property
+    def packed_dim(self) -> int | None:
+        """D of an int4 table, None of any other."""
+        return self.embedding_dim if self.dtype == "int4" else None
 
     def to_json(self) -> dict[str, str | float]:
         """Returns what provenance keeps of it."""
@@ -81,11 +88,11 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
       rows: gives [stop - start, D] float32.
 
     Raises:
-      ExportError: a number is too large for the dtype; or one is NaN or infinite, for which int8 has no place.
+      ExportError: a number is too large for the dtype; or NaN or infinite, for which int8 and int4 have no place.
     """
     dim = rows(0, 1).shape[1]
-    numbers = np.empty((vocabulary_size, dim), TABLE_DTYPES[dtype])
-    scales = np.empty((vocabulary_size, 1), np.float32) if dtype == "int8" else None
+    numbers = np.empty((vocabulary_size, stored_columns(dtype, dim)), TABLE_DTYPES[dtype])
+    scales = np.empty((vocabulary_size, 1), np.float32) if dtype in SCALED_DTYPES else None
     error = bound = 0.0
     step = max(1, _CHUNK_BYTES // (4 * dim))
     for start in range(0, vocabulary_size, step):
@@ -95,30 +102,31 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
         numbers[start:stop], some = rounded(trained, dtype)
         if scales is not None:
             scales[start:stop] = some
-        found, limit = _errors(trained, widened(numbers[start:stop], dtype, some), dtype, some)
+        found, limit = _errors(trained, widened(numbers[start:stop], dtype, some, embedding_dim=dim), dtype, some)
         error, bound = max(error, found), max(bound, limit)
-    return ReducedTable(dtype, numbers, scales, error, bound)
+    return ReducedTable(dtype, dim, numbers, scales, error, bound)
 
 
-def widened(numbers: Array, dtype: str, scales: Array | None = None) -> Array:
+def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embedding_dim: int | None = None) -> Array:
     """Returns the float32 that stored numbers stand for.
 
     Args:
-      numbers: [..., D] as TABLE_DTYPES reads the dtype.
-      scales: [..., 1] float32 of int8.
+      numbers: [..., D] as TABLE_DTYPES reads the dtype; [..., ceil(D / 2)] of int4.
+      scales: [..., 1] float32 of int8 and int4.
+      embedding_dim: D of int4; None: one more number where D is odd.
     """
     if dtype == "bfloat16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
-    floats: Array = numbers.astype(np.float32)
+    floats: Array = (unpacked(numbers, embedding_dim) if dtype == "int4" else numbers).astype(np.float32)
     return floats if scales is None else floats * scales
 
 
 def _check(name: str, dtype: TableDtype, rows: Array, start: int) -> None:
     is_finite = np.isfinite(rows).all(axis=1)
-    if dtype == "int8" and not is_finite.all():
+    if dtype in SCALED_DTYPES and not is_finite.all():
         row = start + int(np.argmin(is_finite))
         raise ExportError(
-            f"table {name!r}: row {row} holds NaN or infinity, which int8 has no number for; export it as float16, "
+            f"table {name!r}: row {row} holds NaN or infinity, which {dtype} has no number for; export it as float16, "
             "bfloat16 or float32"
         )
     if dtype in LARGEST:
@@ -138,8 +146,8 @@ def _errors(trained: Array, stored: Array, dtype: TableDtype, scales: Array | No
     exact = np.where(is_finite, trained, 0).astype(np.float64)
     error = float(np.abs(np.where(is_finite, stored, 0).astype(np.float64) - exact).max())
     if scales is not None:
-        # Half a step, and what a scale and a product of float32 are rounded by: 127 steps at most.
-        return error, float(scales.max()) * (0.5 + 2 * 127 * 2.0**-24)
+        # Half a step, and what a scale and a product of float32 are rounded by, of all steps at most.
+        return error, float(scales.max()) * (0.5 + 2 * STEPS[dtype] * 2.0**-24)
     relative, smallest = _HALF_STEP[dtype]
     largest = float(np.abs(exact).max())
     return error, max(relative * 2.0 ** np.floor(np.log2(largest)) if largest else 0.0, smallest)

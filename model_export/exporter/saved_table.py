@@ -42,7 +42,8 @@ class SavedTable:
         with self._file.open("rb", buffering=0) as file:
             file.seek(self._entry.offset + rows * self._row_bytes)
             numbers = np.frombuffer(file.read(self._row_bytes), TABLE_DTYPES[self._entry.dtype])
-        return widened(numbers, self._entry.dtype, None if self._scales is None else self._scales[rows])
+        scales = None if self._scales is None else self._scales[rows]
+        return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
 
 
 def read_tables(artifact: Path, manifest: Manifest) -> dict[str, SavedTable]:
@@ -51,7 +52,7 @@ def read_tables(artifact: Path, manifest: Manifest) -> dict[str, SavedTable]:
 
 
 def read_scales(artifact: Path, entry: TableEntry) -> Array | None:
-    """Returns the [V, 1] float32 scales of an int8 table, mapped; None of any other."""
+    """Returns the [V, 1] float32 scales of an int8 or int4 table, mapped; None of any other."""
     if entry.scale is None:
         return None
     return np.memmap(artifact / entry.scale.file, "<f4", "r", entry.scale.offset, (entry.vocabulary_size, 1))

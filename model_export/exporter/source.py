@@ -39,7 +39,7 @@ class SavedParts:
     """What a source says of the SavedModel it wrote.
 
     table_variables: table of the spec -> its key in variables/variables.index.
-    table_scales: the same of the scales of int8 tables.
+    table_scales: the same of the scales of int8 and int4 tables.
     """
 
     table_variables: Mapping[str, str]

@@ -60,7 +60,7 @@ class TableReport:
     name: the manifest's; without one, the variable's.
     features: those that read it.
     slices: in how many parts it was saved; file and offset are then of none of them. 0: whole.
-    scale: where the float32 lie that the rows of an int8 table are multiplied by.
+    scale: where the float32 lie that the rows of an int8 or int4 table are multiplied by.
     unread: why health is None.
     """
 

@@ -10,6 +10,7 @@ _BAD_ID = {
     "drop": "is dropped",
     "drop_negative": "below 0 is dropped, any other refused",
     "clamp": "reads the nearest row",
+    "wrap": "below 0 counts from the table's end, any other refused",
 }
 
 

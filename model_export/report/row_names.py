@@ -96,7 +96,9 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
 def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
     """Returns the vocabularies that turn keys into rows of a table, by the path of their file."""
     names = sorted({f.vocabulary for f in manifest.features.values() if f.table == table and f.vocabulary is not None})
-    return {artifact / manifest.vocabularies[name].file: manifest.vocabularies[name] for name in names}
+    entries = [manifest.vocabularies[name] for name in names]
+    # Hashed keys have no file, and nobody knows what they were.
+    return {artifact / entry.file: entry for entry in entries if entry.file}
 
 
 def vocabulary_names(vocabularies: Mapping[Path, VocabularyEntry], rows: Collection[int]) -> dict[int, str]:

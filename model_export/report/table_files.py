@@ -14,7 +14,7 @@ from model_export.report.document import TableReport
 from model_export.report.table_health import TableRows
 from service.core.errors import ArtifactError
 from service.core.manifest import Manifest
-from service.core.types import Array
+from service.core.types import TABLE_DTYPES, Array, stored_columns
 from service.lookup.bundle import BundleEntry, read_bundle
 
 _PREFIX = Path("variables") / "variables"
@@ -84,22 +84,23 @@ class SlicedRows:
 
 
 class WidenedRows:
-    """A [V, D] table of bfloat16 or int8 that is read as the float32 it stands for.
+    """A [V, D] table of bfloat16, int8 or int4 that is read as the float32 it stands for.
 
-    scales: [V, 1] of int8.
+    scales: [V, 1] of int8 and int4. rows: of int4 [V, ceil(D / 2)] bytes.
     """
 
     dtype: np.dtype[Any] = np.dtype(np.float32)
 
-    def __init__(self, rows: TableRows, dtype: str, scales: Array | None = None) -> None:
+    def __init__(self, rows: TableRows, dtype: str, embedding_dim: int, scales: Array | None = None) -> None:
         self._rows, self._dtype, self._scales = rows, dtype, scales
-        self.shape = rows.shape
+        self.shape: tuple[int, ...] = (rows.shape[0], embedding_dim)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Array:
-        return widened(self._rows[rows], self._dtype, None if self._scales is None else self._scales[rows])
+        scales = None if self._scales is None else self._scales[rows]
+        return widened(self._rows[rows], self._dtype, scales, embedding_dim=self.shape[1])
 
 
 def map_table(artifact: Path, table: TableReport) -> TableRows:
@@ -108,10 +109,10 @@ def map_table(artifact: Path, table: TableReport) -> TableRows:
     Raises:
       ArtifactError: it can not be read: its file is missing or short, or its numbers are of another kind.
     """
-    dtype = "|i1" if table.scale is not None else _READABLE.get(table.dtype)
+    dtype = TABLE_DTYPES.get(table.dtype) if table.scale is not None else _READABLE.get(table.dtype)
     if dtype is None:
         raise ArtifactError(f"numbers of type {table.dtype} are not read")
-    shape = (table.vocabulary_size, table.embedding_dim)
+    shape = (table.vocabulary_size, stored_columns(table.dtype, table.embedding_dim))
     try:
         rows: TableRows
         if table.slices:
@@ -119,10 +120,10 @@ def map_table(artifact: Path, table: TableReport) -> TableRows:
         else:
             rows = _map(artifact / table.file, dtype, table.offset, table.nbytes, shape)
         if table.scale is None:
-            return WidenedRows(rows, table.dtype) if table.dtype == "bfloat16" else rows
+            return WidenedRows(rows, table.dtype, table.embedding_dim) if table.dtype == "bfloat16" else rows
         scale = table.scale
         scales = _map(artifact / scale.file, "<f4", scale.offset, scale.nbytes, (table.vocabulary_size, 1))
-        return WidenedRows(rows, table.dtype, scales)
+        return WidenedRows(rows, table.dtype, table.embedding_dim, scales)
     except OSError as error:
         raise ArtifactError(f"cannot read {table.file}: {error.strerror or error}") from error
 

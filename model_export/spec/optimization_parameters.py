@@ -1,7 +1,8 @@
 """The optimizers that a TPU offers for embedding tables, with their constants: what a user writes, no arithmetic.
 
-Arguments, order, defaults and error texts are those of tf.compat.v1.tpu.experimental in TensorFlow 2.15, the last that
-had them. model_export.training.table_optimizers does the training.
+Arguments, order, defaults and error texts are those of TensorFlow 2.15, the last that had them: in
+tf.compat.v1.tpu.experimental, and MomentumParameters in tensorflow.python.tpu.tpu_embedding alone.
+model_export.training.table_optimizers does the training.
 
 >>> AdagradParameters(0.1, initial_accumulator=0)
 Traceback (most recent call last):
@@ -145,6 +146,36 @@ class FtrlParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class MomentumParameters:
+    """Momentum: a row's step is the learning rate times a decaying sum of its gradients.
+
+    Args:
+      momentum: decay of the sum, at least 0; a plain number.
+      use_nesterov: the step adds the gradient once more to the decayed sum, as TensorFlow's MomentumOptimizer does.
+      The others are those of AdagradParameters.
+
+    Raises:
+      ValueError: momentum is no finite number or negative (not checked by TensorFlow), or as AdagradParameters.
+    """
+
+    learning_rate: float
+    momentum: float
+    use_nesterov: bool = False
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    clip_gradient_min: float | None = None
+    clip_gradient_max: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_shared(self)
+        if not _is_finite_number(self.momentum) or self.momentum < 0.0:
+            raise ValueError(f"momentum must be a finite number of at least 0, got {self.momentum!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class StochasticGradientDescentParameters:
     """Plain gradient descent, without a slot. Arguments and errors are those of AdagradParameters."""
 
@@ -162,13 +193,13 @@ class StochasticGradientDescentParameters:
 
 
 OptimizationParameters: TypeAlias = (
-    AdagradParameters | AdamParameters | FtrlParameters | StochasticGradientDescentParameters
+    AdagradParameters | AdamParameters | FtrlParameters | MomentumParameters | StochasticGradientDescentParameters
 )
 
 
 def _check_shared(parameters: OptimizationParameters) -> None:
     rate = parameters.learning_rate
-    if not isinstance(rate, Real) or isinstance(rate, bool) or not math.isfinite(rate):
+    if not _is_finite_number(rate):
         raise ValueError(
             f"learning_rate must be a finite number, got {rate!r}; one that changes with the step is the "
             "learning_rate_fn of a column or TableConfig"
@@ -181,3 +212,7 @@ def _check_shared(parameters: OptimizationParameters) -> None:
         lower, upper = getattr(parameters, f"{what}_min"), getattr(parameters, f"{what}_max")
         if lower is not None and upper is not None and lower > upper:
             raise ValueError(f"{what}_min is {lower}, above {what}_max {upper}")
+
+
+def _is_finite_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

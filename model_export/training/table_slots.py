@@ -14,13 +14,15 @@ from model_export.spec.optimization_parameters import (
     AdagradParameters,
     AdamParameters,
     FtrlParameters,
+    MomentumParameters,
     OptimizationParameters,
 )
 from model_export.tensorflow_setup import tf
 
 
 def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...]:
-    """Returns the names of a table's slots: Adagrad accumulator; Adam m and v; FTRL accumulator and linear; SGD none.
+    """Returns the names of a table's slots: Adagrad accumulator; Adam m and v; FTRL accumulator and linear; Momentum
+    momenta; SGD none.
 
     Args:
       table: name of the table's variable.
@@ -58,5 +60,7 @@ def _slots(parameters: OptimizationParameters) -> tuple[tuple[str, float], ...]:
             return (("Adam/m", 0.0), ("Adam/v", 0.0))
         case FtrlParameters():
             return (("Ftrl", parameters.initial_accumulator_value), ("Ftrl_1", parameters.initial_linear_value))
+        case MomentumParameters():
+            return (("Momentum", 0.0),)
         case _:
             return ()

@@ -1,4 +1,4 @@
-"""The update rules of the four optimizers, on rows of a table and of its slots.
+"""The update rules of the five optimizers, on rows of a table and of its slots.
 
 Source: tensorflow/core/protobuf/tpu/optimization_parameters.proto at v2.15.1 says where a TPU's rules differ from those
 of TensorFlow's CPU kernels; weight decay is the decoupled one of Loshchilov and Hutter (arXiv 1711.05101); FTRL is that
@@ -13,6 +13,7 @@ from model_export.spec.optimization_parameters import (
     AdagradParameters,
     AdamParameters,
     FtrlParameters,
+    MomentumParameters,
     OptimizationParameters,
 )
 from model_export.tensorflow_setup import tf
@@ -63,6 +64,8 @@ def updated_rows(
             weights, slots = _adam(parameters, weights, slots, gradient, rate)
         case FtrlParameters():
             weights, slots = _ftrl(parameters, weights, slots, gradient, rate)
+        case MomentumParameters():
+            weights, slots = _momentum(parameters, weights, slots, gradient, rate)
         case _:
             weights -= rate * gradient
     return _between(weights, parameters.clip_weight_min, parameters.clip_weight_max), *slots
@@ -102,6 +105,14 @@ def _ftrl(
         quadratic = (new + parameters.beta) / rate + 2 * l2
     shrunk = tf.sign(linear) * threshold - linear
     return tf.where(tf.abs(linear) > threshold, shrunk / quadratic, 0), [accumulator, linear]
+
+
+def _momentum(
+    parameters: MomentumParameters, weights: Any, slots: list[Any], gradient: Any, rate: Any
+) -> tuple[Any, list[Any]]:
+    momenta = parameters.momentum * slots[0] + gradient
+    step = gradient + parameters.momentum * momenta if parameters.use_nesterov else momenta
+    return weights - rate * step, [momenta]
 
 
 def _power(accumulator: Any, parameters: FtrlParameters) -> Any:

@@ -31,7 +31,7 @@ class SignatureDescription:
     @property
     def ragged(self) -> frozenset[str]:
         """Features to be given as RaggedIds or as one list per row."""
-        return ragged_features(self.inputs)
+        return frozenset(names.feature for names in ragged_features(self.inputs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from service.codecs.json_document import describe
 from service.codecs.json_refusals import from_base64
 from service.core.errors import InputMismatch, MalformedPayload
-from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, SignatureSpec, TensorSpec
+from service.core.types import Array, RaggedNames, SignatureSpec, TensorSpec
 
 _INT = frozenset({int})
 _FLOAT = frozenset({int, float})
@@ -36,7 +36,7 @@ def ragged_owner(name: str, spec: SignatureSpec) -> str | None:
 
 def feature_names(spec: SignatureSpec) -> list[str]:
     """Returns what a client may send by name: ragged features and all other inputs, sorted."""
-    return sorted(spec.ragged | spec.row_inputs)
+    return sorted(spec.ragged.keys() | spec.row_inputs)
 
 
 def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
@@ -68,28 +68,30 @@ def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
     return array if len(shape) == 1 else array.reshape(shape)
 
 
-def ragged_arrays(feature: str, rows: Any, spec: SignatureSpec, weights: Any = None) -> dict[str, Array]:
-    """Returns <feature>__values and <feature>__row_splits of one list per row, and __weights where given.
+def add_ragged(
+    arrays: dict[str, Array], names: RaggedNames, rows: Any, spec: SignatureSpec, weights: Any = None
+) -> None:
+    """Adds values and row splits of one list per row, and weights where given, by the names of their inputs.
 
     Raises:
-      MalformedPayload: not a list of lists, a value of the wrong type, or other row lengths in the weights.
+      MalformedPayload: not a list of lists, a value of the wrong type, other row lengths in the weights, or the inputs
+        are there already.
     """
+    feature = names.feature
+    if names.values in arrays:
+        raise MalformedPayload(f'feature "{feature}": its inputs were sent by another name too.')
     values, lengths = _flat_rows(f'feature "{feature}"', rows, "ids")
-    values_name, splits_name = feature + VALUES_SUFFIX, feature + ROW_SPLITS_SUFFIX
-    splits = np.array([0, *accumulate(lengths)], spec.inputs[splits_name].dtype)
-    arrays = {
-        values_name: _leaves(feature, values, set(map(type, values)), spec.inputs[values_name]),
-        splits_name: splits,
-    }
+    splits = np.array([0, *accumulate(lengths)], spec.inputs[names.row_splits].dtype)
+    arrays[names.values] = _leaves(feature, values, set(map(type, values)), spec.inputs[names.values])
+    arrays[names.row_splits] = splits
     if weights is not None:
-        weights_name = feature + WEIGHTS_SUFFIX
+        weights_name = names.weights
         if weights_name not in spec.inputs:
             raise InputMismatch(f'feature "{feature}" takes no weights in signature "{spec.name}".')
         factors, weight_lengths = _flat_rows(f'weights of feature "{feature}"', weights, "weights")
         if weight_lengths != lengths:
             _refuse_weights(feature, lengths, weight_lengths)
         arrays[weights_name] = _leaves(weights_name, factors, set(map(type, factors)), spec.inputs[weights_name])
-    return arrays
 
 
 def _flat_rows(what: str, rows: Any, of_what: str) -> tuple[list[Any], list[int]]:

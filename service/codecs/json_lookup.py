@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.codecs.json_arrays import dense_array, feature_names, ragged_arrays, ragged_owner
+from service.codecs.json_arrays import add_ragged, dense_array, feature_names, ragged_owner
 from service.codecs.json_document import dump, parse_object
 from service.codecs.json_tensor import plain_array, read_signature_name
 from service.core.errors import InputMismatch, MalformedPayload
@@ -74,8 +74,9 @@ def decode_features(body: LookupBody, spec: SignatureSpec) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for name, value in body.features.items():
         weights = body.weights.get(name)
-        if name in spec.ragged:
-            arrays.update(ragged_arrays(name, value, spec, weights))
+        names = spec.ragged.get(name)
+        if names is not None:
+            add_ragged(arrays, names, value, spec, weights)
             continue
         tensor = spec.inputs.get(name)
         if tensor is None or ragged_owner(name, spec) is not None:

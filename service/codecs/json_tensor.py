@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from service.codecs.json_arrays import dense_array, feature_names, ragged_arrays, ragged_owner
+from service.codecs.json_arrays import add_ragged, dense_array, feature_names, ragged_owner
 from service.codecs.json_document import describe, dump, parse_object
 from service.codecs.json_refusals import is_base64, refuse_columns, refuse_rows
 from service.codecs.json_text import shown
 from service.core.errors import InputMismatch, InvalidRequest, MalformedPayload
-from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, SignatureSpec
+from service.core.types import Array, RaggedNames, SignatureSpec
 from service.core.validation import graph_dtype_name
 
 Layout = Literal["row", "columnar"]
@@ -138,19 +138,29 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
     arrays: dict[str, Array] = {}
     for name, value in columns.items():
         tensor = spec.inputs.get(name)
-        if tensor is None and name in spec.ragged:
-            _refuse_double(name, columns)
-            arrays.update(ragged_arrays(name, value, spec, columns.get(name + WEIGHTS_SUFFIX)))
+        ragged = _nested(name, columns, spec)
+        if ragged is not None:
+            _refuse_double(ragged, columns)
+            add_ragged(arrays, ragged, value, spec, columns.get(ragged.weights))
         elif _is_weights_of(name, columns, spec):
             # Taken together with its ids.
             continue
         elif tensor is None:
             arrays[name] = np.empty(0)
-        elif layout == "row" and ragged_owner(name, spec) is not None:
-            raise MalformedPayload(f'input "{name}": in instances, send "{ragged_owner(name, spec)}" as a list of ids.')
+        elif layout == "row" and (owner := ragged_owner(name, spec)) is not None and _has_suffixes(spec.ragged[owner]):
+            raise MalformedPayload(f'input "{name}": in instances, send "{owner}" as a list of ids.')
         else:
             arrays[name] = dense_array(name, value, tensor)
     return arrays
+
+
+def _nested(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> RaggedNames | None:
+    """Returns the ragged feature that is sent as nested lists under a name, None where the name is an input's."""
+    names = spec.ragged.get(name)
+    if names is None or (name in spec.inputs and names.row_splits in columns):
+        # A feature may be called as the input of its ids is; with row splits beside them, those ids are flat.
+        return None
+    return names
 
 
 def encode_predict(outputs: Mapping[str, Array], layout: Layout, *, strict: bool = False) -> bytes:
@@ -239,12 +249,19 @@ def _only_feature(spec: SignatureSpec, problem: str) -> str:
     return features[0]
 
 
+def _has_suffixes(names: RaggedNames) -> bool:
+    return names == RaggedNames.by_suffix(names.feature)
+
+
 def _is_weights_of(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> bool:
-    feature = name.removesuffix(WEIGHTS_SUFFIX)
-    return feature != name and feature in spec.ragged and feature in columns and feature not in spec.inputs
+    return any(
+        name == names.weights and names.feature in columns and _nested(names.feature, columns, spec) is not None
+        for names in spec.ragged_names
+    )
 
 
-def _refuse_double(feature: str, columns: Mapping[str, Any]) -> None:
-    for suffix in (VALUES_SUFFIX, ROW_SPLITS_SUFFIX):
-        if feature + suffix in columns:
-            raise MalformedPayload(f'feature "{feature}" was sent both as "{feature}" and as "{feature + suffix}".')
+def _refuse_double(names: RaggedNames, columns: Mapping[str, Any]) -> None:
+    feature = names.feature
+    for part in (names.values, names.row_splits):
+        if part in columns and part != feature:
+            raise MalformedPayload(f'feature "{feature}" was sent both as "{feature}" and as "{part}".')

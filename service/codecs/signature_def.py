@@ -98,7 +98,7 @@ def _read_signature(name: str, signature: Any) -> SignatureSpec:
         method_name=signature.method_name,
         inputs=inputs,
         outputs={key: _read_tensor(key, info) for key, info in sorted(signature.outputs.items())},
-        ragged=ragged_features(inputs),
+        ragged_names=ragged_features(inputs),
         definition=text_format.MessageToString(signature),
     )
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.codecs.model_config_proto import parse_config_text
+from service.configuration.settings import Settings
+from service.core.base_paths import fault_of
 from service.core.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
 from service.core.model_config import ModelConfig
 
@@ -16,6 +18,25 @@ logger = logging.getLogger(__name__)
 
 Models = tuple[ModelConfig, ...]
 _EMPTY = "{} is empty; to serve no models it must say model_config_list {{}}"
+
+
+def single_model(settings: Settings) -> Models:
+    """Returns the list of one model that --model_name and --model_base_path mean."""
+    return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
+
+
+def base_path_faults(settings: Settings) -> list[str]:
+    """Returns, for each model that the server would start with, why its base path has no version to load.
+
+    A --model_config_file that can not be read has no models here: the start itself says what is wrong with it.
+    """
+    try:
+        file = settings.model_config_file
+        models = ConfigFile(Path(file), 0.0).read() if file else single_model(settings)
+    except ServiceError:
+        return []
+    faults = {model.name: fault_of(model) for model in models}
+    return [f"model {name}: {fault}" for name, fault in faults.items() if fault]
 
 
 class ConfigFile:

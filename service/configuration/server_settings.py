@@ -29,6 +29,11 @@ class ServerSettings:
     model_config_file_poll_wait_seconds: float = setting(
         0.0, "Seconds between looks at that file; 0 reads it once, at the start.", 0, 86400
     )
+    strict: bool = setting(
+        False,
+        "Whether a model whose base path has no version to load ends the start with exit status 1. Without it the "
+        "server waits for the version, as TensorFlow Serving does.",
+    )
     model_reload_timeout_s: float = setting(
         300.0, "Seconds that a new list of models, by file or by request, gets until its new models answer.", 0, 86400
     )

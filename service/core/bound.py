@@ -21,7 +21,7 @@ from service.core.recording import Recorder
 from service.core.servable import Lease, Servable
 from service.core.tracing import Tracing
 from service.core.types import Array, Backend, SignatureKind, SignatureSpec, Tensors
-from service.core.validation import check_names, checked
+from service.core.validation import check_names, check_outputs, checked
 
 
 class Observer(Protocol):
@@ -138,6 +138,7 @@ class Bound:
             check_names(self.spec, inputs)
         outputs = self._choose_outputs(output_filter)
         arrays, self._rows = checked(self.spec, inputs)
+        check_outputs(self.spec, arrays, output_filter)
         if self._rows * self.spec.row_bytes > self._max_bytes:
             # A row costs a client two bytes and the server kilobytes, so a limit on requests bounds nothing here.
             raise PayloadTooLarge(

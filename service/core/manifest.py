@@ -17,9 +17,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
 
 from service.core.errors import ArtifactError
+from service.core.manifest_fields import build, json_object
+from service.core.types import SCALED_DTYPES
 
 FORMAT_VERSION = 4
 # A manifest is written in the oldest of these formats that can say it, so that older servers read it.
@@ -27,11 +29,9 @@ _FORMAT_WITHOUT_SCALES = 2
 _FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
 
-T = TypeVar("T")
-
 Combiner = Literal["sum", "mean", "sqrtn"]
 LookupDevice = Literal["cpu", "tpu_tensor_core"]
-BadIdPolicy = Literal["error", "drop", "drop_negative", "default_row", "clamp"]
+BadIdPolicy = Literal["error", "drop", "drop_negative", "default_row", "clamp", "wrap"]
 MeanDivisor = Literal["sum_weights", "at_least_one"]
 TooManyPolicy = Literal["error", "truncate"]
 WeightPolicy = Literal["keep", "drop"]
@@ -40,11 +40,12 @@ OovPolicy = Literal["error", "drop"]
 EmptyRowPolicy = Literal["zeros", "nan", "default_row"]
 TrailingRowPolicy = Literal["keep", "cut"]
 GraphRun = Literal["cut", "whole"]
+Summation = Literal["in_order", "blocks_of_8", "four_lanes"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableScale:
-    """Where the [V] or [V, 1] float32 lie that the rows of an int8 table are multiplied by; fields as in TableEntry."""
+    """Where the [V] or [V, 1] float32 scales of an int8 or int4 table's rows lie; fields as in TableEntry."""
 
     variable: str
     file: str
@@ -58,10 +59,11 @@ class TableEntry:
     """One [V, D] table and where its bytes lie.
 
     variable: key in the index beside file, which is variables/variables.index unless the table was written apart.
-    dtype: "float32", "float16", "bfloat16" or "int8"; answers are float32.
+    dtype: "float32", "float16", "bfloat16", "int8" or "int4" (format 4); answers are float32. A row of int4 is
+      ceil(D / 2) bytes, saved as uint8: column 2 i is the low half of byte i, in two's complement.
     file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
     crc32c: masked checksum of those bytes, as the index holds it.
-    scale: of an int8 table, and of no other (format 3).
+    scale: of an int8 or int4 table, and of no other (format 3).
     """
 
     variable: str
@@ -133,7 +135,8 @@ class LookupFeature:
       longer one is cut. It stands in place of a combiner, weights and max_ids_per_row.
     on_bad_id: what an id outside [0, V) does: "error"; "drop" (as if it were not sent; zeros in its place in a
       sequence or a row of one id); "drop_negative" (drops an id below 0, any other is an error); "default_row" (reads
-      default_row instead); "clamp" (reads the nearest row).
+      default_row instead); "clamp" (reads the nearest row); "wrap" (an id from -V to -1 counts from the table's end, as
+      keras.ops.take does, any other is an error; format 4).
     on_nonpositive_weight: "drop" leaves an id out whose weight is 0 or less.
     mean_divisor: "sum_weights" divides a mean by sum(w), 0 giving zeros (CPU); "at_least_one" by max(sum(w), 1)
       (tensor core).
@@ -142,8 +145,13 @@ class LookupFeature:
       combined (format 4).
     on_empty_row: what a row gives that no id counts in (none was sent, or all were dropped): "zeros"; "nan"; or
       "default_row", the vector of default_row (format 4).
-    trailing_empty_rows: "cut" ends the output behind the last row that holds an id, as tf.math.segment_mean does
+    trailing_empty_rows: "cut" ends the output behind the last row that an id counts in, as tf.math.segment_mean does
       (format 4); "keep" answers all rows.
+    summation: the order of additions, which the last bits of a sum depend on (format 4). "in_order": one vector after
+      the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it is
+      1), then blocks of 8, each added up by itself; a mean or sqrtn of fewer than 10 multiplies by the reciprocal.
+      "four_lanes": as tf.math.segment_sum adds - from 16 vectors on, vectors 0, 4, 8, ..., then 1, 5, 9, ... and so on
+      in four sums, and these in order, for each whole packet of 8 columns; other columns in order.
     """
 
     ids: str
@@ -161,17 +169,19 @@ class LookupFeature:
     max_norm: float | None = None
     on_empty_row: EmptyRowPolicy = "zeros"
     trailing_empty_rows: TrailingRowPolicy = "keep"
+    summation: Summation = "in_order"
 
     @property
     def needs_format_4(self) -> bool:
         """Says whether the entry uses a field that format 3 does not have."""
-        plain = (None, "zeros", "keep")
-        return (self.max_norm, self.on_empty_row, self.trailing_empty_rows) != plain
+        plain = (None, "zeros", "keep", "in_order")
+        is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows, self.summation) == plain
+        return not is_plain or self.on_bad_id == "wrap"
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> LookupFeature:
         """Builds from a JSON object; raises ArtifactError naming the field at fault."""
-        entry = _build(LookupFeature, data, "features")
+        entry = build(LookupFeature, data, "features")
         for name, allowed in _CHOICES.items():
             if getattr(entry, name) not in allowed:
                 raise ArtifactError(f"manifest: {name} is {getattr(entry, name)!r}, expected one of {allowed}")
@@ -188,6 +198,8 @@ class LookupFeature:
             )
         if entry.combiner is None and (entry.on_empty_row != "zeros" or entry.trailing_empty_rows != "keep"):
             raise ArtifactError(f"manifest: input {entry.ids!r} has a policy for empty rows but combines nothing")
+        if entry.summation == "blocks_of_8" and entry.weights is not None:
+            raise ArtifactError(f"manifest: input {entry.ids!r} has weights, which blocks_of_8 does not have")
         if entry.max_norm is not None and not 0 < entry.max_norm < float("inf"):
             raise ArtifactError(f"manifest: input {entry.ids!r} has max_norm {entry.max_norm}, expected more than 0")
         for name in ("max_ids_per_row", "max_sequence_length"):
@@ -248,7 +260,7 @@ class Manifest:
             for entry in data["signatures"].values():
                 _drop(entry, "concatenated", "run")
                 for feature in entry["features"].values():
-                    _drop(feature, "max_norm", "on_empty_row", "trailing_empty_rows")
+                    _drop(feature, "max_norm", "on_empty_row", "trailing_empty_rows", "summation")
             for vocabulary in data["vocabularies"].values():
                 _drop(vocabulary, "first_oov_id", "empty_key_id")
         return json.dumps({"format_version": version, **data}, indent=1) + "\n"
@@ -287,15 +299,16 @@ class Manifest:
                 f"manifest format {version} is newer than this server reads ({FORMAT_VERSION}); upgrade the server"
             )
         manifest = Manifest(
-            tables={k: _table(v, f"tables.{k}") for k, v in _object(data, "tables").items()},
-            features={k: _build(FeatureEntry, v, f"features.{k}") for k, v in _object(data, "features").items()},
-            signatures={k: _signature(v, f"signatures.{k}") for k, v in _object(data, "signatures").items()},
+            tables={k: _table(v, f"tables.{k}") for k, v in json_object(data, "tables").items()},
+            features={k: build(FeatureEntry, v, f"features.{k}") for k, v in json_object(data, "features").items()},
+            signatures={k: _signature(v, f"signatures.{k}") for k, v in json_object(data, "signatures").items()},
             vocabularies={
-                k: _vocabulary(v, f"vocabularies.{k}") for k, v in _object(data, "vocabularies", required=False).items()
+                k: _vocabulary(v, f"vocabularies.{k}")
+                for k, v in json_object(data, "vocabularies", required=False).items()
             },
-            files=_object(data, "files", required=False),
-            provenance=_object(data, "provenance", required=False),
-            parity=_object(data, "parity", required=False),
+            files=json_object(data, "files", required=False),
+            provenance=json_object(data, "provenance", required=False),
+            parity=json_object(data, "parity", required=False),
         )
         _cross_check(manifest)
         return manifest
@@ -320,6 +333,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "on_nonpositive_weight": get_args(WeightPolicy),
     "on_empty_row": get_args(EmptyRowPolicy),
     "trailing_empty_rows": get_args(TrailingRowPolicy),
+    "summation": get_args(Summation),
 }
 
 
@@ -328,45 +342,14 @@ def _drop(data: dict[str, Any], *names: str) -> None:
         del data[name]
 
 
-def _object(data: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
-    value = data.get(name, None if required else {})
-    if not isinstance(value, dict):
-        raise ArtifactError(f"manifest: {name} is {'missing' if value is None else 'not an object'}")
-    return cast(Mapping[str, Any], value)
-
-
-_JSON_TYPES: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "str": (str,),
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-    "float | None": (float, int, type(None)),
-}
-
-
-def _build(cls: type[T], data: Any, where: str) -> T:
-    if not isinstance(data, dict):
-        raise ArtifactError(f"manifest: {where} is not an object")
-    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
-    unknown = sorted(set(data) - set(fields))
-    missing = sorted(n for n, f in fields.items() if f.default is dataclasses.MISSING and n not in data)
-    if unknown or missing:
-        raise ArtifactError(f"manifest: {where} has unknown fields {unknown} and lacks {missing}")
-    for name, value in data.items():
-        wanted = _JSON_TYPES.get(str(fields[name].type))
-        if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
-            raise ArtifactError(f"manifest: {where}.{name} is {value!r}, expected {fields[name].type}")
-        if isinstance(value, int) and value < 0:
-            raise ArtifactError(f"manifest: {where}.{name} is negative")
-    return cls(**data)
-
-
 def _table(data: Any, where: str) -> TableEntry:
     if isinstance(data, dict) and data.get("scale") is not None:
-        data = data | {"scale": _build(TableScale, data["scale"], f"{where}.scale")}
-    entry = _build(TableEntry, data, where)
-    if (entry.dtype == "int8") != (entry.scale is not None):
-        raise ArtifactError(f"manifest: {where} is {entry.dtype}; an int8 table has a scale, and no other has one")
+        data = data | {"scale": build(TableScale, data["scale"], f"{where}.scale")}
+    entry = build(TableEntry, data, where)
+    if (entry.dtype in SCALED_DTYPES) != (entry.scale is not None):
+        raise ArtifactError(
+            f"manifest: {where} is {entry.dtype}; int8 and int4 tables have a scale, and no other table has one"
+        )
     return entry
 
 
@@ -380,9 +363,9 @@ def _signature(data: Any, where: str) -> SignatureEntry:
         raise ArtifactError(f"manifest: {where}.batch_sizes is not an ascending list of positive integers")
     if (run := data.get("run", "cut")) not in get_args(GraphRun):
         raise ArtifactError(f"manifest: {where}.run is {run!r}, expected one of {get_args(GraphRun)}")
-    features = {k: LookupFeature.from_json(v) for k, v in _object(data, "features").items()}
+    features = {k: LookupFeature.from_json(v) for k, v in json_object(data, "features").items()}
     concatenated = {}
-    for output, parts in _object(data, "concatenated", required=False).items():
+    for output, parts in json_object(data, "concatenated", required=False).items():
         if not isinstance(parts, list) or not parts or not set(map(str, parts)) <= features.keys():
             raise ArtifactError(f"manifest: {where}.concatenated.{output} is {parts!r}, expected names of its features")
         concatenated[output] = tuple(parts)
@@ -390,7 +373,7 @@ def _signature(data: Any, where: str) -> SignatureEntry:
 
 
 def _vocabulary(data: Any, where: str) -> VocabularyEntry:
-    entry = _build(VocabularyEntry, data, where)
+    entry = build(VocabularyEntry, data, where)
     for name, allowed in (("on_oov", get_args(OovPolicy)), ("key_dtype", get_args(KeyDtype))):
         if getattr(entry, name) not in allowed:
             raise ArtifactError(f"manifest: {where}.{name} is {getattr(entry, name)!r}, expected one of {allowed}")

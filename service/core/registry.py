@@ -145,11 +145,17 @@ class Registry:
         return model is not None and (bool(model.available) if version is None else version in model.available)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """Returns the statuses of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
+        """Returns the statuses of a model's versions, newest first.
+
+        Raises:
+          ModelNotFound: there are none; the text says why, where the model is configured.
+          VersionNotFound: the model has no such version.
+        """
         found = self.all_statuses(name)
         if version is None:
             if not found:
-                raise ModelNotFound(f"Could not find any versions of model {name}")
+                problem = self.noted_problem(name) if self.is_configured(name) else ""
+                raise ModelNotFound(f"Could not find any versions of model {name}" + (problem and f": {problem}"))
             return found
         found = [status for status in found if status.version == version]
         if not found:

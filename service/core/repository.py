@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from service.core.base_paths import find_versions, unreadable, unserved
 from service.core.completeness import Arrival, Fingerprint, fingerprint
 from service.core.errors import ArtifactError, DataLoss, ServiceError
 from service.core.model_config import ModelConfig
@@ -29,16 +30,6 @@ Load = Callable[[str, int, Path], Servable]
 
 # Versions that were unloaded stay in status, as in TensorFlow Serving, but not for ever.
 _MAX_ENDED = 32
-
-
-def find_versions(base_path: Path) -> dict[int, Path]:
-    """Returns the version folders of a model: integer names only, leading zeros allowed. Raises OSError.
-
-    A number beyond int64 is no version: no wire could name it. Of two folders for one number the last by name counts.
-    """
-    paths = sorted(base_path.iterdir())
-    numbered = {int(p.name): p for p in paths if p.name.isascii() and p.name.isdigit() and p.is_dir()}
-    return {version: path for version, path in numbered.items() if version < 2**63}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +135,7 @@ class ModelWatcher:
         """
         config = self._config
         self._take_out_damaged()
-        found = {} if config is None else self._look(Path(config.base_path))
+        found = {} if config is None else self._look(config.base_path)
         if found is None:
             # A folder that can not be read is more likely a mount that failed than a wish to stop serving.
             return None
@@ -192,11 +183,11 @@ class ModelWatcher:
         # What is wanted has changed while a version was loading, or waited for its slot: run() looks again at once.
         return self._config is not config or self._is_stopped
 
-    def _look(self, base_path: Path) -> dict[int, Path] | None:
+    def _look(self, base_path: str) -> dict[int, Path] | None:
         try:
-            found = find_versions(base_path)
+            found = find_versions(Path(base_path))
         except OSError as error:
-            self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
+            self._set_problem(unreadable(base_path, error))
             found = None
         self._rules.on_look(self._name, None if found is None else found.keys() | self._loaded)
         return found
@@ -204,10 +195,8 @@ class ModelWatcher:
     def _note_problem(self, config: ModelConfig | None, found: Mapping[int, Path], wanted: list[int]) -> None:
         if config is None or wanted:
             self._set_problem("")
-        elif not found:
-            self._set_problem(f"no version folder (an integer name such as 1) in {config.base_path}")
         else:
-            self._set_problem(f"none of the versions it is configured for is in {config.base_path}")
+            self._set_problem(unserved(config.base_path, found))
 
     def _set_problem(self, problem: str) -> None:
         if problem != self._problem:

@@ -64,6 +64,7 @@ class Servable:
     shortcuts: by wire format and signature name.
     files: what is read for an answer; its mark is looked at behind each run.
     deltas: what changes rows of its tables; None: they are as they were saved.
+    signature_faults: why signatures that a manifest describes are left to their graphs, by name.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Servable:
     shortcuts: Mapping[tuple[str, str], Shortcut] = field(default_factory=dict)
     files: Files = NoFiles()
     deltas: Deltas | None = None
+    signature_faults: Mapping[str, str] = field(default_factory=dict)
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""
@@ -85,8 +87,10 @@ class Servable:
         backend = self.backends.get(spec.name)
         if backend is None:
             runnable = ", ".join(sorted(self.backends)) or "none"
+            fault = self.signature_faults.get(spec.name)
+            why = f" (its lookup manifest does not fit: {fault})" if fault else ""
             raise GraphUnavailable(
-                f'Signature "{spec.name}" runs a TensorFlow graph and this server runs without TensorFlow. '
+                f'Signature "{spec.name}" runs a TensorFlow graph{why} and this server runs without TensorFlow. '
                 f"Signatures it can answer: {runnable}. To run graphs, install the extra [tensorflow] or use the "
                 "full image, and do not set --graph_signatures=off."
             )

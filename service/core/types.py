@@ -81,12 +81,20 @@ class RaggedIds(NamedTuple):
 
 
 class RaggedNames(NamedTuple):
-    """Input names of one ragged feature; weights may not be among the signature's inputs."""
+    """Input names of one ragged feature; weights may not be among the signature's inputs.
+
+    feature: under which JSON takes nested lists of ids.
+    """
 
     feature: str
     values: str
     row_splits: str
     weights: str
+
+    @staticmethod
+    def by_suffix(feature: str) -> RaggedNames:
+        """Returns the names that a feature's inputs have by convention."""
+        return RaggedNames(feature, feature + VALUES_SUFFIX, feature + ROW_SPLITS_SUFFIX, feature + WEIGHTS_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +139,15 @@ class TensorSpec:
 class SignatureSpec:
     """A named callable of a servable.
 
-    ragged: features that travel as <feature>__values and <feature>__row_splits (and perhaps <feature>__weights).
+    ragged_names: the input names of the features that travel as ids, row splits and perhaps weights.
     definition: how the artifact's SignatureDef reads as text, for messages.
+    output_ids: of a lookup, output -> the inputs whose ids it needs all of.
     defaults: derived; what a graph is fed for inputs that a request leaves out.
     required: derived; inputs that each request must hold.
-    ragged_names: derived; the input names of the ragged features.
+    ragged: derived; ragged_names by feature.
     row_inputs: derived; the other inputs, whose first dimension counts rows.
     row_bytes: derived; bytes of one row of all outputs together, as far as their shapes are known.
+    has_joined_outputs: derived; an output needs several features.
     """
 
     name: str
@@ -145,33 +155,35 @@ class SignatureSpec:
     method_name: str
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
-    ragged: frozenset[str] = field(default_factory=frozenset)
+    ragged_names: tuple[RaggedNames, ...] = ()
     definition: str = field(default="", repr=False, compare=False)
+    output_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Array] = field(init=False, repr=False, compare=False)
     required: frozenset[str] = field(init=False, repr=False, compare=False)
-    ragged_names: tuple[RaggedNames, ...] = field(init=False, repr=False, compare=False)
+    ragged: Mapping[str, RaggedNames] = field(init=False, repr=False, compare=False)
     row_inputs: frozenset[str] = field(init=False, repr=False, compare=False)
     row_bytes: int = field(init=False, repr=False, compare=False)
+    has_joined_outputs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Derived once here because each of them is needed by every request.
         required = frozenset(name for name, tensor in self.inputs.items() if not tensor.is_optional)
-        ragged_names = tuple(
-            RaggedNames(f, f + VALUES_SUFFIX, f + ROW_SPLITS_SUFFIX, f + WEIGHTS_SUFFIX) for f in sorted(self.ragged)
-        )
-        parts = {name for names in ragged_names for name in names[1:]}
+        parts = {name for names in self.ragged_names for name in names[1:]}
         defaults = {name: tensor.default for name, tensor in self.inputs.items() if tensor.default is not None}
         object.__setattr__(self, "defaults", defaults)
         object.__setattr__(self, "required", required)
-        object.__setattr__(self, "ragged_names", ragged_names)
+        object.__setattr__(self, "ragged", {names.feature: names for names in self.ragged_names})
         object.__setattr__(self, "row_inputs", frozenset(self.inputs) - parts)
-        object.__setattr__(self, "row_bytes", sum(map(_row_bytes, self.outputs.values())))
+        object.__setattr__(self, "row_bytes", sum(_row_bytes(tensor, self.kind) for tensor in self.outputs.values()))
+        object.__setattr__(self, "has_joined_outputs", any(len(ids) > 1 for ids in self.output_ids.values()))
 
 
-def _row_bytes(tensor: TensorSpec) -> int:
+def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
     sizes = (tensor.shape or ())[1:]
     itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    return itemsize * math.prod(size or 0 for size in sizes)
+    # Of a lookup, core.validation counts as many rows as a size that is left open has.
+    unknown = 1 if kind == "lookup" else 0
+    return itemsize * math.prod(unknown if size is None else size for size in sizes)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any] | None:
@@ -183,35 +195,52 @@ def _numpy_dtype(name: str) -> np.dtype[Any] | None:
         return None
 
 
-def ragged_features(input_names: Mapping[str, object]) -> frozenset[str]:
-    """Names the features whose values and row_splits are both inputs.
+def ragged_features(input_names: Mapping[str, object]) -> tuple[RaggedNames, ...]:
+    """Returns the features whose values and row_splits are both inputs by the convention of their names, sorted.
 
-    >>> sorted(ragged_features({"g__values": 0, "g__row_splits": 0, "user": 0, "x__values": 0}))
+    >>> [names.feature for names in ragged_features({"g__values": 0, "g__row_splits": 0, "user": 0, "x__values": 0})]
     ['g']
     """
-    return frozenset(
-        name.removesuffix(VALUES_SUFFIX)
-        for name in input_names
+    return tuple(
+        RaggedNames.by_suffix(name.removesuffix(VALUES_SUFFIX))
+        for name in sorted(input_names)
         if name.endswith(VALUES_SUFFIX) and name.removesuffix(VALUES_SUFFIX) + ROW_SPLITS_SUFFIX in input_names
     )
 
 
 # What the numbers of a table may be -> how numpy reads them. A bfloat16 is the upper half of a float32, for which numpy
-# has no dtype; an int8 is multiplied by the float32 scale of its row.
+# has no dtype; an int8 or int4 is multiplied by the float32 scale of its row. Two int4 share a byte.
 TABLE_DTYPES: Mapping[str, str] = {
     "float32": "<f4",
     "float16": "<f2",
     "bfloat16": "<u2",
     "float64": "<f8",
     "int8": "|i1",
+    "int4": "|u1",
 }
+# The table dtypes with a float32 scale per row.
+SCALED_DTYPES = frozenset({"int8", "int4"})
+
+
+def stored_columns(dtype: str, embedding_dim: int) -> int:
+    """Returns how many elements of TABLE_DTYPES[dtype] hold a row of D numbers.
+
+    >>> stored_columns("int8", 5), stored_columns("int4", 5)
+    (5, 3)
+    """
+    return (embedding_dim + 1) // 2 if dtype == "int4" else embedding_dim
+
+
+def saved_dtype(dtype: str) -> str:
+    """Returns the dtype that a checkpoint's index has for a table of a dtype."""
+    return "uint8" if dtype == "int4" else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
     """What `GET .../tables` tells of one table of V x D numbers.
 
-    dtype: what they are stored as, one of TABLE_DTYPES; they are answered as float32.
+    dtype: what they are stored as, one of TABLE_DTYPES.
     nbytes: of the numbers, and of their scales.
     """
 

@@ -29,7 +29,8 @@ def dtype_name(array: Array) -> str:
 def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int]:
     """Returns the inputs as the backend wants them, and the number of rows B.
 
-    A lookup may send any of its features, each with its own B (the largest is returned), and keys become ids. A predict
+    A lookup may send any of its features, each with its own B (the largest is returned; ids of shape [B, K] count as
+    B * K rows where the signature leaves K open), and keys become ids. A predict
     sends all required inputs, and where its ids are described by a manifest they must agree on B; keys that its graph
     takes stay keys, strings in place of its ids become ids.
 
@@ -39,7 +40,7 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     """
     check_names(spec, inputs)
     result = {name: _check_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
-    rows = {name: array.shape[0] if array.ndim else 1 for name, array in result.items() if name in spec.row_inputs}
+    rows = {name: _num_rows(spec, name, array) for name, array in result.items() if name in spec.row_inputs}
     for names in spec.ragged_names:
         if names.values in result:
             rows[names.feature] = _check_ragged(names, result)
@@ -50,6 +51,13 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     if spec.kind == "predict" and spec.defaults:
         return {**spec.defaults, **result}, num_rows
     return result, num_rows
+
+
+def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
+    if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
+        # SignatureSpec.row_bytes holds one id of such a row, for no more is known.
+        return array.size
+    return array.shape[0] if array.ndim else 1
 
 
 def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
@@ -64,6 +72,35 @@ def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
         else:
             return
     _raise_names(spec, inputs)
+
+
+def check_outputs(spec: SignatureSpec, inputs: Mapping[str, object], selected: tuple[str, ...]) -> None:
+    """Raises InputMismatch where a lookup can not answer an output that joins features: some of them were not sent.
+
+    Args:
+      inputs: they have passed checked. selected: outputs that the request names; none means all that can be answered.
+    """
+    if not spec.has_joined_outputs:
+        return
+    joined = {name: ids for name, ids in spec.output_ids.items() if len(ids) > 1}
+    lacking = {name: [one for one in ids if one not in inputs] for name, ids in joined.items()}
+    for name in selected:
+        if lacking.get(name):
+            _raise_lacking(spec, name, lacking[name])
+    if (
+        not selected
+        and all(lacking.values())
+        and not any(ids[0] in inputs for name, ids in spec.output_ids.items() if name not in joined)
+    ):
+        _raise_lacking(spec, *min(lacking.items(), key=lambda item: len(item[1])))
+
+
+def _raise_lacking(spec: SignatureSpec, output: str, ids: list[str]) -> None:
+    names = [next((one.feature for one in spec.ragged_names if one.values == name), name) for name in ids]
+    raise InputMismatch(
+        f'output "{output}" of signature "{spec.name}" joins several features. Missing but required: '
+        f"{{{_join(sorted(names))}}}."
+    )
 
 
 def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
@@ -124,6 +161,8 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
         raise InputMismatch(
             f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)} (rank {array.ndim}).'
         )
+    if array.ndim > 1 and spec.kind == "lookup" and tensor.shape is not None and tensor.shape[1:] != array.shape[1:]:
+        _check_sizes(tensor, array)
     if tensor.takes_keys:
         if spec.kind == "lookup" and tensor.vocabulary is not None:
             return tensor.vocabulary.ids_of(array, tensor.name)
@@ -131,6 +170,12 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
     if spec.kind == "predict" and tensor.vocabulary_size is not None and tensor.bounds != "none" and array.size:
         _check_ids(tensor, array)
     return array
+
+
+def _check_sizes(tensor: TensorSpec, array: Array) -> None:
+    sizes = zip((tensor.shape or ())[1:], array.shape[1:], strict=True)
+    if any(wanted not in (None, size) for wanted, size in sizes):
+        raise InputMismatch(f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)}.')
 
 
 def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
@@ -211,7 +256,7 @@ def _check_ragged(names: RaggedNames, inputs: Tensors) -> int:
 
 
 def _features(spec: SignatureSpec) -> list[str]:
-    return sorted(spec.ragged | spec.row_inputs)
+    return sorted(spec.ragged.keys() | spec.row_inputs)
 
 
 def _shape(tensor: TensorSpec) -> str:

@@ -26,7 +26,7 @@ _MAP_NORESERVE = 0x4000
 class OverlaidTable:
     """A table whose rows may be written while nobody reads it.
 
-    table: for readers. octets: [V, bytes of a row], of the same memory; scales: [V] float32 of int8, else [0].
+    table: for readers. octets: [V, bytes of a row], of the same memory; scales: [V] float32 of int8 and int4, else [0].
     """
 
     __slots__ = ("octets", "scales", "table")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from operator import itemgetter
 
 import numpy as np
 
@@ -15,6 +17,10 @@ from service.direct.memory import address_of
 _DATA, _HEADERS, _END_STREAM, _END_HEADERS = 0, 1, 1, 4
 _LENGTH_BYTES = 3
 _WORD_BYTES = 4
+
+
+# Features whose rows stand side by side, each with the floats of one row.
+Parts = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,11 @@ class ShapeWriter:
 
     def floats(self, feature: int, rows: int, width: int) -> None:
         """Adds all rows of a feature, of so many floats each."""
-        self._rows(feature, 0, rows, width)
+        self.joined(((feature, width),), rows)
+
+    def joined(self, parts: Parts, rows: int) -> None:
+        """Adds all rows of several features, those of one row side by side."""
+        self._rows(parts, 0, rows)
 
     def place(self, feature: int, rows: int, at: int, width: int) -> None:
         """Has the rows of a feature written at a place, with so many floats from one row to the next."""
@@ -70,14 +80,19 @@ class ShapeWriter:
         """Returns what was written."""
         return self._shape(None)
 
-    def _rows(self, feature: int, first: int, count: int, width: int) -> None:
-        self._blocks.append((feature, first, count, self.size, width))
+    def _rows(self, parts: Parts, first: int, count: int) -> None:
+        width, at = _width(parts), self.size
+        for feature, floats in parts:
+            self._blocks.append((feature, first, count, at, width))
+            at += 4 * floats
         self.size += 4 * count * width
 
     def _shape(self, cut: Cut | None) -> AnswerShape:
         template = bytes(self._template)
         head = (address_of(template), len(self._pieces), len(self._blocks), len(self._marks))
-        numbers = np.fromiter(chain(head, *self._pieces, *self._blocks, self._marks), np.int64)
+        # direct.gather takes all blocks of one feature behind each other.
+        blocks = sorted(self._blocks, key=itemgetter(0))
+        numbers = np.fromiter(chain(head, *self._pieces, *blocks, self._marks), np.int64)
         num_parts = len(self._pieces) + len(self._blocks) + len(self._marks)
         return AnswerShape(self.size, template, numbers, cut, num_parts)
 
@@ -115,17 +130,17 @@ class FramedShapeWriter(ShapeWriter):
             super().text(data[at:end])
             at = end
 
-    def floats(self, feature: int, rows: int, width: int) -> None:
+    def joined(self, parts: Parts, rows: int) -> None:
         """See ShapeWriter."""
-        first = 0
+        first, width = 0, _width(parts)
         while first < rows:
             count = min(rows - first, self._room // (4 * width))
             if count:
-                self._rows(feature, first, count, width)
+                self._rows(parts, first, count)
                 first += count
             else:
                 self._end()
-                first += self._full_frames(feature, first, rows - first, width)
+                first += self._full_frames(parts, first, rows - first)
                 self._begin()
 
     def shape(self) -> AnswerShape:
@@ -146,8 +161,9 @@ class FramedShapeWriter(ShapeWriter):
         self._marks.append(self.size + STREAM_AT)
         super().text(frame_head(length, kind, flags, 0))
 
-    def _full_frames(self, feature: int, first: int, rows: int, width: int) -> int:
-        """Adds frames full of a feature's rows, all of them alike; returns how many rows, which leaves some."""
+    def _full_frames(self, parts: Parts, first: int, rows: int) -> int:
+        """Adds frames full of features' rows, all of them alike; returns how many rows, which leaves some."""
+        width = _width(parts)
         in_each = FRAME_BYTES // (4 * width)
         count = (rows - 1) // in_each
         if count:
@@ -159,7 +175,11 @@ class FramedShapeWriter(ShapeWriter):
             # One head is read again and again.
             self._pieces += [[len(self._template), FRAME_HEAD_BYTES, begin] for begin in begins]
             self._template += frame_head(length, _DATA, 0, 0)
-            self._blocks += zip(repeat(feature), firsts, repeat(in_each), floats, repeat(width), strict=False)
+            begin_at = 0
+            for feature, own in parts:
+                places = [at + begin_at for at in floats]
+                self._blocks += zip(repeat(feature), firsts, repeat(in_each), places, repeat(width), strict=False)
+                begin_at += 4 * own
             self._marks += [begin + STREAM_AT for begin in begins]
             self._ends += [begin + size for begin in begins]
             self.size += count * size
@@ -179,3 +199,7 @@ class FramedShapeWriter(ShapeWriter):
     def _next(self) -> None:
         self._end()
         self._begin()
+
+
+def _width(parts: Parts) -> int:
+    return sum(floats for _, floats in parts)

@@ -62,11 +62,16 @@ class Layout:
 
 
 class BinarySignature:
-    """Answers requests for one signature of one model version in binary tensors. Concurrency: any thread."""
+    """Answers requests for one signature of one model version in binary tensors. Concurrency: any thread.
+
+    Args:
+      plan: each output holds one feature alone.
+    """
 
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan, model: str, version: int) -> None:
         self._spec = spec
         self._plan = plan
+        self._features = plan.plain_outputs
         self._max_rows = row_limit(plan.features)
         # In the order in which codecs.oip_json writes them.
         self._head = orjson.dumps({"model_name": model, "model_version": str(version)})[:-1]
@@ -132,7 +137,7 @@ class BinarySignature:
         if len(set(wanted)) != len(wanted) or not self._spec.outputs.keys() >= set(wanted):
             return None
         positions: Mapping[str, int] = {name: 1 + i for i, name in enumerate(names)}
-        features = plan_features(self._spec, {name: self._plan.features[name] for name in wanted}, positions)
+        features = plan_features(self._spec, {name: self._features[name] for name in wanted}, positions)
         return None if features is None else Layout(features, features.plan.ctypes.data)
 
     def _of(self, layout: Layout, rows: int) -> tuple[bytes, AnswerShape]:

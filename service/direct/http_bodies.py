@@ -55,8 +55,9 @@ def shortcuts(lookups: OpenedLookups, model: str, version: int) -> dict[tuple[st
     found: dict[tuple[str, str], Shortcut] = {}
     for name in lookups.lookup_names:
         spec, plan = lookups.signatures[name], lookups.backend.plan(name)
-        found[JSON, name] = JsonSignature(spec, plan)
-        found[BINARY, name] = BinarySignature(spec, plan, model, version)
+        if plan.plain_outputs:
+            found[JSON, name] = JsonSignature(spec, plan)
+            found[BINARY, name] = BinarySignature(spec, plan, model, version)
     return found
 
 

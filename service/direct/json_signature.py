@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from service.core.shortcuts import Limits
-from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec
+from service.core.types import Array, SignatureSpec
 from service.direct import float_text, gather, json_text
 from service.direct.answer_shape import AnswerShape, ShapeWriter
 from service.direct.json_scan import FEATURES, INSTANCES
@@ -104,13 +104,17 @@ class Layout:
 
 
 class JsonSignature:
-    """Answers requests for one signature of one model version in JSON. Concurrency: any thread."""
+    """Answers requests for one signature of one model version in JSON. Concurrency: any thread.
+
+    Args:
+      plan: each output holds one feature alone.
+    """
 
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan) -> None:
         self._spec = spec
         self._plan = plan
         # By output, in the order of answers.
-        self._features = {name: plan.features[name] for name in spec.outputs}
+        self._features = {name: plan.plain_outputs[name] for name in spec.outputs}
         self._max_rows = row_limit(plan.features)
         self._layouts: dict[bytes, Layout | None] = {}
         # By thread: where it counts.
@@ -205,8 +209,8 @@ def _positions(spec: SignatureSpec, form: int, members: tuple[Member, ...]) -> M
             if name in parts and form in (FEATURES, INSTANCES):
                 return None
             sent = {name: row}
-        elif name in spec.ragged and name not in spec.inputs:
-            sent = {name + VALUES_SUFFIX: row, name + ROW_SPLITS_SUFFIX: row + 1}
+        elif (names := spec.ragged.get(name)) is not None:
+            sent = {names.values: row, names.row_splits: row + 1}
         else:
             return None
         if not positions.keys().isdisjoint(sent):

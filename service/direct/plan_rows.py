@@ -11,7 +11,7 @@ import numpy as np
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.scan import INT32, INT64, MAX_INPUTS
-from service.lookup.plan import COMBINERS, POLICIES, FeaturePlan
+from service.lookup.plan import POLICIES, FeaturePlan, combiner_number
 
 _NUMBERS = {"int32": INT32, "int64": INT64}
 _TABLE_COLUMNS = (gather.TABLE_DTYPE, gather.TABLE_AT, gather.SCALES_AT, gather.VOCABULARY_SIZE, gather.DIM)
@@ -48,7 +48,7 @@ def plan_features(
     """Returns what a request that holds certain inputs looks up; None where that takes the general path.
 
     Args:
-      features: by output, in the order of the answer.
+      features: by a name each, such as its output's; in the order of the answer where each is an output.
       positions: of each input's row in what a scan found.
     """
     if not spec.required <= positions.keys():
@@ -64,6 +64,8 @@ def plan_features(
             return None
         if spec.inputs[lookup.ids].takes_keys:
             # Its integers are keys of a vocabulary, not rows.
+            return None
+        if not feature.is_plain:
             return None
         used.update(name for name in inputs if name is not None)
         plan.append(_plan_row(feature, spec, positions))
@@ -96,7 +98,7 @@ def _plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str,
         row[column] = value
     row[gather.POLICY] = POLICIES[lookup.on_bad_id]
     row[gather.DEFAULT_ROW] = lookup.default_row
-    row[gather.COMBINER] = COMBINERS[lookup.combiner or "sum"]
+    row[gather.COMBINER] = combiner_number(lookup)
     row[gather.AT_LEAST_ONE] = lookup.mean_divisor == "at_least_one"
     row[gather.POSITIVE_ONLY] = lookup.on_nonpositive_weight == "drop"
     row[gather.MAX_IDS] = lookup.max_ids_per_row or 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.codecs.framed_answer import Cut, Envelope, Framed
@@ -13,9 +13,9 @@ from service.codecs.wire import tag, varint
 from service.core.shortcuts import Limits
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
-from service.direct.answer_shape import AnswerShape, FramedShapeWriter, ShapeWriter
+from service.direct.answer_shape import AnswerShape, FramedShapeWriter, Parts, ShapeWriter
 from service.direct.memory import BYTES_AT, unwritten_bytes
-from service.direct.plan_rows import plan_features, row_limit
+from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
 from service.direct.scan import COLUMNS, FLOAT, SIZE, fields_of
 from service.direct.thread_state import PACK_JOB, Round, ThreadState
 from service.lookup.plan import FeaturePlan, SignaturePlan
@@ -54,6 +54,7 @@ class Layout:
 
     plan: [F, gather.COLUMNS] int64.
     outputs: of each feature, its name and the shape of one row.
+    answers: of each output of the answer, its name, the shape of one row, and the features side by side in it.
     plan_at, num_features: the plan's address, and F.
     row_bytes: of one row of all features.
     rows_at, rows_extra: where in what scan found the size of an input stands that counts rows, and how many entries it
@@ -63,6 +64,7 @@ class Layout:
     plan: Array
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
     row_bytes: int
+    answers: tuple[tuple[str, tuple[int, ...], Parts], ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
     plan_at: int = field(init=False)
     num_features: int = field(init=False)
@@ -94,7 +96,7 @@ class Layout:
     def _written_down(self, rows: int, tail: bytes, *, as_content: bool, envelope: Envelope | None) -> AnswerShape:
         values = _TENSOR_CONTENT if as_content else _FLOAT_VAL
         heads, widths, size = [], [], len(tail)
-        for name, row_shape in self.outputs:
+        for name, row_shape, _ in self.answers:
             widths.append(math.prod(row_shape))
             num_bytes = 4 * rows * widths[-1]
             tensor = tensor_head(FLOAT, (rows, *row_shape)) + _head(values, num_bytes)
@@ -104,9 +106,9 @@ class Layout:
             size += len(heads[-1]) + num_bytes
         is_framed = envelope is not None and all(map(FramedShapeWriter.takes, widths))
         writer = FramedShapeWriter(envelope, size) if envelope is not None and is_framed else ShapeWriter()
-        for feature, (head, width) in enumerate(zip(heads, widths, strict=True)):
+        for head, (_, _, parts) in zip(heads, self.answers, strict=True):
             writer.text(head)
-            writer.floats(feature, rows, width)
+            writer.joined(parts, rows)
         writer.text(tail)
         return writer.shape()
 
@@ -115,13 +117,22 @@ class Layouts:
     """The layouts of a signature by the skeleton of a request, made when first asked for. Concurrency: any thread.
 
     Args:
-      features: by output, in the order of answers.
+      features: by name.
+      outputs: in the order of answers, the features side by side in each; none where nobody asks for answers.
       needs_all: whether a request must hold every feature.
     """
 
-    def __init__(self, spec: SignatureSpec, features: Mapping[str, FeaturePlan], *, needs_all: bool = False) -> None:
+    def __init__(
+        self,
+        spec: SignatureSpec,
+        features: Mapping[str, FeaturePlan],
+        outputs: Mapping[str, Sequence[str]] | None = None,
+        *,
+        needs_all: bool = False,
+    ) -> None:
         self._spec = spec
         self._features = features
+        self._outputs = outputs
         self._needs_all = needs_all
         self._made: dict[bytes, Layout | None] = {}
 
@@ -142,7 +153,27 @@ class Layouts:
         planned = plan_features(self._spec, self._features, positions)
         if planned is None or (self._needs_all and len(planned.outputs) != len(self._features)):
             return None
-        return Layout(planned.plan, planned.outputs, planned.row_bytes)
+        answers = () if self._outputs is None else _answers(planned, self._outputs)
+        return None if answers is None else Layout(planned.plan, planned.outputs, planned.row_bytes, answers)
+
+
+def _answers(
+    planned: PlannedFeatures, outputs: Mapping[str, Sequence[str]]
+) -> tuple[tuple[str, tuple[int, ...], Parts], ...] | None:
+    """Returns what each output holds whose features were all sent; None where a feature is not in just one of them."""
+    rows = {name: (row, shape) for row, (name, shape) in enumerate(planned.outputs)}
+    found = []
+    used: list[str] = []
+    for output, names in outputs.items():
+        if not rows.keys() >= set(names):
+            continue
+        parts = [(rows[name][0], math.prod(rows[name][1])) for name in names]
+        shape = rows[names[0]][1] if len(parts) == 1 else (sum(width for _, width in parts),)
+        if len(parts) > 1 and any(len(rows[name][1]) > 1 for name in names):
+            return None
+        used += names
+        found.append((output, shape, parts))
+    return tuple(found) if sorted(used) == sorted(rows) else None
 
 
 # What a PredictRequest is once scan has read it: its bytes, their skeleton, the thread's state, which holds what was
@@ -162,11 +193,10 @@ class DirectSignature:
     def __init__(self, spec: SignatureSpec, plan: SignaturePlan, model: str, version: int) -> None:
         self._spec = spec
         self._plan = plan
-        # By output, in the order of answers.
-        self._features = {name: plan.features[name] for name in spec.outputs}
+        outputs = {name: plan.outputs[name].parts for name in spec.outputs}
         self._max_rows = row_limit(plan.features)
         self._tail = _field(2, encode_model_spec(model, version, spec.name))
-        self._layouts = Layouts(spec, self._features)
+        self._layouts = Layouts(spec, plan.features, outputs)
         # By thread: where it counts.
         self._counts_at: dict[int, int] = {}
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from service.core.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError, Unimplemented
 from service.core.types import Array, SignatureSpec, Tensors
+from service.graph.handles import repair_handles
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
 from service.graph.tpu_lowering import TPU_TAG, lower
 
@@ -125,6 +126,7 @@ def open_savedmodel(
         loader = SavedModelLoader(str(artifact))
         if TPU_TAG in tags:
             tags = _lower_only(loader.saved_model, loader.get_meta_graph_def_from_tags(tags))
+        repair_handles(loader.get_meta_graph_def_from_tags(tags), artifact)
         meta_graph = loader.load(session, sorted(tags))
     except ArtifactError as error:
         session.close()

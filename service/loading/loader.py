@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from service.loading.warmup import is_initialiser, warm_up
 from service.lookup.backend import OpenedLookups, open_lookups
 from service.lookup.residency import Residency
 from service.lookup.row_pool import RowRunner, in_one_piece
+
+logger = logging.getLogger(__name__)
 
 
 class WarmupObserver(Protocol):
@@ -140,6 +143,10 @@ class ServableLoader:
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         lookups = open_lookups(path, manifest, signatures, self.lookup_runner)
+        for signature, fault in lookups.faults.items():
+            told = {"model": name, "version": version, "signature": signature, "reason": fault}
+            logger.warning("signature is left to its graph: its manifest does not fit", extra=told)
+        manifest = lookups.fitting(manifest)
         # Before they are verified: what is read anew is what is held against its checksum.
         are_made = self.pages.make(lookups.files) if self.pages is not None else None
         if self.verification is not None:
@@ -165,6 +172,7 @@ class ServableLoader:
             lookups.backend.table_counts,
             ways,
             lookups.files,
+            signature_faults=lookups.faults,
         )
         return servable, lookups
 
@@ -197,12 +205,15 @@ class ServableLoader:
             is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
             try:
                 backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
-            except ArtifactError:
-                if tower is not None:
-                    tower.close()
-                raise
+            except ArtifactError as error:
+                if any(not is_initialiser(specs[name]) and name not in lookups.faults for name in whole):
+                    if tower is not None:
+                        tower.close()
+                    raise
+                # Only signatures that the manifest describes wrongly need the graph, and they take nothing else down.
+                logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
         for backend in {id(backend): backend for backend in backends.values()}.values():
-            warm_up(backend, {name: specs[name] for name in names if backends[name] is backend})
+            warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})
         return backends
 
     def _can_run_graphs(self) -> bool:

@@ -34,6 +34,7 @@ def with_deltas(
     manifest = Manifest.read(artifact)
     if manifest is None or not lookups.tables:
         return servable
+    manifest = lookups.fitting(manifest)
     # What is locked stays so by the version's own maps: a lock on a private map would copy all of it.
     residency = replace(residency, lock="off", bytes_per_s=0.0)
 

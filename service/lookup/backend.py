@@ -6,29 +6,15 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-from service.core.errors import ArtifactError
-from service.core.manifest import BadIdPolicy, LookupFeature, Manifest, SignatureEntry
-from service.core.types import (
-    ROW_SPLITS_SUFFIX,
-    VALUES_SUFFIX,
-    WEIGHTS_SUFFIX,
-    Array,
-    SignatureSpec,
-    TableCounts,
-    Tensors,
-    TensorSpec,
-    Vocabulary,
-)
+from service.core.manifest import Manifest
+from service.core.types import Array, SignatureSpec, TableCounts, Tensors
 from service.files.guarded_files import GuardedFiles
 from service.lookup.plan import SignaturePlan, compile_signature
 from service.lookup.row_pool import RowRunner, in_one_piece
+from service.lookup.signature_rules import described, lookup_rules, signature_faults
 from service.lookup.table import MappedTable, open_tables
 from service.lookup.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
-
-_ID_DTYPES = ("int64", "int32")
-_BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
 
 
 class LookupBackend:
@@ -53,7 +39,7 @@ class LookupBackend:
         return LookupBackend(plans, self._vocabularies)
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Returns [B, D] float32, of a sequence [B, L, D], of each output whose feature was sent."""
+        """Returns each output whose features were sent; see SignaturePlan.run."""
         return self._plans[signature_name].run(inputs, outputs)
 
     def table_counts(self) -> dict[str, TableCounts]:
@@ -78,6 +64,8 @@ class OpenedLookups:
     signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
     lookup_names: those that backend answers.
     files: what all of it reads.
+    faults: why signatures that the manifest describes are not what it says, by name; they are as the SavedModel has
+      them.
     """
 
     tables: Mapping[str, MappedTable]
@@ -85,6 +73,12 @@ class OpenedLookups:
     lookup_names: frozenset[str]
     backend: LookupBackend
     files: GuardedFiles
+    faults: Mapping[str, str]
+
+    def fitting(self, manifest: Manifest) -> Manifest:
+        """Returns the manifest without the signatures that have faults."""
+        fitting = {name: entry for name, entry in manifest.signatures.items() if name not in self.faults}
+        return replace(manifest, signatures=fitting)
 
 
 def open_lookups(
@@ -100,35 +94,29 @@ def open_lookups(
       runner: runs the kernels; a RowPool shares large lookups out among threads.
 
     Raises:
-      ArtifactError: manifest, SavedModel and files do not agree.
+      ArtifactError: manifest and files do not agree.
     """
     files = GuardedFiles()
     tables = open_tables(artifact, manifest, files)
     vocabularies = open_vocabularies(artifact, manifest, files)
-    for name, vocabulary in manifest.vocabularies.items():
-        for feature_name, feature in manifest.features.items():
-            rows = manifest.tables[feature.table].vocabulary_size
-            behind = vocabulary.first_id + vocabulary.size + vocabulary.num_oov_buckets
-            last = max(behind - 1, vocabulary.oov_id or 0)
-            if feature.vocabulary == name and last >= rows:
-                raise ArtifactError(f"feature {feature_name!r}: vocabulary {name!r} reaches id {last} of {rows} rows")
-    described = dict(signatures)
+    faults = signature_faults(manifest, signatures)
+    all_described = dict(signatures)
     plans = {}
     views = _by_feature(manifest, vocabularies)
     feature_tables = {name: feature.table for name, feature in manifest.features.items()}
     for name, entry in manifest.signatures.items():
-        spec = signatures.get(name)
-        if spec is None:
-            raise ArtifactError(f"manifest describes signature {name!r}, which saved_model.pb does not have")
-        described[name] = _describe(spec, entry, manifest, views)
+        if name in faults:
+            continue
+        all_described[name] = described(signatures[name], entry, manifest, views)
         if entry.kind == "lookup":
-            plans[name] = compile_signature(entry, feature_tables, tables, runner)
+            rules = lookup_rules(signatures[name], entry, manifest)
+            plans[name] = compile_signature(entry, feature_tables, tables, runner, rules)
     counted: dict[str, list[OpenedVocabulary]] = {}
     for feature_name, view in views.items():
         of_table = counted.setdefault(feature_tables[feature_name], [])
         if view not in of_table:
             of_table.append(view)
-    return OpenedLookups(tables, described, frozenset(plans), LookupBackend(plans, counted), files)
+    return OpenedLookups(tables, all_described, frozenset(plans), LookupBackend(plans, counted), files, faults)
 
 
 def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:
@@ -142,79 +130,3 @@ def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]
                 views[key] = counted_apart(vocabularies[feature.vocabulary])
             by_feature[name] = views[key]
     return by_feature
-
-
-def _describe(
-    spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, vocabularies: Mapping[str, Vocabulary]
-) -> SignatureSpec:
-    inputs, outputs = dict(spec.inputs), dict(spec.outputs)
-    for feature_name, lookup in entry.features.items():
-        feature = manifest.features[feature_name]
-        table = manifest.tables[feature.table]
-        vocabulary = vocabularies.get(feature_name)
-        _check_inputs(spec, lookup, vocabulary, is_lookup=entry.kind == "lookup")
-        inputs[lookup.ids] = replace(
-            inputs[lookup.ids],
-            vocabulary_size=table.vocabulary_size,
-            bounds=_BOUNDS.get(lookup.on_bad_id, "none"),
-            vocabulary=vocabulary,
-        )
-        if entry.kind == "lookup":
-            name = lookup.output or feature_name
-            outputs[name] = _output(spec, name, lookup.max_sequence_length, table.embedding_dim)
-    if entry.kind == "lookup":
-        described = {name for f in entry.features.values() for name in (f.ids, f.row_splits, f.weights) if name}
-        if set(inputs) != described or set(spec.outputs) != {f.output for f in entry.features.values()}:
-            raise ArtifactError(f"signature {spec.name!r}: its inputs or outputs are not all described by the manifest")
-        # A lookup answers whichever features it is sent.
-        inputs = {name: replace(tensor, is_optional=True) for name, tensor in inputs.items()}
-    return replace(spec, kind=entry.kind, inputs=inputs, outputs=outputs)
-
-
-def _output(spec: SignatureSpec, name: str, length: int | None, dim: int) -> TensorSpec:
-    # The manifest's shape is what is answered, and what the limit on answers counts with: a size that the graph leaves
-    # open is filled in, and one that it fixes otherwise is refused.
-    found = spec.outputs.get(name)
-    if found is None:
-        raise ArtifactError(f"signature {spec.name!r} has no output {name!r}, which its manifest names")
-    shape = (None, dim) if length is None else (None, length, dim)
-    saved = shape if found.shape is None else found.shape
-    fits = len(saved) == len(shape) and all(
-        size in (None, wanted) for size, wanted in zip(saved[1:], shape[1:], strict=True)
-    )
-    if not fits or found.dtype != "float32":
-        raise ArtifactError(
-            f"signature {spec.name!r}: output {name!r} is {found.dtype} {_shape(found.shape)}, its manifest says "
-            f"float32 {_shape(shape)}"
-        )
-    return replace(found, shape=(saved[0], *shape[1:]))
-
-
-def _check_inputs(
-    spec: SignatureSpec, lookup: LookupFeature, vocabulary: Vocabulary | None, *, is_lookup: bool
-) -> None:
-    # The kernels trust row splits, and core.validation knows them by their names: no other name may reach a kernel.
-    feature = lookup.ids if lookup.row_splits is None else lookup.ids.removesuffix(VALUES_SUFFIX)
-    has_strings = vocabulary is not None and vocabulary.key_dtype == "string"
-    for name, suffix, dtypes in (
-        (lookup.ids, VALUES_SUFFIX, (*_ID_DTYPES, "string") if has_strings else _ID_DTYPES),
-        (lookup.row_splits, ROW_SPLITS_SUFFIX, _ID_DTYPES),
-        (lookup.weights, WEIGHTS_SUFFIX, ("float32",)),
-    ):
-        if name is None:
-            continue
-        found = spec.inputs.get(name)
-        if found is None:
-            raise ArtifactError(f"signature {spec.name!r} has no input {name!r}, which its manifest names")
-        if lookup.row_splits is not None and name != feature + suffix:
-            raise ArtifactError(f"signature {spec.name!r}: ragged input {name!r} must be named {feature + suffix!r}")
-        if found.dtype not in dtypes:
-            raise ArtifactError(
-                f"signature {spec.name!r}: input {name!r} is {found.dtype}, expected {' or '.join(dtypes)}"
-            )
-        if is_lookup and (found.shape is None or len(found.shape) != 1):
-            raise ArtifactError(f"signature {spec.name!r}: input {name!r} is not of rank 1")
-
-
-def _shape(shape: tuple[int | None, ...] | None) -> str:
-    return "of unknown rank" if shape is None else str(["?" if size is None else size for size in shape])

@@ -19,6 +19,7 @@ from service.lookup.fingerprint import BYTES, fingerprint64
 
 EMPTY = -1
 OK = -1
+NO_EMPTY_KEY = -1
 # More than a request has keys.
 STRANGER = 1 << 32
 
@@ -93,8 +94,10 @@ def index_strings(data, starts, slots):  # type: ignore[no-untyped-def]
     return OK
 
 
-@njit(_INT(BYTES, _INTEGERS, _SLOTS, BYTES, _INTEGERS, _INT, _INT, _INT, _OUT), cache=True, nogil=True)
-def find_strings(data, starts, slots, keys, splits, first_id, oov_id, num_oov_buckets, ids):  # type: ignore[no-untyped-def]
+@njit(_INT(BYTES, _INTEGERS, _SLOTS, BYTES, _INTEGERS, _INT, _INT, _INT, _INT, _INT, _OUT), cache=True, nogil=True)
+def find_strings(  # type: ignore[no-untyped-def]
+    data, starts, slots, keys, splits, empty_id, first_id, first_bucket, oov_id, num_oov_buckets, ids
+):
     """Writes the row of each key: first_id + line, or that of its OOV bucket, or oov_id.
 
     Returns OK where the vocabulary has all keys, else (number of those it lacks) * STRANGER + place of the first.
@@ -102,14 +105,17 @@ def find_strings(data, starts, slots, keys, splits, first_id, oov_id, num_oov_bu
     Args:
       data, starts, slots: the vocabulary.
       keys: bytes of N keys end to end, key i from splits[i] to splits[i + 1].
-      num_oov_buckets: of the buckets behind the last line; 0 for none.
+      empty_id: row of the empty string, or NO_EMPTY_KEY where it is a key like any other.
+      first_bucket, num_oov_buckets: rows of the buckets; 0 for none.
       ids: [N] int64, written.
     """
     mask = slots.shape[0] - 1
-    last = first_id + starts.shape[0] - 1
     strangers = first = 0
     for i in range(ids.shape[0]):
         begin, length = splits[i], splits[i + 1] - splits[i]
+        if length == 0 and empty_id != NO_EMPTY_KEY:
+            ids[i] = empty_id
+            continue
         key_hash = fingerprint64(keys, begin, length)
         slot = np.int64(key_hash & np.uint64(mask))
         while slots[slot] != EMPTY and not _is_line(data, starts, slots[slot], keys, begin, length):
@@ -120,7 +126,7 @@ def find_strings(data, starts, slots, keys, splits, first_id, oov_id, num_oov_bu
         first = first if strangers else i
         strangers += 1
         if num_oov_buckets > 0:
-            ids[i] = last + np.int64(key_hash % np.uint64(num_oov_buckets))
+            ids[i] = first_bucket + np.int64(key_hash % np.uint64(num_oov_buckets))
         else:
             ids[i] = oov_id
     return strangers * STRANGER + first if strangers else OK
@@ -190,11 +196,10 @@ def fingerprint_of_digits(key):  # type: ignore[no-untyped-def]
     return fingerprint64(digits, at, 20 - at)
 
 
-@njit(_INT(_INTEGERS, _SLOTS, _INTEGERS, _INT, _INT, _INT, _OUT), cache=True, nogil=True)
-def find_integers(keys, slots, sent, first_id, oov_id, num_oov_buckets, ids):  # type: ignore[no-untyped-def]
+@njit(_INT(_INTEGERS, _SLOTS, _INTEGERS, _INT, _INT, _INT, _INT, _OUT), cache=True, nogil=True)
+def find_integers(keys, slots, sent, first_id, first_bucket, oov_id, num_oov_buckets, ids):  # type: ignore[no-untyped-def]
     """Writes and returns what find_strings does, for N sent keys; keys, slots: the vocabulary."""
     mask = slots.shape[0] - 1
-    last = first_id + keys.shape[0]
     strangers = first = 0
     for i in range(ids.shape[0]):
         key = sent[i]
@@ -207,7 +212,7 @@ def find_integers(keys, slots, sent, first_id, oov_id, num_oov_buckets, ids):  #
         first = first if strangers else i
         strangers += 1
         if num_oov_buckets > 0:
-            ids[i] = last + np.int64(fingerprint_of_digits(key) % np.uint64(num_oov_buckets))
+            ids[i] = first_bucket + np.int64(fingerprint_of_digits(key) % np.uint64(num_oov_buckets))
         else:
             ids[i] = oov_id
     return strangers * STRANGER + first if strangers else OK

@@ -10,7 +10,7 @@ import numpy as np
 
 from service.core.errors import ArtifactError
 from service.core.manifest import Manifest, TableEntry, TableScale
-from service.core.types import TABLE_DTYPES, Array, TableInfo
+from service.core.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
 from service.core.validation import id_out_of_range
 from service.files.guarded_files import GuardedFiles
 from service.lookup import kernels
@@ -29,6 +29,7 @@ _KERNEL_DTYPES = {
     "float16": kernels.FLOAT16,
     "bfloat16": kernels.BFLOAT16,
     "int8": kernels.INT8,
+    "int4": kernels.INT4,
 }
 
 
@@ -36,8 +37,8 @@ class MappedTable:
     """One [V, D] table. Concurrency: any thread.
 
     weights: [V, D] read-only view of the file, perhaps unaligned; valid as long as anyone holds it. A bfloat16 table's
-      is uint16.
-    scales: [V] float32 that the rows of an int8 table are multiplied by, else [0]; perhaps unaligned.
+      is uint16, an int4 table's [V, ceil(D / 2)] uint8.
+    scales: [V] float32 that the rows of an int8 or int4 table are multiplied by, else [0]; perhaps unaligned.
     place: the table as kernels take it, good for as long as this object is; kernels find no row in one of float64.
     row_bytes: what is read of the file for one id.
     """
@@ -55,7 +56,7 @@ class MappedTable:
             weights.ctypes.data,
             scales.ctypes.data if scales.size else 0,
             0 if kind is None else weights.shape[0],
-            weights.shape[1],
+            info.embedding_dim,
         )
 
     def rows(self, ids: Array) -> Array:
@@ -96,7 +97,7 @@ def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None
     files = _Files(artifact, guarded or GuardedFiles())
     tables = {}
     for name, entry in manifest.tables.items():
-        shape = (entry.vocabulary_size, entry.embedding_dim)
+        shape = (entry.vocabulary_size, stored_columns(entry.dtype, entry.embedding_dim))
         if entry.dtype not in TABLE_DTYPES:
             raise ArtifactError(f"table {name!r} is {entry.dtype}; only {', '.join(TABLE_DTYPES)} can be mapped")
         weights = files.view(f"table {name!r}", entry, entry.dtype, shape)
@@ -158,7 +159,7 @@ class _Files:
         is_column = len(shape) == 1 and found.shape == (*shape, 1)
         differences = {
             "shape": (shape if is_column else found.shape, shape),
-            "dtype": (found.dtype, dtype),
+            "dtype": (found.dtype, saved_dtype(dtype)),
             "file": (found.file, self._artifact / entry.file),
             "offset": (found.offset, entry.offset),
             "nbytes": (found.nbytes, entry.nbytes),

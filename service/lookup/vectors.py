@@ -24,13 +24,15 @@ cgutils: Any = core.cgutils
 _FLOAT, _INDEX, _BYTE = ir.FloatType(), ir.IntType(64), ir.IntType(8)
 _WIDTHS = (64, 32, 8, 1)
 # What stands for a kind of number in a kernel's signature -> how it lies in the table, and its bytes. numba knows no
-# type of two bytes that are a half or a bfloat16, so integers of their size stand for them.
+# type of two bytes that are a half or a bfloat16, so integers of their size stand for them; uint8 for two int4.
 _STORED = {
     types.float32: (_FLOAT, 4),
     types.int16: (ir.HalfType(), 2),
     types.uint16: (ir.IntType(16), 2),
     types.int8: (_BYTE, 1),
+    types.uint8: (_BYTE, 1),
 }
+_SCALED = (types.int8, types.uint8)
 
 
 @intrinsic
@@ -50,7 +52,7 @@ def copy_row(typingctx, kind, row_at, scale_at, dim, out_at):  # type: ignore[no
 
     Args:
       kind: a number of the type that stands for the table's, whatever its value.
-      scale_at: of a float32 that multiplies int8; not looked at otherwise.
+      scale_at: of a float32 that multiplies int8 and int4; not looked at otherwise.
       dim: D.
     """
 
@@ -59,7 +61,7 @@ def copy_row(typingctx, kind, row_at, scale_at, dim, out_at):  # type: ignore[no
         for width in _WIDTHS:
             with _columns(builder, width, dim) as column:
                 numbers = _read(builder, kind, row_at, column, width)
-                if kind == types.int8:
+                if kind in _SCALED:
                     scale = _load(builder, _FLOAT, scale_at, _INDEX(0), 4)
                     numbers = builder.fmul(numbers, _spread(builder, scale, width))
                 _write(builder, numbers, out_at, column)
@@ -74,7 +76,7 @@ def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, di
 
     Args:
       kind: as in copy_row.
-      scales_at: of the table's [V] float32, for int8; not looked at otherwise.
+      scales_at: of the table's [V] float32, for int8 and int4; not looked at otherwise.
       ids_at: of [count] int64, each inside the table.
       weights_at: of [count] float32, or 0 for 1 everywhere.
       ahead_at: of ids whose rows are asked for on the way, one for each that is added, none behind last_at; they may be
@@ -83,7 +85,10 @@ def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, di
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         _, table_at, scales_at, ids_at, weights_at, count, dim, out_at, ahead_at, last_at = args
-        row_bytes = builder.mul(dim, _INDEX(_STORED[kind][1]))
+        if kind == types.uint8:
+            row_bytes = builder.lshr(builder.add(dim, _INDEX(1)), _INDEX(1))
+        else:
+            row_bytes = builder.mul(dim, _INDEX(_STORED[kind][1]))
 
         def add_up(column: Any, width: int, *, is_weighted: bool) -> None:
             before = builder.block
@@ -100,12 +105,12 @@ def add_rows(typingctx, kind, table_at, scales_at, ids_at, weights_at, count, di
                 at = builder.select(builder.icmp_signed("<", at, last_at), at, last_at)
                 ahead = _load(builder, _INDEX, at, _INDEX(0), 8)
                 _ask_for(builder, builder.add(table_at, builder.mul(ahead, row_bytes)), row_bytes)
-                if kind == types.int8:
+                if kind in _SCALED:
                     _ask_for(builder, builder.add(scales_at, builder.mul(ahead, _INDEX(4))), _INDEX(4))
             row = _load(builder, _INDEX, ids_at, i, 8)
             row_at = builder.add(table_at, builder.mul(row, row_bytes))
             numbers = _read(builder, kind, row_at, column, width)
-            if kind == types.int8:
+            if kind in _SCALED:
                 numbers = builder.fmul(numbers, _spread(builder, _load(builder, _FLOAT, scales_at, row, 4), width))
             if is_weighted:
                 numbers = builder.fmul(numbers, _spread(builder, _load(builder, _FLOAT, weights_at, i, 4), width))
@@ -164,6 +169,8 @@ def _load(builder: Any, kind: Any, base: Any, index: Any, size: int) -> Any:
 
 
 def _read(builder: Any, kind: Any, row_at: Any, column: Any, width: int) -> Any:
+    if kind == types.uint8:
+        return builder.sitofp(_halves_of_bytes(builder, row_at, column, width), ir.VectorType(_FLOAT, width))
     element, size = _STORED[kind]
     at = builder.add(row_at, builder.mul(column, _INDEX(size)))
     numbers = builder.load(builder.inttoptr(at, ir.VectorType(element, width).as_pointer()))
@@ -178,6 +185,24 @@ def _read(builder: Any, kind: Any, row_at: Any, column: Any, width: int) -> Any:
     # A bfloat16 is the upper half of a float32.
     words = ir.VectorType(ir.IntType(32), width)
     return builder.bitcast(builder.shl(builder.zext(numbers, words), ir.Constant(words, [16] * width)), floats)
+
+
+def _halves_of_bytes(builder: Any, row_at: Any, column: Any, width: int) -> Any:
+    # Signed numbers of four bits, the one of the even column in a byte's low half. Columns of more than one at a time
+    # begin at a byte, for _columns begins at multiples of 8.
+    num_bytes = max(1, width // 2)
+    octets = ir.VectorType(_BYTE, num_bytes)
+    at = builder.add(row_at, builder.lshr(column, _INDEX(1)))
+    pairs = builder.load(builder.inttoptr(at, octets.as_pointer()))
+    pairs.align = 1
+    four = ir.Constant(octets, [4] * num_bytes)
+    # Shifted to the left and back, the low half has its sign.
+    low = builder.ashr(builder.shl(pairs, four), four)
+    high = builder.ashr(pairs, four)
+    if width == 1:
+        return builder.select(builder.trunc(column, ir.IntType(1)), high, low)
+    order = [half + i for i in range(num_bytes) for half in (0, num_bytes)]
+    return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(ir.IntType(32), width), order))
 
 
 def _spread(builder: Any, number: Any, width: int) -> Any:

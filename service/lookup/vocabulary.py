@@ -45,11 +45,13 @@ class StringVocabulary:
     data: the file's bytes, mapped. starts: [N+1] where its lines start. slots: the index over them.
     """
 
-    __slots__ = ("_data", "_starts", "_slots", "_oov", "_refuses", "strangers")
+    __slots__ = ("_data", "_starts", "_slots", "_empty_id", "_oov", "_refuses", "_is_hashed", "strangers")
     key_dtype: ClassVar[KeyDtype] = "string"
 
     def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Array) -> None:
         self._data, self._starts, self._slots = data, starts, slots
+        self._empty_id = key_index.NO_EMPTY_KEY if entry.empty_key_id is None else entry.empty_key_id
+        self._is_hashed = not entry.file
         self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
         self.strangers = Strangers()
 
@@ -70,8 +72,9 @@ class StringVocabulary:
         splits = np.fromiter(accumulate(map(len, flat), initial=0), np.int64, len(flat) + 1)
         ids = np.empty(len(flat), np.int64)
         sent = np.frombuffer(joined, np.uint8)
-        found = key_index.find_strings(self._data, self._starts, self._slots, sent, splits, *self._oov, ids)
-        if found != key_index.OK:
+        index = self._data, self._starts, self._slots
+        found = key_index.find_strings(*index, sent, splits, self._empty_id, *self._oov, ids)
+        if found != key_index.OK and not self._is_hashed:
             count, at = divmod(found, key_index.STRANGER)
             self.strangers.add(count)
             if self._refuses:
@@ -83,6 +86,8 @@ class StringVocabulary:
     @property
     def example_key(self) -> bytes:
         """One of its keys."""
+        if self._is_hashed:
+            return b"key"
         length = key_index.line_length(self._data, self._starts, 0)
         return self._data[self._starts[0] :][:length].tobytes()
 
@@ -93,11 +98,12 @@ class IntegerVocabulary:
     keys: [N] int64, in the order of the file. slots: the index over them.
     """
 
-    __slots__ = ("_keys", "_slots", "_oov", "_refuses", "strangers")
+    __slots__ = ("_keys", "_slots", "_oov", "_refuses", "_is_hashed", "strangers")
     key_dtype: ClassVar[KeyDtype] = "int64"
 
     def __init__(self, entry: VocabularyEntry, keys: Array, slots: Array) -> None:
         self._keys, self._slots = keys, slots
+        self._is_hashed = not entry.file
         self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
         self.strangers = Strangers()
 
@@ -106,7 +112,7 @@ class IntegerVocabulary:
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
         found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
-        if found != key_index.OK:
+        if found != key_index.OK and not self._is_hashed:
             count, at = divmod(found, key_index.STRANGER)
             self.strangers.add(count)
             if self._refuses:
@@ -116,7 +122,7 @@ class IntegerVocabulary:
     @property
     def example_key(self) -> int:
         """One of its keys."""
-        return int(self._keys[0])
+        return 0 if self._is_hashed else int(self._keys[0])
 
 
 OpenedVocabulary = StringVocabulary | IntegerVocabulary
@@ -138,7 +144,18 @@ def open_vocabularies(
       guarded: maps the files; whoever reads them then looks at its mark.
     """
     guarded = guarded or GuardedFiles()
-    return {name: _open(artifact / entry.file, entry, guarded) for name, entry in manifest.vocabularies.items()}
+    return {
+        name: _open(artifact / entry.file, entry, guarded) if entry.file else _hashed(entry)
+        for name, entry in manifest.vocabularies.items()
+    }
+
+
+def _hashed(entry: VocabularyEntry) -> OpenedVocabulary:
+    # An index without keys: each key that is sent goes to its bucket.
+    no_slot = np.full(1, key_index.EMPTY, np.int32)
+    if entry.key_dtype == "int64":
+        return IntegerVocabulary(entry, np.empty(0, np.int64), no_slot)
+    return StringVocabulary(entry, np.empty(0, np.uint8), np.zeros(1, np.int64), no_slot)
 
 
 def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVocabulary:
@@ -180,8 +197,9 @@ def _line(data: Array, starts: Array, line: int) -> str:
     return repr(data[starts[line] :][: min(length, 100)].tobytes().decode(errors="replace"))
 
 
-def _oov(entry: VocabularyEntry) -> tuple[int, int, int]:
-    return entry.first_id, _NO_ROW if entry.oov_id is None else entry.oov_id, entry.num_oov_buckets
+def _oov(entry: VocabularyEntry) -> tuple[int, int, int, int]:
+    oov_id = _NO_ROW if entry.oov_id is None else entry.oov_id
+    return entry.first_id, entry.first_bucket, oov_id, entry.num_oov_buckets
 
 
 def _refuses_strangers(entry: VocabularyEntry) -> bool:

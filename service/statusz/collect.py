@@ -134,6 +134,7 @@ def _version(one: LoadedServable) -> Document:
         "verification": "done" if files.is_verified else "due" if files.is_verification_due else "none",
         "deltas": deltas.status()._asdict() if deltas is not None else None,
         "signatures": {name: spec.kind for name, spec in sorted(one.servable.signatures.items())},
+        "signature_faults": dict(sorted(one.servable.signature_faults.items())),
         "tables": tables,
     }
 

@@ -28,6 +28,7 @@ def page(document: Mapping[str, Any]) -> str:
     sections = [
         _section("Server", [{"": name, " ": _shown(name, value)} for name, value in server.items()]),
         _section("Versions", _versions(document["models"])),
+        _section("Signatures left to their graphs", _faults(document["models"])),
         _section("Tables", _tables(document["models"])),
         _section("Requests", [_failures_named(row) for row in document["requests"]]),
         _section("Changed rows", _deltas(document["models"])),
@@ -115,6 +116,15 @@ def _versions(models: Mapping[str, Any]) -> list[Row]:
                 }
             )
     return rows
+
+
+def _faults(models: Mapping[str, Any]) -> list[Row]:
+    return [
+        {"model": name, "version": one["version"], "signature": signature, "reason": reason}
+        for name, model in models.items()
+        for one in model["versions"]
+        for signature, reason in one.get("signature_faults", {}).items()
+    ]
 
 
 def _tables(models: Mapping[str, Any]) -> list[Row]:

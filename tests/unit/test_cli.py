@@ -106,3 +106,29 @@ def test_flags_of_tensorflow_serving_without_effect_are_named(
     lines = [line for line in capsys.readouterr().err.splitlines() if "flag has no effect" in line]
     assert len(lines) == 1
     assert "flag=--enable_profiler reason=there is no profiler service" in lines[0]
+
+
+def test_strict_ends_the_start_where_a_model_has_no_version(
+    fake_app: type[FakeApp], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "films" / "1").mkdir(parents=True)
+    (tmp_path / "films" / "1" / "saved_model.pb").touch()
+    config = tmp_path / "models.conf"
+    entry = 'config {{ name: "{0}" base_path: "{1}/{0}" model_platform: "tensorflow" }}'
+    entries = " ".join(entry.format(name, tmp_path) for name in ("films", "film", "users"))
+    config.write_text(f"model_config_list {{ {entries} }}")
+    for flags in ([f"--model_config_file={config}"], [f"--model_base_path={tmp_path / 'film'}", "--model_name=film"]):
+        for workers in ("1", "2"):
+            assert service.cli.main(["--strict", "--log_format=text", f"--workers={workers}", *flags]) == 1
+            told = [
+                line.partition(" reason=")[2] for line in capsys.readouterr().err.splitlines() if "cannot start" in line
+            ]
+            gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
+            assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
+            by_file = [f"--strict: model users: {gone.format('users')}"]
+            assert told[1:] == (by_file if "config" in flags[0] else [])
+    assert fake_app.seen == []
+    assert service.cli.main(["--strict", f"--model_base_path={tmp_path / 'films'}"]) == 0
+    assert service.cli.main([f"--model_base_path={tmp_path / 'film'}"]) == 0
+    # What is wrong with the file itself is told by the start.
+    assert service.cli.main(["--strict", f"--model_config_file={tmp_path / 'none.conf'}"]) == 0

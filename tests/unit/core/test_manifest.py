@@ -37,16 +37,16 @@ def test_what_is_written_is_read_back_equal() -> None:
     assert "scale" not in data["tables"]["tag"]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
-def test_tables_of_fewer_bits_are_written_as_format_3(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int4"])
+def test_tables_of_fewer_bits_are_written_as_the_format_that_has_them(tmp_path: Path, dtype: str) -> None:
     manifest = Manifest.read(write_toy_model(tmp_path / "1", dtype=dtype))
     assert manifest is not None
     assert Manifest.from_json(manifest.to_json()) == manifest
     data = json.loads(manifest.to_json())
-    assert data["format_version"] == 3
+    assert data["format_version"] == (4 if dtype == "int4" else 3)
     assert data["tables"]["tag"]["dtype"] == dtype
     scale = data["tables"]["tag"]["scale"]
-    assert (scale and scale["nbytes"]) == (16 if dtype == "int8" else None)
+    assert (scale and scale["nbytes"]) == (16 if dtype in ("int8", "int4") else None)
 
 
 def test_reads_every_field_of_the_toy_manifest() -> None:
@@ -227,6 +227,8 @@ def test_format_1_is_read_and_means_what_it_meant() -> None:
 
 
 FORMAT_4: dict[str, Callable[[dict[str, Any]], None]] = {
+    "wrap": at(*LOOKUP_TAGS, "on_bad_id", value="wrap"),
+    "summation": at(*LOOKUP_TAGS, "summation", value="four_lanes"),
     "max_norm": at(*LOOKUP_TAGS, "max_norm", value=1.5),
     "on_empty_row": at(*LOOKUP_TAGS, "on_empty_row", value="nan"),
     "trailing_empty_rows": at(*LOOKUP_TAGS, "trailing_empty_rows", value="cut"),

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from service.core.errors import ArtifactError, NotReady
+from service.core.errors import ArtifactError, ModelNotFound, NotReady
 from service.core.model_config import ModelConfig
 from service.core.registry import Registry
-from service.core.repository import LoadRules, ModelWatcher, find_versions
+from service.core.repository import LoadRules, ModelWatcher
 from service.core.servable import Servable
 from service.core.types import ModelRef, State, VersionStatus
 from service.core.version_policy import All, Latest, Specific, VersionPolicy
@@ -80,13 +80,6 @@ def world(tmp_path: Path, clock: Clock) -> World:
     """An empty model folder under watch."""
     (tmp_path / "m").mkdir()
     return World(tmp_path / "m", clock)
-
-
-def test_only_integer_folders_are_versions(tmp_path: Path) -> None:
-    for name in ("1", "007", "12.tmp", "-3", "v4", "5 ", "٣", "latest", str(2**63 - 1), str(2**63)):
-        (tmp_path / name).mkdir()
-    (tmp_path / "8").write_text("a file, not a folder")
-    assert sorted(find_versions(tmp_path)) == [1, 7, 2**63 - 1]
 
 
 def test_only_the_newest_is_loaded(world: World) -> None:
@@ -261,9 +254,20 @@ def test_a_missing_folder_is_the_reason_for_not_being_ready(world: World) -> Non
     world.base.rmdir()
     world.poll()
     assert world.registry.problem("m") == f"cannot read its folder {world.base}: No such file or directory"
+    with pytest.raises(ModelNotFound, match="^Could not find any versions of model m: cannot read its folder "):
+        world.registry.statuses("m")
     world.add("1")
     world.poll()
     assert world.registry.problem("m") == ""
+
+
+def test_a_version_in_place_of_its_folder_is_explained_until_there_is_one(world: World) -> None:
+    (world.base / "saved_model.pb").touch()
+    world.poll()
+    assert "which holds saved_model.pb and so is a version itself" in world.registry.problem("m")
+    world.add("1")
+    world.poll()
+    assert world.serving == 1
 
 
 def test_the_same_problem_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:

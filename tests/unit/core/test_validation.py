@@ -31,7 +31,7 @@ def spec(kind: str, **inputs: TensorSpec) -> SignatureSpec:
         method_name="",
         inputs=inputs,
         outputs={"y": TensorSpec("y", "float32", None)},
-        ragged=ragged_features(inputs),
+        ragged_names=ragged_features(inputs),
     )
 
 

@@ -16,6 +16,7 @@ from service.core.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMis
 from service.core.types import ModelRef
 from service.deltas.version_deltas import _PATIENCE_S
 from tests.deltas import delta_bytes, drop
+from tests.toy_model import toy_tables_as
 from tests.unit.deltas.conftest import Served
 
 TOY = ModelRef("toy")
@@ -257,14 +258,15 @@ def test_a_number_is_used_once(serve: Serve) -> None:
     assert served.deltas.status().refused == {"repeated": 1}
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int4"])
 def test_tables_of_fewer_bits_keep_what_the_exporter_would(serve: Serve, dtype: str) -> None:
     served = serve(dtype=dtype)
     served.drop(1, "user", [2], [[1.0, 0.3]])
     served.look()
-    # 1 + 8 and 1 + 10 binary digits; 127 steps to the largest number.
-    expected = {"float16": 0.300048828125, "bfloat16": 0.30078125, "int8": float(np.float32(38) / np.float32(127))}
-    assert served.rows("user", 2, 3) == [[1.0, pytest.approx(expected[dtype], abs=1e-8)], [3, 30]]
+    # 1 + 8 and 1 + 10 binary digits; 127 and 7 steps to the largest number.
+    expected = {"float16": 0.300048828125, "bfloat16": 0.30078125, "int8": 38 / 127, "int4": 2 / 7}
+    rest = toy_tables_as(dtype)["user"][3].tolist()
+    assert served.rows("user", 2, 3) == [[1.0, pytest.approx(expected[dtype], abs=2e-8)], rest]
     if dtype == "float16":
         served.drop(2, "user", [2], [[65520.0, 0]])
         served.look()

@@ -112,7 +112,9 @@ def test_a_row_that_fits_into_no_frame_is_left_whole() -> None:
     assert cut is not None and np.diff(cut.ends).tolist() == [
         FRAME_HEAD_BYTES + size for size in (5, *[FRAME_BYTES] * 3)
     ]
-    layout = signature.Layout(np.zeros((1, 30), np.int64), (("wide", (FRAME_BYTES // 4 + 1,)),), FRAME_BYTES + 4)
+    width = FRAME_BYTES // 4 + 1
+    answers = (("wide", (width,), ((0, width),)),)
+    layout = signature.Layout(np.zeros((1, 30), np.int64), (("wide", (width,)),), FRAME_BYTES + 4, answers)
     assert layout.lay_out(2, b"", as_content=False, envelope=ENVELOPE).cut is None
 
 

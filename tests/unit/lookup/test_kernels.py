@@ -24,6 +24,7 @@ POLICIES = {
     "drop_negative": kernels.DROP_NEGATIVE,
     "default_row": kernels.DEFAULT_ROW,
     "clamp": kernels.CLAMP,
+    "wrap": kernels.WRAP,
 }
 # Columns in vectors of 64, 32, 8 and 1, and every way of adding these up.
 WIDE = (8, 9, 32, 41, 64, 73, 96, 105, 135)
@@ -75,16 +76,20 @@ def is_done(stopped: int, ids: list[int], vocabulary_size: int) -> bool:
     return True
 
 
+LARGEST_STEP = {"int8": 127, "int4": 7}
+
+
 @st.composite
 def lookups(draw: st.DrawFn) -> tuple[StoredTable, list[list[int]], dict[str, Any]]:
     """Draws a table, rows of ids (some of them bad, repeated or missing) and options."""
     vocabulary_size, dim = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 4), st.sampled_from(WIDE)))
     dtype = draw(st.sampled_from(DTYPES))
-    # Numbers of int8 are exact where each is a row's largest, its opposite, or 0.
-    number = st.sampled_from([-127, 0, 127]) if dtype == "int8" else st.integers(-9, 9)
+    # Numbers of int8 and int4 are exact where each is a row's largest, its opposite, or 0.
+    largest = LARGEST_STEP.get(dtype)
+    number = st.integers(-9, 9) if largest is None else st.sampled_from([-largest, 0, largest])
     numbers = st.lists(number, min_size=vocabulary_size * dim, max_size=vocabulary_size * dim)
     table = np.array(draw(numbers), np.float32).reshape(vocabulary_size, dim)
-    if dtype == "int8":
+    if largest is not None:
         table *= np.array(
             draw(st.lists(st.sampled_from([0, 0.25, 1, 4]), min_size=vocabulary_size, max_size=vocabulary_size)),
             np.float32,
@@ -189,6 +194,7 @@ SEQUENCES_BY_HAND: dict[str, tuple[list[list[int]], str, list[list[list[float]]]
     "a dropped id leaves its place empty": ([[-1, 2], [9]], "drop", [[[0, 0, 0], [2, 4, 1]], [[0, 0, 0], [0, 0, 0]]]),
     "only negative ids dropped": ([[-1, 2]], "drop_negative", [[[0, 0, 0], [2, 4, 1]]]),
     "nearest row": ([[-5, 4]], "clamp", [[[0, 0, 1], [3, 9, 1]]]),
+    "counted from the end": ([[-4, -1]], "wrap", [[[0, 0, 1], [3, 9, 1]]]),
     "default row": ([[4]], "default_row", [[[2, 4, 1], [0, 0, 0]]]),
 }
 
@@ -255,6 +261,11 @@ BY_HAND: dict[str, tuple[list[list[int]], dict[str, Any], list[list[float]]]] = 
         {"combiner": "sum", "on_bad_id": "clamp"},
         [[1, 1, 2], [3, 9, 1], [3, 9, 2]],
     ),
+    "counted from the end": (
+        [[-1, 1], [-4]],
+        {"combiner": "sum", "on_bad_id": "wrap"},
+        [[4, 10, 2], [0, 0, 1]],
+    ),
     "weights of 0 and less left out": (
         [[1, 2], [1, 3], [2]],
         {"combiner": "mean", "weights": [[0, 2], [0.5, -1], [-3]], "positive_only": True},
@@ -308,9 +319,13 @@ def test_an_empty_row_is_zeros_whatever_row_zero_holds() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tables_of_every_kind_by_hand(dtype: str) -> None:
-    # Rows [1, 2], [0, 0] and [-4, 8]; of int8 with scales 2/127, 0 and 8/127.
+    # Rows [1, 2], [0, 0] and [-4, 8]; of int8 with scales 2/127, 0 and 8/127, of int4 with 2/7, 0 and 8/7.
     table = store(np.array([[1, 2], [0, 0], [-4, 8]]), dtype)
-    half, quarter = (64 * np.float32(2 / 127), -64 * np.float32(8 / 127)) if dtype == "int8" else (1, -4)
+    half, quarter = 1, -4
+    if dtype in LARGEST_STEP:
+        # Half of the largest number: 63.5 steps, which go to the even one, and just below 3.5, for 2/7 is rounded up.
+        steps = {"int8": 64, "int4": 3}[dtype]
+        half, quarter = steps * np.float32(2 / LARGEST_STEP[dtype]), -steps * np.float32(8 / LARGEST_STEP[dtype])
     found = combine(table, [[0], [1], [2], [0, 2]], "sum")
     assert isinstance(found, np.ndarray)
     expected = np.array([[half, 2], [0, 0], [quarter, 8], [half + quarter, 10]])
@@ -342,6 +357,11 @@ def test_every_number_of_a_kind_is_read_as_numpy_reads_it(dtype: str) -> None:
     if dtype == "int8":
         raw, scales = np.arange(-127, 128, dtype=np.int8)[None], np.array([0.3], np.float32)
         expected = raw.astype(np.float32) * scales
+    elif dtype == "int4":
+        # Every byte: its low half first, two's complement.
+        raw, scales = np.arange(256, dtype=np.uint8)[None], np.array([0.3], np.float32)
+        signed = [(half ^ 8) - 8 for byte in range(256) for half in (byte & 15, byte >> 4)]
+        expected = np.array([signed], np.float32) * scales
     else:
         bits = np.arange(1 << 16, dtype=np.uint32)[None]
         raw, scales = bits.astype(np.uint16), NO_WEIGHTS
@@ -384,3 +404,23 @@ def test_float32_is_kept_to_the_last_bit_where_nothing_is_added() -> None:
     stored, out = store(table), np.empty((1, 4), np.float32)
     assert kernels.gather(*stored.place, np.zeros(1, np.int64), kernels.ERROR, 0, out) == kernels.OK
     assert out.tobytes() == table.tobytes()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 9, 15, 31, 32, 33, 63, 64, 65, 97, 129])
+def test_int4_rows_of_every_width_are_read_to_their_last_number(dim: int) -> None:
+    random = np.random.default_rng(dim)
+    table = store(random.normal(size=(7, dim)), "int4")
+    ids = random.integers(0, 7, 40)
+    out = np.full((40, dim + 1), 5, np.float32)
+    assert kernels.gather(*table.place, ids, kernels.ERROR, 0, out) == kernels.OK
+    assert out[:, :dim].tobytes() == table.numbers[ids].tobytes()
+    # Nothing is written behind an odd D.
+    assert (out[:, dim] == 5).all()
+    found = combine(table, [ids.tolist()], "sum")
+    total = np.zeros(dim, np.float32)
+    for row in ids:
+        total += table.numbers[row]
+    assert isinstance(found, np.ndarray) and found[0].tobytes() == total.tobytes()
+    steps = np.empty((1, 50, dim), np.float32)
+    assert kernels.sequence(*table.place, ids, np.array([0, 40]), kernels.ERROR, 0, steps) == kernels.OK
+    assert steps[0, :40].tobytes() == table.numbers[ids].tobytes() and not steps[0, 40:].any()

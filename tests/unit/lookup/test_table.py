@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from service.core.errors import ArtifactError, IdOutOfRange
 from service.core.manifest import Manifest
-from service.core.types import TableInfo
+from service.core.types import TABLE_DTYPES, TableInfo
 from service.lookup import kernels
 from service.lookup.ordered_code import slice_key
 from service.lookup.table import MappedTable, open_tables
@@ -23,6 +24,7 @@ from tests.toy_model import (
     proto_field,
     rewrite_manifest,
     toy_tables,
+    toy_tables_as,
     variable_name,
     write_bundle,
     write_toy_model,
@@ -50,20 +52,28 @@ def test_maps_what_was_written_wherever_it_lies(tmp_path: Path, padding: int) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_float32_whatever_the_table_is_stored_as(tmp_path: Path, dtype: str, padding: int) -> None:
     tables = open_toy(write_toy_model(tmp_path / "1", scale=3, padding=padding, dtype=dtype))
-    for name, expected in toy_tables(3).items():
+    for name, expected in toy_tables_as(dtype, 3).items():
         rows = tables[name].rows(np.array([3, 0, 3, 1]))
         assert rows.dtype == np.float32
         assert np.array_equal(rows, expected[[3, 0, 3, 1]])
-        info, itemsize = tables[name].info, {"float32": 4, "int8": 1}.get(dtype, 2)
-        assert info.dtype == dtype
-        scales = 4 * len(expected) if dtype == "int8" else 0
-        assert info.nbytes == itemsize * expected.size + scales
-        assert tables[name].row_bytes == itemsize * expected.shape[1] + (4 if scales else 0)
+        info, itemsize = tables[name].info, {"float32": 4, "int8": 1, "int4": 0.5}.get(dtype, 2)
+        assert (info.dtype, info.embedding_dim) == (dtype, expected.shape[1])
+        # A byte more than its half where D is odd.
+        row_bytes = math.ceil(itemsize * expected.shape[1])
+        scale_bytes = 4 if dtype in ("int8", "int4") else 0
+        assert info.nbytes == (row_bytes + scale_bytes) * len(expected)
+        assert tables[name].row_bytes == row_bytes + scale_bytes
 
 
 SCALE_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no scale": (lambda table: table.pop("scale"), r"tables\.tag is int8; an int8 table has a scale, and no other"),
-    "a scale of float16": (lambda table: table.update(dtype="float16"), r"tables\.tag is float16; an int8 table has a"),
+    "no scale": (
+        lambda table: table.pop("scale"),
+        r"tables\.tag is int8; int8 and int4 tables have a scale, and no other",
+    ),
+    "a scale of float16": (
+        lambda table: table.update(dtype="float16"),
+        r"tables\.tag is float16; int8 and int4 tables have a",
+    ),
     "another variable": (
         lambda table: table["scale"].update(variable="scales/x"),
         r"scale of table 'tag': variable 'scales/x' is not in variables/variables\.index",
@@ -192,19 +202,17 @@ def test_a_missing_file_is_refused(tmp_path: Path, name: Path) -> None:
 
 def test_only_numbers_that_the_kernels_read_are_mapped(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
-    entries = write_bundle(artifact / "variables" / "variables", {variable_name("tag"): np.ones((4, 3))})
+    entries = write_bundle(artifact / "variables" / "variables", {variable_name("tag"): np.ones((4, 3), np.int64)})
 
     def edit(data: dict[str, Any]) -> None:
         del data["files"], data["tables"]["user"], data["features"]["user"]
         for signature in data["signatures"].values():
             del signature["features"]["user"]
-        data["tables"]["tag"].update(dtype="float64", **entries[variable_name("tag")])
+        data["tables"]["tag"].update(dtype="int64", **entries[variable_name("tag")])
 
     write_toy_model(tmp_path / "2", edit_manifest=edit)
     (tmp_path / "2" / INDEX).write_bytes((artifact / INDEX).read_bytes())
-    with pytest.raises(
-        ArtifactError, match="table 'tag' is float64; only float32, float16, bfloat16, int8 can be mapped"
-    ):
+    with pytest.raises(ArtifactError, match=f"table 'tag' is int64; only {', '.join(TABLE_DTYPES)} can be mapped"):
         open_toy(tmp_path / "2")
 
 

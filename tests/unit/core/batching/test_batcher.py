@@ -22,7 +22,7 @@ from service.core.errors import (
     NotReady,
     Overloaded,
 )
-from service.core.types import Array, SignatureSpec, Tensors, TensorSpec
+from service.core.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
 from tests.conftest import Clock
 from tests.unit.core.fakes import FakeBackend, predict_spec
 
@@ -455,7 +455,7 @@ def test_closing_closes_the_backend(bench: Callable[..., Bench]) -> None:
 def test_ragged_features_are_batched_and_padded(bench: Callable[..., Bench]) -> None:
     inputs = {name: TensorSpec(name, "int64", (None,)) for name in ("g__values", "g__row_splits")}
     outputs = {"y": TensorSpec("y", "int64", (None,))}
-    spec = SignatureSpec("s", "predict", "", inputs, outputs, ragged=frozenset({"g"}))
+    spec = SignatureSpec("s", "predict", "", inputs, outputs, ragged_names=(RaggedNames.by_suffix("g"),))
     # A row's answer is the sum of its ids: were the splits not moved on, rows would get ids of others.
     sums = FakeBackend(lambda x: {"y": np.add.reduceat(x["g__values"], x["g__row_splits"][:-1])})
     b = bench(sums, spec, max_batch_size=4, allowed_batch_sizes=(4,))

@@ -9,7 +9,7 @@ import pytest
 
 from service.core.batching.concatenation import concatenated, group, num_rows, repeated, rows_of
 from service.core.errors import InputMismatch
-from service.core.types import SignatureSpec, TensorSpec
+from service.core.types import RaggedNames, SignatureSpec, TensorSpec
 from tests.unit.core.fakes import predict_spec
 
 
@@ -22,7 +22,7 @@ def ragged_spec() -> SignatureSpec:
         "g__weights": TensorSpec("g__weights", "float32", (None,), is_optional=True),
     }
     outputs = {"y": TensorSpec("y", "float32", (None,))}
-    return SignatureSpec("s", "predict", "", inputs, outputs, ragged=frozenset({"g"}))
+    return SignatureSpec("s", "predict", "", inputs, outputs, ragged_names=(RaggedNames.by_suffix("g"),))
 
 
 def request(x: Any, rows: list[list[int]], weights: list[float] | None = None) -> dict[str, np.ndarray]:

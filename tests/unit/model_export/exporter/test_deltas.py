@@ -62,7 +62,7 @@ def test_what_a_server_would_refuse_is_not_written(
             write_delta(version, "user", np.array([0]), np.ones((1, 2)), sequence=1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_the_new_version_is_what_the_old_one_shows_to_the_bit(tmp_path: Path, dtype: str) -> None:
     version = write_toy_model(tmp_path / "models" / "1", dtype=dtype)
     served = Served(version, tmp_path / "journal")
@@ -123,7 +123,7 @@ def test_both_are_commands(
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_tensorflow_restores_it_and_holds_it_against_its_checksums(tf: Any, tmp_path: Path, dtype: str) -> None:
     version = write_toy_model(tmp_path / "models" / "1", dtype=dtype)
     write_delta(version, "user", np.array([3]), np.array([[127, 64]]))
@@ -132,8 +132,12 @@ def test_tensorflow_restores_it_and_holds_it_against_its_checksums(tf: Any, tmp_
     reader = tf.train.load_checkpoint(str(made / "variables" / "variables"))
     rows = np.asarray(reader.get_tensor(variable_name("user")))
     expected = np.array([[0, 0], [1, 10], [2, 20], [127, 64], [4, 40]], np.float32)
+    # The row that was written has its largest number first, 127 steps of 1; of int4, 7 of 127 / 7.
     numbers = stored_numbers(expected, dtype)
     assert rows.tobytes() == numbers.tobytes()
     if dtype == "int8":
         assert np.asarray(reader.get_tensor(variable_name("user", "scales"))).tolist() == [1] * 5
+    elif dtype == "int4":
+        scales = np.asarray(reader.get_tensor(variable_name("user", "scales")))
+        assert scales.tolist() == [np.float32(n) / np.float32(7) for n in (0, 10, 20, 127, 40)]
     assert "tensorflow" in sys.modules

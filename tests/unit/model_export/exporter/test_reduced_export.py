@@ -21,7 +21,7 @@ from service.lookup.backend import open_lookups
 
 pytestmark = pytest.mark.tf
 
-DTYPES = ("float16", "bfloat16", "int8")
+DTYPES = ("float16", "bfloat16", "int8", "int4")
 
 
 def random_tables(spec: Any) -> dict[str, np.ndarray]:
@@ -84,7 +84,7 @@ def test_what_is_stored_is_the_table_rounded(exported: tuple[str, Path]) -> None
     dtype, artifact = exported
     manifest, lookups = opened(artifact)
     entry, trained = manifest.tables["item"], random_tables(TWO_FEATURES)["item"]
-    assert (entry.dtype, entry.nbytes) == (dtype, trained.size * {"int8": 1}.get(dtype, 2))
+    assert (entry.dtype, entry.nbytes) == (dtype, trained.size * {"int8": 1, "int4": 0.5}.get(dtype, 2))
     told = manifest.provenance["reduced_tables"]["item"]
     served = lookups.tables["item"].rows(np.arange(9))
     assert np.abs(served.astype(np.float64) - trained).max() == told["largest_error"] <= told["error_bound"]
@@ -114,7 +114,7 @@ def test_an_artifact_whose_scales_are_not_as_told_is_found_out(exported: tuple[s
     data["provenance"]["reduced_tables"]["item"]["largest_error"] = 1.0
     faults = integrity_faults(artifact, Manifest.from_json(json.dumps(data)))
     assert len(faults) == 1 and "differs from the trained one by 1" in faults[0]
-    if dtype == "int8":
+    if dtype in ("int8", "int4"):
         data["tables"]["item"]["scale"]["variable"] = "scales/none"
         faults = integrity_faults(artifact, Manifest.from_json(json.dumps(data)))
         assert any("no float32 scale per row under 'scales/none'" in fault for fault in faults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from hypothesis.extra import numpy as arrays
 
 from model_export.errors import ExportError
 from model_export.exporter.reduced_table import ReducedTable, TableDtype, chosen_dtypes, reduced, widened
+from service.deltas.rounding import STEPS, packed, unpacked
+from tests.stored_tables import nibbles
 
-DTYPES: tuple[TableDtype, ...] = ("float16", "bfloat16", "int8")
+DTYPES: tuple[TableDtype, ...] = ("float16", "bfloat16", "int8", "int4")
 
 
 def rounded(rows: np.ndarray, dtype: TableDtype) -> ReducedTable:
@@ -23,7 +26,7 @@ def rounded(rows: np.ndarray, dtype: TableDtype) -> ReducedTable:
 
 def read(table: ReducedTable) -> np.ndarray:
     """Returns the float32 that it stands for."""
-    return widened(table.numbers, table.dtype, table.scales)
+    return widened(table.numbers, table.dtype, table.scales, embedding_dim=table.embedding_dim)
 
 
 def test_int8_by_hand() -> None:
@@ -35,6 +38,18 @@ def test_int8_by_hand() -> None:
     np.testing.assert_allclose(table.scales[:, 0], [1, 0, 0.02], rtol=1e-6)
     assert table.largest_error == 0.5
     assert table.error_bound == pytest.approx(0.5, rel=1e-4)
+
+
+def test_int4_by_hand() -> None:
+    rows = np.array([[7, -3, 0.5, 1.5, -6.6], [0, 0, 0, 0, 0], [0.14, 0.065, 0, -0.14, 0.02]], np.float32)
+    table = rounded(rows, "int4")
+    assert table.scales is not None
+    np.testing.assert_allclose(table.scales[:, 0], [1, 0, 0.02], rtol=1e-6)
+    np.testing.assert_allclose(read(table), [[7, -3, 0, 2, -7], [0] * 5, [0.14, 0.06, 0, -0.14, 0.02]], rtol=1e-6)
+    # 7 and -3 (13), 0 and 2, -7 (9) and nothing.
+    assert [f"{byte:02x}" for byte in table.numbers[0]] == ["d7", "20", "09"]
+    assert table.largest_error == 0.5
+    assert table.error_bound == pytest.approx(0.5, rel=1e-5)
 
 
 def test_bfloat16_by_hand() -> None:
@@ -57,10 +72,10 @@ def test_no_number_is_further_off_than_the_bound(rows: np.ndarray, dtype: TableD
     table = rounded(rows, dtype)
     errors = np.abs(read(table).astype(np.float64) - rows)
     assert errors.max() == table.largest_error <= table.error_bound
-    if dtype == "int8":
+    if dtype in STEPS:
         assert table.scales is not None
         # Row by row too, which is what a row of small numbers gains from a scale of its own.
-        steps = np.abs(rows).max(axis=1, keepdims=True) / 127
+        steps = np.abs(rows).max(axis=1, keepdims=True) / STEPS[dtype]
         assert (errors <= np.maximum(steps, 2.0**-126) * 0.50004).all()
     elif dtype == "float16":
         assert np.array_equal(table.numbers, rows.astype(np.float16))
@@ -77,6 +92,7 @@ def test_nan_and_infinity_stay_what_they_are(dtype: TableDtype) -> None:
 FAULTS: Mapping[str, tuple[TableDtype, float, str]] = {
     "NaN in int8": ("int8", np.nan, "table 't': row 1 holds NaN or infinity, which int8 has no number for"),
     "infinity in int8": ("int8", -np.inf, "row 1 holds NaN or infinity"),
+    "NaN in int4": ("int4", np.nan, "table 't': row 1 holds NaN or infinity, which int4 has no number for"),
     "too large for float16": ("float16", 65520, "row 1 holds 65520, float16 ends at 65504; export it as float32"),
     "too large for bfloat16": ("bfloat16", 3.4e38, r"row 1 holds 3\.4e\+38, bfloat16 ends at 3\.38953e\+38"),
 }
@@ -94,5 +110,29 @@ def test_dtypes_are_chosen_for_all_tables_or_by_table() -> None:
     assert chosen_dtypes({"a": "float32", "b": "float16"}, ["a", "b", "c"]) == {"b": "float16"}
     with pytest.raises(ExportError, match=r"table_dtype names \['x'\]; the tables are \['a'\]"):
         chosen_dtypes({"x": "int8"}, ["a"])
-    with pytest.raises(ExportError, match=r"'a': 'int4'.*expected one of float32, float16, bfloat16, int8"):
-        chosen_dtypes("int4", ["a"])
+    with pytest.raises(ExportError, match=r"'a': 'int2'.*expected one of float32, float16, bfloat16, int8, int4"):
+        chosen_dtypes("int2", ["a"])
+
+
+@given(
+    arrays.arrays(np.int8, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.integers(-8, 7)),
+)
+def test_two_numbers_of_four_bits_share_a_byte_and_come_back(numbers: np.ndarray) -> None:
+    octets = packed(numbers)
+    assert octets.dtype == np.uint8 and octets.shape == (len(numbers), (numbers.shape[1] + 1) // 2)
+    assert octets.tobytes() == nibbles(numbers).tobytes()
+    assert np.array_equal(unpacked(octets, numbers.shape[1]), numbers)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("dim", [1, 2, 5, 8])
+def test_a_graph_reads_every_byte_as_numpy_does(tf: Any, dim: int) -> None:
+    from model_export.exporter.reduced_graph import GraphTable
+
+    random = np.random.default_rng(dim)
+    octets = random.permutation(np.repeat(np.arange(256), (dim + 1) // 2)).astype(np.uint8).reshape(256, -1)
+    scales = random.uniform(0.1, 3, (256, 1)).astype(np.float32)
+    ids = random.integers(0, 256, (40, 3))
+    found = GraphTable(tf.constant(octets), tf.constant(scales), dim).gather(ids)
+    expected = unpacked(octets, dim).astype(np.float32) * scales
+    assert found.shape == (40, 3, dim) and found.numpy().tobytes() == expected[ids].tobytes()

@@ -1,10 +1,11 @@
-"""The four parameter classes take 2.15's arguments, in its order, with its defaults and its errors."""
+"""The parameter classes take 2.15's arguments, in its order, with its defaults and its errors."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,18 @@ from model_export.spec.optimization_parameters import (
     AdagradParameters,
     AdamParameters,
     FtrlParameters,
+    MomentumParameters,
     StochasticGradientDescentParameters,
 )
 
-CLASSES = [AdagradParameters, AdamParameters, FtrlParameters, StochasticGradientDescentParameters]
-every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+CLASSES: list[Any] = [
+    AdagradParameters,
+    AdamParameters,
+    FtrlParameters,
+    partial(MomentumParameters, momentum=0.9),
+    StochasticGradientDescentParameters,
+]
+every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: getattr(cls, "__name__", "MomentumParameters"))
 
 REQUIRED = inspect.Parameter.empty
 WEIGHTS = {
@@ -54,19 +62,26 @@ SIGNATURES: dict[type, dict[str, Any]] = {
         "allow_zero_accumulator": False,
         **GRADIENTS,
     },
+    MomentumParameters: {
+        "learning_rate": REQUIRED,
+        "momentum": REQUIRED,
+        "use_nesterov": False,
+        **WEIGHTS,
+        **GRADIENTS,
+    },
     StochasticGradientDescentParameters: {"learning_rate": REQUIRED, **WEIGHTS, **GRADIENTS},
 }
 
 
-@every_class
-def test_arguments_order_and_defaults_are_those_of_2_15(cls: type) -> None:
+@pytest.mark.parametrize("cls", SIGNATURES, ids=lambda cls: cls.__name__)
+def test_arguments_order_and_defaults_are_those_of_2_15(cls: Any) -> None:
     parameters = inspect.signature(cls).parameters
     assert [(name, parameter.default) for name, parameter in parameters.items()] == list(SIGNATURES[cls].items())
     assert {p.kind for p in parameters.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
 @every_class
-def test_arguments_are_attributes_that_stay(cls: type) -> None:
+def test_arguments_are_attributes_that_stay(cls: Any) -> None:
     parameters = cls(np.float32(0.5), clip_weight_max=2.0)
     assert (parameters.learning_rate, parameters.clip_weight_max, parameters.clip_weight_min) == (0.5, 2.0, None)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -121,14 +136,14 @@ TEXTS_OF_2_15: list[tuple[type, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("cls", "arguments", "text"), TEXTS_OF_2_15)
-def test_a_number_out_of_range_gets_the_text_of_2_15(cls: type, arguments: dict[str, Any], text: str) -> None:
+def test_a_number_out_of_range_gets_the_text_of_2_15(cls: Any, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         cls(0.1, **arguments)
 
 
 @every_class
 @pytest.mark.parametrize("limit", ["clip_gradient_min", "clip_gradient_max"])
-def test_gradients_are_clipped_only_when_accumulated(cls: type, limit: str) -> None:
+def test_gradients_are_clipped_only_when_accumulated(cls: Any, limit: str) -> None:
     text = "^When using gradient clipping limits, gradient  accumulation must be enabled.$"
     with pytest.raises(ValueError, match=text):
         cls(0.1, use_gradient_accumulation=False, **{limit: 1.0})
@@ -144,14 +159,20 @@ def test_the_edges_of_adam_are_allowed(edge: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     "rate", [lambda step: 0.1, "0.1", True, float("nan"), None], ids=["function", "text", "bool", "nan", "none"]
 )
-def test_a_learning_rate_that_is_no_number_is_refused(cls: type, rate: Any) -> None:
+def test_a_learning_rate_that_is_no_number_is_refused(cls: Any, rate: Any) -> None:
     with pytest.raises(ValueError, match="learning_rate must be a finite number"):
         cls(rate)
 
 
 @every_class
 @pytest.mark.parametrize("what", ["clip_weight", "clip_gradient"])
-def test_limits_that_cross_are_refused(cls: type, what: str) -> None:
+def test_limits_that_cross_are_refused(cls: Any, what: str) -> None:
     with pytest.raises(ValueError, match=f"^{what}_min is 2.0, above {what}_max 1.0$"):
         cls(0.1, **{f"{what}_min": 2.0, f"{what}_max": 1.0})
     cls(0.1, **{f"{what}_min": 1.0, f"{what}_max": 1.0})
+
+
+@pytest.mark.parametrize("momentum", [-0.5, float("nan"), float("inf"), "0.9", None, True])
+def test_a_momentum_that_is_no_number_or_negative_is_refused(momentum: Any) -> None:
+    with pytest.raises(ValueError, match="^momentum must be a finite number of at least 0, got "):
+        MomentumParameters(0.1, momentum)

@@ -1,4 +1,4 @@
-"""The four optimizers in numpy, one number at a time, from the formulas of the papers and of TensorFlow's protobufs."""
+"""The five optimizers in numpy, one number at a time, from the formulas of the papers and of TensorFlow's protobufs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from model_export.spec.optimization_parameters import AdagradParameters, AdamParameters, FtrlParameters
+from model_export.spec.optimization_parameters import (
+    AdagradParameters,
+    AdamParameters,
+    FtrlParameters,
+    MomentumParameters,
+)
 
 Occurrences = Sequence[tuple[int, Sequence[float]]]
 
@@ -21,6 +26,8 @@ def initial_slots(parameters: Any, shape: tuple[int, ...]) -> list[np.ndarray[An
             return [np.zeros(shape), np.zeros(shape)]
         case FtrlParameters():
             return [np.full(shape, parameters.initial_accumulator_value), np.zeros(shape)]
+        case MomentumParameters():
+            return [np.zeros(shape)]
     return []
 
 
@@ -67,6 +74,9 @@ def _update(parameters: Any, table: Any, slots: Any, at: tuple[int, int], g: flo
             w -= rate * slots[0][at] / ((v + e**2) ** 0.5 if parameters.sum_inside_sqrt else v**0.5 + e)
         case FtrlParameters():
             w = _ftrl(parameters, w, slots, at, g, rate)
+        case MomentumParameters():
+            slots[0][at] = parameters.momentum * slots[0][at] + g
+            w -= rate * (g + parameters.momentum * slots[0][at] if parameters.use_nesterov else slots[0][at])
         case _:
             w -= rate * g
     if parameters.clip_weight_min is not None:

@@ -13,6 +13,7 @@ from model_export.spec.optimization_parameters import (
     AdagradParameters,
     AdamParameters,
     FtrlParameters,
+    MomentumParameters,
     StochasticGradientDescentParameters,
 )
 from tests.unit.model_export.training.table_runs import spec_of
@@ -29,6 +30,7 @@ GOLDEN = Path(__file__).parents[4].parent / "shared" / "golden" / "tpu_estimator
         (AdagradParameters(0.1), ("x/Adagrad",)),
         (AdamParameters(0.1), ("x/Adam/m", "x/Adam/v")),
         (FtrlParameters(0.1), ("x/Ftrl", "x/Ftrl_1")),
+        (MomentumParameters(0.1, 0.9), ("x/Momentum",)),
         (StochasticGradientDescentParameters(0.1), ()),
     ],
     ids=lambda case: type(case).__name__,
@@ -41,7 +43,12 @@ def test_names_are_those_of_2_15(parameters: Any, names: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize(
     ("parameters", "initial"),
-    [(AdagradParameters(0.1, 0.5), [0.5]), (AdamParameters(0.1), [0, 0]), (FtrlParameters(0.1, -0.5, 0.25), [0.25, 0])],
+    [
+        (AdagradParameters(0.1, 0.5), [0.5]),
+        (AdamParameters(0.1), [0, 0]),
+        (FtrlParameters(0.1, -0.5, 0.25), [0.25, 0]),
+        (MomentumParameters(0.1, 0.9), [0]),
+    ],
     ids=lambda case: type(case).__name__,
 )
 def test_slots_start_from_the_initial_values_whatever_the_scope(parameters: Any, initial: list[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from model_export.spec.optimization_parameters import (
     AdagradParameters,
     AdamParameters,
     FtrlParameters,
+    MomentumParameters,
     StochasticGradientDescentParameters,
 )
 from tests.unit.model_export.training import optimizer_oracle
@@ -20,7 +22,8 @@ from tests.unit.model_export.training.table_runs import START, STEPS, UNTOUCHED,
 pytestmark = pytest.mark.tf
 
 SGD = StochasticGradientDescentParameters
-CLASSES = [AdagradParameters, AdamParameters, FtrlParameters, SGD]
+Momentum = partial(MomentumParameters, momentum=0.75)
+CLASSES: list[Any] = [AdagradParameters, AdamParameters, FtrlParameters, Momentum, SGD]
 SHARED: list[dict[str, Any]] = [
     {},
     {"use_gradient_accumulation": False},
@@ -55,6 +58,9 @@ OWN: list[Any] = [
     ),
     FtrlParameters(0.1, initial_accumulator_value=0.0, allow_zero_accumulator=True),
     FtrlParameters(0.1, l1_regularization_strength=1.0, use_gradient_accumulation=False),
+    Momentum(0.1, use_nesterov=True),
+    Momentum(0.1, use_nesterov=True, use_gradient_accumulation=False),
+    MomentumParameters(0.1, 0.0),
 ]
 CASES = [cls(0.1, **shared) for cls in CLASSES for shared in SHARED] + OWN
 
@@ -88,7 +94,7 @@ def test_tables_and_slots_are_those_of_the_formulas(parameters: Any) -> None:
 
 @pytest.mark.parametrize("parameters", CASES, ids=changed)
 def test_an_argument_makes_a_difference(parameters: Any) -> None:
-    plain = type(parameters)(0.1)
+    plain = Momentum(0.1) if isinstance(parameters, MomentumParameters) else type(parameters)(0.1)
     table, slots = by_oracle(parameters)
     plain_table, plain_slots = by_oracle(plain)
     if parameters == plain or (isinstance(parameters, SGD) and not parameters.use_gradient_accumulation):
@@ -99,7 +105,7 @@ def test_an_argument_makes_a_difference(parameters: Any) -> None:
         assert np.abs(np.array([table, *slots]) - [plain_table, *plain_slots]).max() > 1e-3
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: getattr(cls, "__name__", "Momentum"))
 @pytest.mark.parametrize("accumulates", [True, False])
 def test_rows_that_are_not_in_the_batch_stay_bit_by_bit(cls: Any, accumulates: bool) -> None:
     parameters = cls(0.1, use_gradient_accumulation=accumulates, weight_decay_factor=0.5, clip_weight_max=-0.5)
@@ -150,6 +156,11 @@ TENSORFLOWS = [
             l2_regularization_strength=2.0,
             beta=0.5,
         ),
+    ),
+    (MomentumParameters(0.1, 0.75), lambda v1: v1.train.MomentumOptimizer(0.1, 0.75)),
+    (
+        MomentumParameters(0.1, 0.75, use_nesterov=True),
+        lambda v1: v1.train.MomentumOptimizer(0.1, 0.75, use_nesterov=True),
     ),
     (SGD(0.1), lambda v1: v1.train.GradientDescentOptimizer(0.1)),
 ]

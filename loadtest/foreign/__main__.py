@@ -1,0 +1,92 @@
+"""Builds foreign models, adopts them, and compares what both versions answer: `python -m loadtest.foreign`."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+# TensorFlow tells of every processor feature, and of every session.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from loadtest.foreign.building import build
+from loadtest.foreign.estimator_models import GOLDEN_VARIABLE
+from loadtest.foreign.models import ForeignModel, all_models
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 where each model was built, adopted and answered to the bit or skipped, else 1."""
+    arguments = _parser().parse_args(argv)
+    if arguments.golden:
+        os.environ[GOLDEN_VARIABLE] = str(arguments.golden.resolve())
+    models = _chosen(arguments.only)
+    if arguments.list:
+        sys.stdout.write("".join(f"{model.name}\n" for model in models))
+        return 0
+    with ExitStack() as stack:
+        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        return _run(models, folder.resolve(), arguments)
+
+
+def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Namespace) -> int:
+    sys.stderr.write(f"building {len(models)} models\n")
+    failures = build(models, folder / "original", scale=arguments.scale)
+    # They import TensorFlow, which a mistake in the arguments need not wait for.
+    from loadtest.foreign.campaign import ModelResult, Plan, run
+    from loadtest.foreign.report import details, header, row, summary
+
+    seconds = 0.0 if arguments.skip_speed else arguments.seconds
+    plan = Plan(arguments.requests, seconds, arguments.rounds, arguments.scale)
+    sys.stdout.write(header() + "\n")
+    results = []
+    for model in models:
+        if model.name in failures:
+            result = ModelResult(model.name, failures[model.name])
+        else:
+            result = run(model, folder / "original" / model.name, folder / "adopted" / model.name, plan)
+        results.append(result)
+        sys.stdout.write(row(result) + "\n")
+        sys.stdout.flush()
+        if arguments.json:
+            # After each model: a long run that is stopped has its results.
+            arguments.json.write_text(json.dumps([found.as_json() for found in results], indent=1) + "\n")
+    sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
+    return 0 if all(result.is_exact or result.is_skipped for result in results) else 1
+
+
+def _chosen(patterns: Sequence[str]) -> list[ForeignModel]:
+    models = all_models()
+    for pattern in patterns:
+        if not fnmatch.filter(models, pattern):
+            raise SystemExit(f"--only {pattern}: no model has this name; --list tells of all {len(models)}")
+    return [m for m in models.values() if not patterns or any(fnmatch.fnmatch(m.name, p) for p in patterns)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.foreign", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAMES", help="models, with * and ? as in file names")
+    parser.add_argument("--list", action="store_true", help="list the models' names and do nothing")
+    parser.add_argument("--requests", type=int, default=500, help="of each signature over gRPC (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of the timing (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each server (default %(default)s)")
+    parser.add_argument("--skip_speed", action="store_true", help="compare only")
+    parser.add_argument("--scale", type=int, default=1, help="factor on the rows of all tables (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here, after each model")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build and adopt here, and leave all of it there")
+    parser.add_argument(
+        "--golden",
+        type=Path,
+        metavar="FOLDER",
+        help=f"TensorFlow 2.15's estimator exports (default: ${GOLDEN_VARIABLE}, else beside the repository)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

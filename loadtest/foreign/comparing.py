@@ -1,0 +1,141 @@
+"""Holds answers of servers against TensorFlow's: dtype, shape and every bit; and refusals against refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from loadtest.foreign.kinds import Array, Tensors
+
+# Reasons that are kept of one comparison, each once.
+_MOST_REASONS = 5
+_REASON_CHARS = 240
+# Refusals that blame the server, not the request.
+_FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "500", "503", "504"}
+_SIGNED = {2: np.int16, 4: np.int32, 8: np.int64}
+
+
+class Refused(Exception):
+    """A request that gets no answer; code: its canonical name, e.g. INVALID_ARGUMENT."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code, self.text = code, text
+
+
+@dataclass(slots=True)
+class Tally:
+    """What comparisons of one signature on one wire came to.
+
+    refused: of the requests, those that both sides refused; they count as equal.
+    max_ulp: largest distance of two floats, in steps between neighbours; 0 where all that differs is something else.
+    reasons: what differed, with how often.
+    """
+
+    equal: int = 0
+    asked: int = 0
+    refused: int = 0
+    max_ulp: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reason: str, ulp: int = 0) -> None:
+        """Counts a request; reason: what differed, "" where nothing did."""
+        self.asked += 1
+        self.equal += not reason
+        self.max_ulp = max(self.max_ulp, ulp)
+        short = reason[:_REASON_CHARS]
+        if short and (short in self.reasons or len(self.reasons) < _MOST_REASONS):
+            self.reasons[short] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns a JSON object."""
+        return {
+            "equal": self.equal,
+            "asked": self.asked,
+            "refused": self.refused,
+            "max_ulp": self.max_ulp,
+            "reasons": dict(self.reasons),
+        }
+
+
+def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors]) -> None:
+    """Asks once and counts whether the answer is the expected one."""
+    try:
+        answer: Tensors | Refused = ask()
+    except Refused as refusal:
+        answer = refusal
+    except ValueError as error:
+        tally.add(f"answer of another form: {error}")
+        return
+    if isinstance(expected, Refused):
+        if not isinstance(answer, Refused):
+            tally.add(f"answered what TensorFlow refuses: {expected}")
+        elif answer.code in _FAULTS:
+            tally.add(f"failed ({answer}) where TensorFlow refuses: {expected}")
+        else:
+            tally.refused += 1
+            tally.add("")
+    elif isinstance(answer, Refused):
+        tally.add(f"refused what TensorFlow answers: {answer}")
+    else:
+        tally.add(*difference(answer, expected))
+
+
+def difference(answer: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[str, int]:
+    """Says what differs first ("" where nothing does), and the largest distance of two floats in ulps."""
+    if answer.keys() != expected.keys():
+        return f"outputs {sorted(answer)} instead of {sorted(expected)}", 0
+    reason, ulp = "", 0
+    for name, wanted in expected.items():
+        got = answer[name]
+        if got.dtype != wanted.dtype or got.shape != wanted.shape:
+            reason = reason or f"{name}: {got.dtype}{list(got.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
+        elif not _same_bits(got, wanted):
+            apart = ulps(got, wanted)
+            reason, ulp = reason or f"{name}: other numbers", max(ulp, apart)
+    return reason, ulp
+
+
+def ulps(a: Array, b: Array) -> int:
+    """Returns the largest distance of two arrays of floats, in steps between neighbours; NaN counts as equal to NaN.
+
+    >>> ulps(np.array([1.0], np.float32), np.nextafter(np.array([1.0], np.float32), np.float32(2)))
+    1
+    >>> ulps(np.array([0.0], np.float32), np.array([-0.0], np.float32))
+    0
+    """
+    if not _is_float(a):
+        return 0
+    differs = ~(_is_nan(a) & _is_nan(b))
+    apart = [abs(x - y) for x, y in zip(_ordered(a[differs]), _ordered(b[differs]), strict=True)]
+    return max(apart, default=0)
+
+
+def _ordered(array: Array) -> list[int]:
+    # Floats of one sign lie in the order of their bits; negative ones lie in reverse below 0.
+    bits = np.ascontiguousarray(array).view(_SIGNED[array.dtype.itemsize]).reshape(-1).tolist()
+    lowest = -(1 << (8 * array.dtype.itemsize - 1))
+    return [n if n >= 0 else lowest - n for n in bits]
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    if a.dtype == object:
+        return bool(a.tolist() == b.tolist())
+    if _is_float(a):
+        bits = np.dtype(f"u{a.dtype.itemsize}")
+        same = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
+        return bool((same | (_is_nan(a) & _is_nan(b))).all())
+    return bool((a == b).all())
+
+
+def _is_float(array: Array) -> bool:
+    # bfloat16 is no kind of float to NumPy.
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def _is_nan(array: Array) -> Array:
+    return np.isnan(array.astype(np.float64))

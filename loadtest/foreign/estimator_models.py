@@ -1,0 +1,38 @@
+"""What TensorFlow 2.15's TPUEstimator exported, copied from a folder that is not part of this repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from loadtest.foreign.kinds import Examples, Kind, RaggedOfSparse
+from loadtest.foreign.models import ZOO, Rows, Skip
+from loadtest.live_server import ROOT
+
+# Environment variable of the folder; without it the one beside the repository.
+GOLDEN_VARIABLE = "FOREIGN_GOLDEN"
+_IDS = {"a": 10, "b": 10, "c": 20}
+_INPUTS: dict[str, dict[str, Kind]] = {
+    "cpu": {"examples": Examples(_IDS)},
+    "tpu_v1": {"examples": Examples(_IDS)},
+    "tpu_v2": {"examples": Examples(_IDS)},
+    "tpu_sparse": {name: RaggedOfSparse(size) for name, size in _IDS.items()},
+}
+
+
+def golden_folder() -> Path:
+    """Returns the folder of the exports."""
+    given = os.environ.get(GOLDEN_VARIABLE)
+    return Path(given) if given else ROOT.parent / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
+
+
+def _copy(export: str, folder: Path, rows: Rows) -> None:
+    source = golden_folder() / export / "1"
+    if not source.is_dir():
+        raise Skip(f"no exports of TensorFlow 2.15 beside the repository; --golden or ${GOLDEN_VARIABLE} says where")
+    shutil.copytree(source, folder)
+
+
+for _name, _inputs in _INPUTS.items():
+    ZOO.add(f"estimator_{_name}", _inputs, lambda folder, rows, export=_name: _copy(export, folder, rows))

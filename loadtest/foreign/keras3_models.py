@@ -1,0 +1,120 @@
+"""Models of Keras 3: each kind of model by model.export() and by tf.saved_model.save, and layers around tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loadtest.foreign.keras_networks import FUNCTIONAL, SEQUENTIAL, SUBCLASSED, functional, sequential, subclassed
+from loadtest.foreign.kinds import Ids, Numbers, Padded
+from loadtest.foreign.models import SEED, ZOO, Rows
+
+
+def keras3() -> Any:
+    """Returns Keras 3 on TensorFlow, seeded."""
+    import keras
+
+    assert keras.backend.backend() == "tensorflow"
+    keras.utils.set_random_seed(SEED)
+    return keras
+
+
+def _export(model: Any, folder: Path) -> None:
+    model.export(str(folder), verbose=False)
+
+
+def _save(model: Any, folder: Path) -> None:
+    import tensorflow as tf
+
+    tf.saved_model.save(model, str(folder))
+
+
+def _built_by(network: Callable[[Any, Rows], Any], save: Callable[[Any, Path], None]) -> Callable[[Path, Rows], None]:
+    return lambda folder, rows: save(network(keras3(), rows), folder)
+
+
+for _save_name, _save_by in {"export": _export, "saved_model_save": _save}.items():
+    for _network, _inputs in ((functional, FUNCTIONAL), (subclassed, SUBCLASSED), (sequential, SEQUENTIAL)):
+        ZOO.add(f"keras3_{_network.__name__}_{_save_name}", _inputs, _built_by(_network, _save_by))
+
+
+@ZOO.foreign({"item": Ids(2000)})
+def keras3_embedding_of_one_id(folder: Path, rows: Rows) -> None:
+    """Answers the rows themselves, for ids [B]."""
+    keras = keras3()
+    item = keras.Input((), dtype="int64", name="item")
+    _export(keras.Model({"item": item}, keras.layers.Embedding(rows(2000), 16)(item)), folder)
+
+
+@ZOO.foreign({"item": Ids(2000)})
+def keras3_embedding_of_a_column(folder: Path, rows: Rows) -> None:
+    """Answers rows [B, 1, D] for ids [B, 1], and flat ones."""
+    keras = keras3()
+    item = keras.Input((1,), dtype="int32", name="item")
+    vectors = keras.layers.Embedding(rows(2000), 16)(item)
+    _export(keras.Model({"item": item}, {"vectors": vectors, "flat": keras.layers.Flatten()(vectors)}), folder)
+
+
+@ZOO.foreign({"tags": Padded(500, 0)})
+def keras3_masked_mean(folder: Path, rows: Rows) -> None:
+    """Answers the mean of the ids that are not 0, with nothing behind it."""
+    keras = keras3()
+    tags = keras.Input((None,), dtype="int64", name="tags")
+    vectors = keras.layers.Embedding(rows(500), 8, mask_zero=True)(tags)
+    _export(keras.Model({"tags": tags}, {"tags": keras.layers.GlobalAveragePooling1D()(vectors)}), folder)
+
+
+@ZOO.foreign({"seen": Ids(2000), "offered": Ids(2000)})
+def keras3_shared_embedding(folder: Path, rows: Rows) -> None:
+    """Reads one table by two inputs and answers their dot product."""
+    keras = keras3()
+    seen, offered = (keras.Input((), dtype="int64", name=name) for name in ("seen", "offered"))
+    items = keras.layers.Embedding(rows(2000), 16)
+    likeness = keras.layers.Dot(axes=1)([items(seen), items(offered)])
+    _export(keras.Model({"seen": seen, "offered": offered}, {"likeness": likeness}), folder)
+
+
+@ZOO.foreign({"user": Ids(3000), "item": Ids(2000)})
+def keras3_outputs_of_two_tables(folder: Path, rows: Rows) -> None:
+    """Answers the rows of two tables, each in its output."""
+    keras = keras3()
+    user, item = (keras.Input((), dtype="int64", name=name) for name in ("user", "item"))
+    outputs = {
+        "user_vector": keras.layers.Embedding(rows(3000), 32)(user),
+        "item_vector": keras.layers.Embedding(rows(2000), 16)(item),
+    }
+    _export(keras.Model({"user": user, "item": item}, outputs), folder)
+
+
+@ZOO.foreign({"history": Padded(2000, 0), "item": Ids(2000)})
+def keras3_attention_over_history(folder: Path, rows: Rows) -> None:
+    """Weighs a history of items [B, L] by the item that is scored."""
+    keras = keras3()
+    history = keras.Input((None,), dtype="int64", name="history")
+    item = keras.Input((1,), dtype="int64", name="item")
+    items = keras.layers.Embedding(rows(2000), 16, mask_zero=True)
+    query = items(item)
+    context = keras.layers.Flatten()(keras.layers.Attention()([query, items(history)]))
+    hidden = keras.layers.Concatenate()([context, keras.layers.Flatten()(query)])
+    _export(keras.Model({"history": history, "item": item}, keras.layers.Dense(1)(hidden)), folder)
+
+
+@ZOO.foreign({"history": Padded(2000, 0)})
+def keras3_gru_over_history(folder: Path, rows: Rows) -> None:
+    """Runs a recurrent layer over a history of items [B, 12]."""
+    keras = keras3()
+    history = keras.Input((12,), dtype="int64", name="history")
+    vectors = keras.layers.Embedding(rows(2000), 16, mask_zero=True)(history)
+    _export(keras.Model({"history": history}, keras.layers.Dense(8)(keras.layers.GRU(16)(vectors))), folder)
+
+
+@ZOO.foreign({"item": Ids(2000), "day": Ids(7), "dense": Numbers()})
+def keras3_category_encoding(folder: Path, rows: Rows) -> None:
+    """Joins a row, a one-hot day and numbers."""
+    keras = keras3()
+    item, day = keras.Input((), dtype="int64", name="item"), keras.Input((1,), dtype="int64", name="day")
+    dense = keras.Input((5,), name="dense")
+    encoded = keras.layers.CategoryEncoding(7, output_mode="one_hot")(day)
+    joined = keras.layers.Concatenate()([keras.layers.Embedding(rows(2000), 16)(item), encoded, dense])
+    _export(keras.Model({"item": item, "day": day, "dense": dense}, keras.layers.Dense(1)(joined)), folder)

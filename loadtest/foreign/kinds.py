@@ -1,0 +1,261 @@
+"""Kinds of inputs: what a random valid request holds in an input, declared by each model by the input's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Tensors = dict[str, Array]
+# Ids of a ragged row, and the length of an inner dimension that the signature leaves open.
+_MOST_IDS = 8
+_MOST_INNER = 12
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """What a signature says of an input: NumPy dtype (object for strings), and sizes; -1 is any, None any rank."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] | None
+
+
+class Draw:
+    """Random numbers of one request.
+
+    Args:
+      num_rows: B, the rows of the request.
+      scale: factor on the rows of the model's tables.
+      bad_input: input that gets one id outside its table; "" is none.
+    """
+
+    def __init__(self, rng: np.random.Generator, num_rows: int, scale: int, bad_input: str) -> None:
+        self.rng, self.num_rows, self.scale, self.bad_input = rng, num_rows, scale, bad_input
+
+    def shape(self, spec: InputSpec) -> tuple[int, ...]:
+        """Returns sizes for an input: B rows, then what the signature says or 1 to 12."""
+        if spec.shape is None:
+            return (self.num_rows,)
+        inner = [size if size >= 0 else int(self.rng.integers(1, _MOST_INNER + 1)) for size in spec.shape[1:]]
+        return (self.num_rows, *inner) if spec.shape else ()
+
+    def ids(self, name: str, low: int, size: int, count: int) -> Array:
+        """Returns ids of a table: spread, repeated, near its beginning, or with its first and its last."""
+        high = low + size * self.scale
+        style = self.rng.integers(4)
+        ids = self.rng.integers(low, min(high, low + 5) if style == 2 else high, count)
+        if count and style == 1:
+            ids[:] = ids[0]
+        if count and style == 3:
+            ids[0], ids[-1] = low, high - 1
+        if count and name == self.bad_input:
+            ids[self.rng.integers(count)] = self.rng.choice([low - 1, high, high + 1000])
+        return ids
+
+    def row_lengths(self) -> Array:
+        """Returns ids by row: any, with an empty first, middle or last row, or all of them empty."""
+        lengths = self.rng.integers(0, _MOST_IDS + 1, self.num_rows)
+        style = self.rng.integers(8)
+        if self.num_rows and style < 4:
+            lengths[[0, self.num_rows // 2, -1][style % 3]] = 0
+        if style == 7 and self.rng.integers(3) == 0:
+            lengths[:] = 0
+        return lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an input holds.
+
+    has_ids: whether one id outside the table can be put into it.
+    """
+
+    @property
+    def has_ids(self) -> bool:
+        return False
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        """Returns the input, and others that belong to it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Ids(Kind):
+    """Ids of a table of size rows, from low on; of any shape."""
+
+    size: int
+    low: int = 0
+
+    @property
+    def has_ids(self) -> bool:
+        return True
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        shape = draw.shape(specs[name])
+        ids = draw.ids(name, self.low, self.size, int(np.prod(shape)))
+        return {name: ids.reshape(shape).astype(specs[name].dtype)}
+
+
+@dataclass(frozen=True, slots=True)
+class Padded(Kind):
+    """Ids [B, K], each row ended by padding; with zero padding ids begin at 1."""
+
+    size: int
+    padding: int
+
+    @property
+    def has_ids(self) -> bool:
+        return True
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        shape = draw.shape(specs[name])
+        low = 1 if self.padding == 0 else 0
+        ids = draw.ids(name, low, self.size - low, int(np.prod(shape))).reshape(shape)
+        lengths = np.minimum(draw.row_lengths(), shape[1])
+        if name != draw.bad_input:
+            ids[np.arange(shape[1]) >= lengths[:, None]] = self.padding
+        return {name: ids.astype(specs[name].dtype)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged(Kind):
+    """Ids of all rows [N]; splits, lengths, rowids, num_rows, weights: names of the inputs that belong to them."""
+
+    size: int
+    splits: str = ""
+    lengths: str = ""
+    rowids: str = ""
+    num_rows: str = ""
+    weights: str = ""
+
+    @property
+    def has_ids(self) -> bool:
+        return True
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        lengths = draw.row_lengths()
+        total = int(lengths.sum())
+        found = {
+            name: draw.ids(name, 0, self.size, total),
+            self.splits: np.cumsum([0, *lengths]),
+            self.lengths: lengths,
+            self.rowids: np.repeat(np.arange(len(lengths)), lengths),
+            self.num_rows: np.array(len(lengths)),
+            self.weights: _weights(draw, total),
+        }
+        return {key: array.astype(specs[key].dtype) for key, array in found.items() if key in specs}
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse(Kind):
+    """The values of a sparse tensor; its indices [N, 2], its dense shape [2], and weights of the values."""
+
+    size: int
+    indices: str
+    dense_shape: str
+    weights: str = ""
+
+    @property
+    def has_ids(self) -> bool:
+        return True
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        lengths = draw.row_lengths()
+        total = int(lengths.sum())
+        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
+        found = {
+            name: draw.ids(name, 0, self.size, total),
+            self.indices: np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2),
+            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
+            self.weights: _weights(draw, total),
+        }
+        return {key: array.astype(specs[key].dtype) for key, array in found.items() if key in specs}
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Kind):
+    """Strings of `vocabulary`, prefix0 to prefix<size - 1>, among them some that it lacks."""
+
+    prefix: str
+    size: int
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        shape = draw.shape(specs[name])
+        count = int(np.prod(shape))
+        words = np.array([f"{self.prefix}{i}".encode() for i in draw.ids("", 0, self.size, count)], object)
+        unknown = np.array([b"", b"no such word", "größer".encode(), f"{self.prefix}-1".encode(), b"0"], object)
+        replaced = draw.rng.random(count) < draw.rng.choice([0, 0.1, 0.5])
+        words[replaced] = draw.rng.choice(unknown, int(replaced.sum()))
+        return {name: words.reshape(shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class Keys(Kind):
+    """Whole numbers of a vocabulary, 10, 20, ... 10 * size, among them some that it lacks."""
+
+    size: int
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        shape = draw.shape(specs[name])
+        keys = (draw.ids("", 1, self.size, int(np.prod(shape))) * 10).reshape(shape)
+        replaced = draw.rng.random(shape) < draw.rng.choice([0, 0.1, 0.5])
+        return {name: np.where(replaced, keys + draw.rng.integers(-10, 5, shape), keys).astype(specs[name].dtype)}
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers(Kind):
+    """Normal numbers, or whole ones from 0 to 9 where the input holds whole numbers."""
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        shape, dtype = draw.shape(specs[name]), specs[name].dtype
+        is_whole = np.issubdtype(dtype, np.integer)
+        numbers = draw.rng.integers(0, 10, shape) if is_whole else draw.rng.standard_normal(shape)
+        return {name: np.asarray(numbers).astype(dtype)}
+
+
+@dataclass(frozen=True, slots=True)
+class Examples(Kind):
+    """Serialized tf.Examples; features: number of different ids by name of an int64 list."""
+
+    features: Mapping[str, int]
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        import tensorflow as tf
+
+        lists = {key: _rows(draw, size) for key, size in self.features.items()}
+        examples = []
+        for row in range(draw.num_rows):
+            example = tf.train.Example()
+            for key, rows in lists.items():
+                example.features.feature[key].int64_list.value.extend(rows[row])
+            examples.append(example.SerializeToString())
+        return {name: np.array(examples, object)}
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedOfSparse(Kind):
+    """A sparse input of an estimator, which servers take as <name>__values and <name>__row_splits."""
+
+    size: int
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        rows = _rows(draw, self.size)
+        values = np.array([i for row in rows for i in row], np.int64)
+        return {f"{name}__values": values, f"{name}__row_splits": np.cumsum([0, *map(len, rows)])}
+
+
+def vocabulary(prefix: str, size: int) -> list[str]:
+    """Returns the words that Words draws from."""
+    return [f"{prefix}{i}" for i in range(size)]
+
+
+def _rows(draw: Draw, size: int) -> list[list[int]]:
+    return [draw.rng.integers(0, size, n).tolist() for n in draw.row_lengths()]
+
+
+def _weights(draw: Draw, count: int) -> Array:
+    # Among them 0 and negative ones, which combiners treat differently.
+    return draw.rng.choice(np.array([0.5, 1.0, 2.0, 0.25, 1.5, 0.3, 0.0, -1.0]), count)

@@ -1,0 +1,87 @@
+"""The dict of foreign models: builders register themselves under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+from loadtest.foreign.kinds import Kind
+
+# Gives the rows of a table for its rows at --scale 1.
+Rows = Callable[[int], int]
+Builder = Callable[[Path, Rows], None]
+Keras = Literal["keras3", "tf_keras"]
+
+SEED = 7
+# What the reason begins with of a model that was left out.
+SKIPPED = "skipped: "
+_FILES = (
+    "keras3_models",
+    "keras3_lookup_models",
+    "keras_rs_models",
+    "tf_keras_models",
+    "module_models",
+    "combiner_models",
+    "hashed_models",
+    "ranking_models",
+    "retrieval_models",
+    "tfrs_models",
+    "variable_models",
+    "session_models",
+    "peer_model",
+    "estimator_models",
+)
+
+
+class Skip(Exception):
+    """A builder lacks files that are not part of this repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """One model of the zoo.
+
+    build: writes the SavedModel into a folder that does not exist yet; raises Skip.
+    keras: the Keras that tf.keras is in the process of the builder.
+    inputs: what a request holds, by input name; of all signatures.
+    """
+
+    name: str
+    build: Builder
+    keras: Keras
+    inputs: Mapping[str, Kind]
+
+
+@dataclass(slots=True)
+class Zoo:
+    """Models by name, in the order of their files."""
+
+    models: dict[str, ForeignModel] = field(default_factory=dict)
+
+    def add(self, name: str, inputs: Mapping[str, Kind], build: Builder, *, keras: Keras = "keras3") -> None:
+        """Adds a model; raises ValueError where the name is taken."""
+        if name in self.models:
+            raise ValueError(f"two models are named {name!r}")
+        self.models[name] = ForeignModel(name, build, keras, inputs)
+
+    def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
+        """Returns a decorator that adds a builder under its function's name."""
+
+        def register(build: Builder) -> Builder:
+            self.add(build.__name__, inputs, build, keras=keras)
+            return build
+
+        return register
+
+
+ZOO = Zoo()
+
+
+def all_models() -> dict[str, ForeignModel]:
+    """Returns every model by name."""
+    for file in _FILES:
+        import_module(f"loadtest.foreign.{file}")
+    return ZOO.models

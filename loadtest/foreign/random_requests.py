@@ -1,0 +1,67 @@
+"""Random valid requests for a signature, by what the model declares of its inputs; some with one id too far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.foreign.kinds import Draw, InputSpec, Kind, Tensors
+
+_MOST_ROWS = 64
+# Shares of the requests.
+_NO_ROWS, _BAD_ID = 0.01, 0.04
+
+
+class NoKind(Exception):
+    """An input that the model declares nothing of."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRequests:
+    """Requests of one signature.
+
+    Args:
+      specs: the signature's inputs.
+      kinds: by input name, or "*" for any other input that holds numbers or strings.
+      scale: factor on the rows of the model's tables.
+    """
+
+    specs: Mapping[str, InputSpec]
+    kinds: Mapping[str, Kind]
+    scale: int
+    seed: int
+
+    def draw(self, count: int) -> Iterator[Tensors]:
+        """Yields requests of 1 to 64 rows, a few of none and a few with an id outside its table.
+
+        Raises:
+          NoKind: the model's inputs lack one of the signature's.
+        """
+        rng = np.random.default_rng(self.seed)
+        with_ids = [name for name, kind in self._kinds().items() if kind.has_ids]
+        for _ in range(count):
+            num_rows = 0 if rng.random() < _NO_ROWS else int(rng.integers(1, _MOST_ROWS + 1))
+            bad = str(rng.choice(with_ids)) if with_ids and rng.random() < _BAD_ID else ""
+            yield self._one(Draw(rng, num_rows, self.scale, bad))
+
+    def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
+        """Returns requests of so many rows, all valid."""
+        rng = np.random.default_rng([self.seed, num_rows])
+        return [self._one(Draw(rng, num_rows, self.scale, "")) for _ in range(count)]
+
+    def _one(self, draw: Draw) -> Tensors:
+        tensors: Tensors = {}
+        for name, kind in self._kinds().items():
+            tensors |= kind.tensors(name, self.specs, draw)
+        if missing := self.specs.keys() - tensors.keys():
+            raise NoKind(f"the model declares nothing of the inputs {sorted(missing)}")
+        return tensors
+
+    def _kinds(self) -> dict[str, Kind]:
+        named = {name: kind for name, kind in self.kinds.items() if name in self.specs}
+        if "*" in self.kinds:
+            others = self.specs.keys() - named.keys()
+            named |= dict.fromkeys(sorted(others), self.kinds["*"])
+        return named

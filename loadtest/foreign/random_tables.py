@@ -1,0 +1,72 @@
+"""Seeded contents of tables and layers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.foreign.models import SEED
+
+
+def normal(name: str, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
+    """Returns normal float32 numbers, the same for the same name and shape."""
+    rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
+    return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+
+
+def variable(name: str, *shape: int, dtype: str = "float32", scale: float = 1.0) -> Any:
+    """Returns a tf.Variable of such numbers."""
+    import tensorflow as tf
+
+    return tf.Variable(tf.cast(normal(name, *shape, scale=scale), dtype), name=name)
+
+
+def spec(name: str, dtype: str = "int64", shape: tuple[int | None, ...] = (None,)) -> Any:
+    """Returns a tf.TensorSpec of an input, by default ids [B]."""
+    import tensorflow as tf
+
+    return tf.TensorSpec(shape, dtype, name)
+
+
+def save_module(
+    folder: Path, variables: Mapping[str, Any], signatures: Mapping[str, tuple[Callable[..., Any], list[Any]]]
+) -> None:
+    """Saves a tf.Module that holds variables (or tables of keys), with a tf.function for each signature.
+
+    Args:
+      signatures: name -> function, and the specs of its inputs.
+    """
+    import tensorflow as tf
+
+    module = tf.Module()
+    for name, value in variables.items():
+        setattr(module, name, value)
+    functions = {key: tf.function(call, input_signature=specs) for key, (call, specs) in signatures.items()}
+    module.functions = functions
+    concrete = {key: function.get_concrete_function() for key, function in functions.items()}
+    tf.saved_model.save(module, str(folder), signatures=concrete)
+
+
+class Tower:
+    """A dense tower of two layers, whose variables are attributes for a module to hold."""
+
+    def __init__(self, name: str, width: int, hidden: int = 32, outputs: int = 1) -> None:
+        self.kernel = variable(f"{name}_kernel", width, hidden, scale=0.1)
+        self.bias = variable(f"{name}_bias", hidden, scale=0.1)
+        self.last_kernel = variable(f"{name}_last_kernel", hidden, outputs, scale=0.1)
+        self.last_bias = variable(f"{name}_last_bias", outputs, scale=0.1)
+
+    def __call__(self, rows: Any) -> Any:
+        import tensorflow as tf
+
+        hidden = tf.nn.relu(tf.matmul(rows, self.kernel) + self.bias)
+        return tf.matmul(hidden, self.last_kernel) + self.last_bias
+
+    @property
+    def variables(self) -> list[Any]:
+        """All of them."""
+        return [self.kernel, self.bias, self.last_kernel, self.last_bias]

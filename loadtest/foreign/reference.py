@@ -1,0 +1,81 @@
+"""TensorFlow's own answers: the SavedModel in a session, fed and fetched by its SignatureDefs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.saved_model.loader_impl import SavedModelLoader
+
+from loadtest.foreign.comparing import Refused
+from loadtest.foreign.kinds import InputSpec, Tensors
+
+PREDICT = "tensorflow/serving/predict"
+
+
+class Reference:
+    """A SavedModel as TensorFlow Serving loads it: a session, whose callables do not judge shapes before the graph.
+
+    signatures: inputs by name, of every signature that Predict can be asked for. A sparse input has the names that the
+      server gives it: <name>__values and <name>__row_splits.
+    """
+
+    def __init__(self, saved_model: Path) -> None:
+        self._session = tf.compat.v1.Session(graph=tf.Graph())
+        meta_graph = SavedModelLoader(str(saved_model)).load(self._session, ["serve"])
+        self._definitions = {
+            name: definition
+            for name, definition in meta_graph.signature_def.items()
+            if definition.method_name == PREDICT and definition.outputs
+        }
+        self.signatures = {name: _specs(definition.inputs) for name, definition in self._definitions.items()}
+
+    def predict(self, signature: str, inputs: Tensors) -> Tensors:
+        """Returns the outputs by name; raises Refused."""
+        definition = self._definitions[signature]
+        feeds: dict[str, Any] = {}
+        for name, info in definition.inputs.items():
+            if info.WhichOneof("encoding") == "coo_sparse":
+                feeds |= _sparse_feeds(info.coo_sparse, inputs[f"{name}__values"], inputs[f"{name}__row_splits"])
+            else:
+                feeds[info.name] = inputs[name]
+        fetches = {name: info.name for name, info in definition.outputs.items()}
+        try:
+            return {name: np.asarray(value) for name, value in self._session.run(fetches, feeds).items()}
+        except tf.errors.OpError as error:
+            code = type(error).__name__.removesuffix("Error")
+            raise Refused(code, str(error.message).splitlines()[0]) from error
+        except ValueError as error:
+            # A placeholder of another shape.
+            raise Refused("InvalidArgument", str(error)) from error
+
+    def close(self) -> None:
+        """Frees the session."""
+        self._session.close()
+
+
+def _sparse_feeds(names: Any, values: np.ndarray[Any, Any], splits: np.ndarray[Any, Any]) -> dict[str, Any]:
+    lengths = np.diff(splits)
+    columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
+    indices = np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2).astype(np.int64)
+    return {
+        names.indices_tensor_name: indices,
+        names.values_tensor_name: values,
+        names.dense_shape_tensor_name: np.array([len(lengths), max(1, lengths.max(initial=0))], np.int64),
+    }
+
+
+def _specs(inputs: Mapping[str, Any]) -> dict[str, InputSpec]:
+    found = {}
+    for name, info in inputs.items():
+        dtype = np.dtype(object) if info.dtype == tf.string else np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype)
+        if info.WhichOneof("encoding") == "coo_sparse":
+            found[f"{name}__values"] = InputSpec(dtype, (-1,))
+            found[f"{name}__row_splits"] = InputSpec(np.dtype(np.int64), (-1,))
+            continue
+        shape = None if info.tensor_shape.unknown_rank else tuple(dim.size for dim in info.tensor_shape.dim)
+        found[name] = InputSpec(dtype, shape)
+    return found

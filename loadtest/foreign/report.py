@@ -1,0 +1,102 @@
+"""The table of a campaign, one row for each model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from loadtest.foreign.campaign import ModelResult
+from loadtest.foreign.comparing import Tally
+
+_COLUMNS = (
+    "model",
+    "adopted",
+    "signatures",
+    "lookup / cut / whole",
+    "equal to the bit",
+    "original equal",
+    "gRPC ratio",
+    "REST ratio",
+)
+_REASON_CHARS = 110
+
+
+def header() -> str:
+    """Returns the first two lines."""
+    return _line(_COLUMNS) + "\n" + _line("---" for _ in _COLUMNS)
+
+
+def row(result: ModelResult) -> str:
+    """Returns a model's line: ratios are the least and the largest of its signatures."""
+    if result.adopted is None:
+        fault = result.fault if result.is_skipped else f"not built: {result.fault}"
+        return _line([result.name, _short(fault), *[""] * (len(_COLUMNS) - 2)])
+    is_adopted = "yes" if result.adopted.version else f"no: {_short(result.adopted.reason)}"
+    if result.fault:
+        is_adopted += f"; {_short(result.fault)}"
+    runs = Counter(result.adopted.runs.values())
+    found = result.signatures.values()
+    return _line(
+        [
+            result.name,
+            is_adopted,
+            str(len(result.signatures)),
+            " / ".join(str(runs[kind]) for kind in ("lookup", "cut", "whole")) if result.adopted.version else "",
+            _equal(tally for signature in found for tally in signature.adopted.values()),
+            _equal(tally for signature in found for tally in signature.original.values()),
+            *(_ratios(result, wire) for wire in ("grpc", "rest")),
+        ]
+    )
+
+
+def details(results: Iterable[ModelResult]) -> list[str]:
+    """Returns a line for each difference that was seen, and for each timing that failed."""
+    lines = []
+    for result in results:
+        for name, signature in result.signatures.items():
+            for side, wires in (("adopted", signature.adopted), ("original", signature.original)):
+                for wire, tally in wires.items():
+                    lines += [
+                        f"{result.name} {name} {side} {wire}: {count} x {text}" for text, count in tally.reasons.items()
+                    ]
+            for wire, speed in signature.speed.items():
+                if speed.reason:
+                    lines.append(f"{result.name} {name} {wire}: not timed: {speed.reason}")
+    return lines
+
+
+def summary(results: Iterable[ModelResult]) -> str:
+    """Returns one line with the totals."""
+    results = list(results)
+    adopted = [result for result in results if result.adopted and result.adopted.version]
+    exact = [result for result in adopted if result.is_exact]
+    skipped = sum(result.is_skipped for result in results)
+    return (
+        f"{len(results)} models, {len(adopted)} adopted, {len(exact)} of them equal to the bit everywhere; "
+        f"{skipped} skipped"
+    )
+
+
+def _ratios(result: ModelResult, wire: str) -> str:
+    ratios = [s.speed[wire].ratio for s in result.signatures.values() if wire in s.speed]
+    found = sorted(ratio for ratio in ratios if ratio is not None)
+    if not found:
+        return ""
+    return f"{found[0]:.2f}" if len(found) == 1 else f"{found[0]:.2f} to {found[-1]:.2f}"
+
+
+def _equal(tallies: Iterable[Tally]) -> str:
+    tallies = list(tallies)
+    if not tallies:
+        return ""
+    equal, asked = sum(tally.equal for tally in tallies), sum(tally.asked for tally in tallies)
+    worst = max(tally.max_ulp for tally in tallies)
+    return f"{equal}/{asked}" + (f" ({worst} ulp)" if worst else "")
+
+
+def _short(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())[:_REASON_CHARS]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

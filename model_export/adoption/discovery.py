@@ -1,0 +1,159 @@
+"""What a SavedModel that is not ours looks up: its tables, its features, and which signatures are lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from model_export.adoption.feature_search import FoundFeature, find_feature
+from model_export.adoption.keys import FoundKeys
+from model_export.adoption.names import table_names, unique, valid
+from model_export.adoption.opened_graph import OpenedGraph, SignatureGraph, open_graph
+from model_export.adoption.outputs import find_outputs
+from model_export.adoption.probing import Probe
+from model_export.adoption.roles import feature_name
+from model_export.errors import ExportError
+from service.core.manifest import LookupFeature, SignatureEntry
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFeature:
+    """A feature of the manifest: a table by its key in the checkpoint, and keys that its ids may be sent as."""
+
+    table: str
+    keys: FoundKeys | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSignature:
+    """What is known of one signature.
+
+    entry: for the manifest.
+    reason: why it is no lookup; is_exact: whether every lookup that is described gave the graph's very bits.
+    """
+
+    name: str
+    entry: SignatureEntry
+    reason: str = ""
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What a manifest can say of a SavedModel.
+
+    tables: key in the checkpoint -> name. features: by name. opened: the graph that all of it was found in.
+    """
+
+    tables: Mapping[str, str]
+    features: Mapping[str, NamedFeature]
+    signatures: tuple[FoundSignature, ...]
+    opened: OpenedGraph
+
+
+def discover(artifact: Path, progress: Progress = lambda text: None) -> Discovery:
+    """Reads a SavedModel's graph and finds out by trying what it looks up and how.
+
+    Args:
+      progress: told what is looked at.
+
+    Raises:
+      ExportError: it is no SavedModel, or no signature reads a table row by row; the message lists its variables.
+    """
+    opened = open_graph(artifact)
+    graphs: dict[str, SignatureGraph] = {}
+    reasons: dict[str, str] = {}
+    for spec, graph in opened.signatures():
+        if isinstance(graph, str):
+            reasons[spec.name] = graph
+        else:
+            graphs[spec.name] = graph
+    keys = {read.key for graph in graphs.values() for read in graph.reads}
+    if not keys:
+        raise ExportError(f"{artifact}: {_no_tables(opened, reasons)}")
+    names = table_names(keys, opened.variable_names())
+    features = _Features(names)
+    found = []
+    probe = Probe(opened, list(graphs.values()))
+    try:
+        for name in opened.specs:
+            progress(f"signature {name}")
+            if name in reasons:
+                found.append(FoundSignature(name, SignatureEntry("predict", {}), reasons[name]))
+            else:
+                found.append(_signature(probe, graphs[name], features))
+    finally:
+        probe.close()
+    return Discovery(names, features.named, tuple(found), opened)
+
+
+@dataclass(slots=True)
+class _Features:
+    """Names features over all signatures: one name is one table and one vocabulary."""
+
+    tables: Mapping[str, str]
+    named: dict[str, NamedFeature] = field(default_factory=dict)
+
+    def name(self, found: FoundFeature, taken: Iterable[str]) -> str:
+        wanted = NamedFeature(found.read.key, found.keys)
+        plain = valid(feature_name(found.roles))
+        for name in (plain, f"{plain}_{self.tables[found.read.key]}"):
+            if name not in taken and self.named.setdefault(name, wanted) == wanted:
+                return name
+        name = unique(plain, {*self.named, *taken})
+        self.named[name] = wanted
+        return name
+
+
+def _signature(probe: Probe, graph: SignatureGraph, features: _Features) -> FoundSignature:
+    found = {}
+    for read in graph.reads:
+        feature = find_feature(probe, graph, read)
+        if feature is not None:
+            found[read] = feature
+    entries: dict[str, LookupFeature] = {}
+    tensors: dict[str, str] = {}
+    known: dict[tuple[object, ...], str] = {}
+    for feature in found.values():
+        same = (feature.read.key, feature.lookup, feature.keys)
+        if same not in known:
+            known[same] = features.name(feature, entries)
+            entries[known[same]] = feature.lookup
+        tensors[feature.tensor] = known[same]
+    is_exact = all(feature.is_exact for feature in found.values())
+    outputs = find_outputs(graph, tensors)
+    used = {part for f in entries.values() for part in (f.ids, f.row_splits, f.weights) if part}
+    reason = _not_a_lookup(graph, found.keys(), outputs, used)
+    if not reason and isinstance(outputs, dict):
+        alone = {parts[0]: output for output, parts in reversed(outputs.items()) if len(parts) == 1}
+        lookups = {name: replace(entry, output=alone.get(name)) for name, entry in entries.items()}
+        together = {o: tuple(p) for o, p in outputs.items() if alone.get(p[0]) != o}
+        return FoundSignature(graph.spec.name, SignatureEntry("lookup", lookups, "cpu", (), together), "", is_exact)
+    if graph.otherwise and not graph.reads:
+        reason = next(iter(graph.otherwise.values()))
+    return FoundSignature(graph.spec.name, SignatureEntry("predict", entries), reason, is_exact)
+
+
+def _not_a_lookup(
+    graph: SignatureGraph, found: Iterable[object], outputs: Mapping[str, list[str]] | str, used: set[str]
+) -> str:
+    unknown = [read for read in graph.reads if read not in found]
+    if unknown:
+        return f"what it does with {unknown[0].key!r} is no lookup that is known here"
+    if isinstance(outputs, str):
+        return outputs
+    if rest := sorted(set(graph.spec.inputs) - used):
+        return f"input {rest[0]!r} is not looked up"
+    return ""
+
+
+def _no_tables(opened: OpenedGraph, reasons: Mapping[str, str]) -> str:
+    lines = [f"  {key}  {list(entry.shape)} {entry.dtype}" for key, entry in opened.variables.items()]
+    because = "".join(f"\nsignature {name!r}: {why}" for name, why in reasons.items())
+    listed = "\n".join(lines) if lines else "  none"
+    return (
+        f"no signature reads rows of a variable, so there is nothing to look up.{because}\nMatrices it has:\n{listed}"
+    )

@@ -1,0 +1,59 @@
+"""Names for tables and features, from what the program called its variables and inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+_ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
+# Last parts of a variable's name that say what it is and not whose it is.
+_KINDS = re.compile(
+    r"(embeddings?|embedding_weights|weights?|table|variable|_?kernel|value)(_\d+)?(:0)?$", re.IGNORECASE
+)
+_NAMELESS = re.compile(r"variable(_\d+)?$", re.IGNORECASE)
+
+
+def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns key in the checkpoint -> a name for its table; no two are alike.
+
+    Args:
+      variables: key -> what the graph calls the variable.
+
+    >>> table_names(["_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE"],
+    ...             {"_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE": "user_emb/embeddings_1"})
+    {'_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE': 'user_emb'}
+    >>> table_names(["user/.ATTRIBUTES/VARIABLE_VALUE"], {"user/.ATTRIBUTES/VARIABLE_VALUE": "Variable_3"})
+    {'user/.ATTRIBUTES/VARIABLE_VALUE': 'user'}
+    """
+    found: dict[str, str] = {}
+    for key in sorted(keys):
+        given = variables.get(key, "")
+        path = key.removesuffix(_ATTRIBUTE)
+        name = _plain(path if _NAMELESS.match(given) or not given else given)
+        found[key] = unique(name, set(found.values()))
+    return found
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """Returns a name that is not taken, with a number behind it if need be."""
+    number, found = 2, name
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found
+
+
+def valid(name: str) -> str:
+    """Returns a name of letters, digits and _ that begins with a letter.
+
+    >>> valid("user id"), valid("2nd")
+    ('user_id', 'n2nd')
+    """
+    cleaned = re.sub(r"\W+", "_", name).strip("_") or "table"
+    return cleaned if cleaned[0].isalpha() else f"n{cleaned}"
+
+
+def _plain(path: str) -> str:
+    parts = [part for part in path.split("/") if part and not part.lstrip("_").isdigit()]
+    if len(parts) > 1 and _KINDS.match(parts[-1].lstrip("_")):
+        parts.pop()
+    return valid(parts[-1] if parts else "")

@@ -1,0 +1,206 @@
+"""A foreign SavedModel's graph, taken apart: its variables, and where each signature reads rows of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.exporter.integrity import VARIABLES_PREFIX
+from model_export.exporter.signature_runner import SERVE
+from service.codecs.signature_def import read_signatures
+from service.core.errors import ArtifactError
+from service.core.types import SignatureSpec
+from service.graph.flat_graph import FlatGraph, flatten, node_of
+from service.graph.handles import repair_handles, variable_names
+from service.graph.restoring import Saved, saved_tensors
+from service.graph.sparse import SparseNames, read_sparse_names
+from service.graph.table_reads import NotProven, bottlenecks, has_effect, needed_nodes, table_reads
+from service.lookup.bundle import BundleEntry, read_bundle
+
+_TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
+# TensorFlow's own signature, which fills vocabularies.
+_INIT_OP = "__saved_model_init_op"
+
+
+@dataclass(frozen=True, slots=True)
+class RowRead:
+    """A gather of one table: its ids, and the rows that it gives, as tensors of the graph."""
+
+    ids: str
+    rows: str
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One lookup of a variable: a single gather, or one of each part of a variable that is saved in parts.
+
+    key: of the variable in the checkpoint.
+    """
+
+    key: str
+    gathers: tuple[RowRead, ...]
+
+    @property
+    def rows(self) -> frozenset[str]:
+        """The tensors that hold the rows."""
+        return frozenset(gather.rows for gather in self.gathers)
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureGraph:
+    """What one signature computes.
+
+    outputs: output -> the tensor of the flat graph that it is.
+    needed: the nodes that the outputs need.
+    reads: every read of a table, of those tables that are read row by row.
+    otherwise: key of a variable -> why its reads in this signature are no lookups.
+    """
+
+    spec: SignatureSpec
+    flat: FlatGraph
+    outputs: Mapping[str, str]
+    needed: set[str]
+    reads: Sequence[Read]
+    otherwise: Mapping[str, str]
+    sparse: Mapping[str, SparseNames]
+    follow: Any = field(repr=False)
+
+    def behind(self, read: Read) -> list[str]:
+        """Returns the tensors that all goes through that the read rows have an effect on, nearest first.
+
+        The last ones may be outputs of the signature.
+        """
+        found = bottlenecks(self.flat, self.needed, self.outputs.values(), read.gathers[0].rows, self.follow)
+        return found + [tensor for tensor in self.outputs.values() if tensor not in found]
+
+    def placeholders(self) -> dict[str, str]:
+        """Returns node of the graph -> the input of the signature that it is fed from."""
+        nodes = {node_of(tensor.tensor_name): name for name, tensor in self.spec.inputs.items() if tensor.tensor_name}
+        for names in self.sparse.values():
+            values = nodes[node_of(names.values)]
+            splits = next(ragged.row_splits for ragged in self.spec.ragged_names if ragged.values == values)
+            nodes |= {node_of(names.indices): splits, node_of(names.dense_shape): splits}
+        return nodes
+
+    def sources(self, tensor: str) -> set[str]:
+        """Returns the inputs of the signature that a tensor depends on."""
+        nodes = self.placeholders()
+        return {nodes[name] for name in self.flat.ancestors([tensor], follow=self.follow) if name in nodes}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedGraph:
+    """The {serve} MetaGraph of a SavedModel.
+
+    bundle: key in the checkpoint -> entry. variables: those of them that may be tables and that the graph restores.
+    handles: node of the graph -> what it is restored from; repaired: how many handles nothing restored before.
+    """
+
+    artifact: Path
+    meta_graph: Any
+    specs: Mapping[str, SignatureSpec]
+    bundle: Mapping[str, BundleEntry]
+    variables: Mapping[str, BundleEntry]
+    handles: Mapping[str, Saved]
+    repaired: int
+
+    def handles_of(self, key: str) -> list[str]:
+        """Returns the nodes that hold a variable, its parts in the order of their rows."""
+        found = [(saved.part, handle) for handle, saved in self.handles.items() if saved.key == key]
+        return [handle for _, handle in sorted(found, key=lambda item: _first_row(item[0]))]
+
+    def variable_names(self) -> dict[str, str]:
+        """Returns key in the checkpoint -> the name that the program gave the variable, where the graph still knows."""
+        return variable_names(self.meta_graph, self.artifact)
+
+    def alias(self, key: str) -> str:
+        """Returns the key of the same numbers that the graph restores: a program may save a variable twice."""
+        if key in self.variables:
+            return key
+        entry = self.bundle.get(key)
+        same = (k for k, other in self.variables.items() if entry and _content(other) == _content(entry))
+        return next(same, key)
+
+    def signatures(self) -> Iterator[tuple[SignatureSpec, SignatureGraph | str]]:
+        """Yields every signature with its graph, or the reason why it can not be taken apart."""
+        sparse = read_sparse_names(self.meta_graph)
+        for name, spec in self.specs.items():
+            try:
+                yield spec, self._signature(spec, sparse.get(name, {}))
+            except (NotProven, ArtifactError, KeyError) as error:
+                yield spec, str(error)
+
+    def _signature(self, spec: SignatureSpec, sparse: Mapping[str, SparseNames]) -> SignatureGraph:
+        tensors = [*spec.inputs.values(), *spec.outputs.values()]
+        splits = {names.row_splits for names in spec.ragged_names}
+        if composite := [t.name for t in tensors if not t.tensor_name and t.name not in splits]:
+            raise NotProven(f"{composite[0]!r} is no plain tensor")
+        flat = flatten(self.meta_graph.graph_def, [tensor.tensor_name for tensor in spec.outputs.values()])
+        outputs = {name: flat.resolved(tensor.tensor_name) for name, tensor in spec.outputs.items()}
+        follow = has_effect(flat, frozenset())
+        needed = needed_nodes(flat, outputs.values(), follow)
+        reads: list[Read] = []
+        otherwise: dict[str, str] = {}
+        for key in self.variables:
+            try:
+                reads += self._reads(flat, needed, key)
+            except NotProven as error:
+                otherwise[key] = str(error)
+        return SignatureGraph(spec, flat, outputs, needed, reads, otherwise, sparse, follow)
+
+    def _reads(self, flat: FlatGraph, needed: set[str], key: str) -> list[Read]:
+        handles = self.handles_of(key)
+        of_parts = []
+        for handle in handles:
+            first = _first_row(self.handles[handle].part)
+            found = table_reads(flat, needed, {handle: key})
+            of_parts.append([RowRead(read.ids, read.rows, first) for read in found])
+        if not any(self.handles[handle].part for handle in handles):
+            return [Read(key, (gather,)) for gathers in of_parts for gather in gathers]
+        counts = {len(gathers) for gathers in of_parts}
+        if counts == {1}:
+            return [Read(key, tuple(gathers[0] for gathers in of_parts))]
+        if counts != {0}:
+            raise NotProven(f"variable {key!r} is saved in parts, which are read more than once")
+        return []
+
+
+def open_graph(artifact: Path) -> OpenedGraph:
+    """Reads a SavedModel's graph; no variable is loaded.
+
+    Raises:
+      ExportError: it is no SavedModel, or TensorFlow can not read it.
+    """
+    from tensorflow.python.saved_model.loader_impl import SavedModelLoader
+
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    try:
+        meta_graph = SavedModelLoader(str(artifact)).get_meta_graph_def_from_tags(set(SERVE))
+        specs = read_signatures(artifact / "saved_model.pb", frozenset(SERVE))
+        bundle = read_bundle(artifact / VARIABLES_PREFIX)
+        repaired = repair_handles(meta_graph, artifact)
+        handles = saved_tensors(meta_graph)
+    except (OSError, RuntimeError, ArtifactError) as error:
+        raise ExportError(f"cannot read {artifact}: {error}") from error
+    restored = {saved.key for saved in handles.values()}
+    variables = {
+        key: entry
+        for key, entry in bundle.items()
+        if key in restored and len(entry.shape) == 2 and entry.dtype in _TABLE_DTYPES
+    }
+    served = {name: spec for name, spec in specs.items() if name != _INIT_OP}
+    return OpenedGraph(artifact, meta_graph, served, bundle, variables, handles, repaired)
+
+
+def _content(entry: BundleEntry) -> tuple[object, ...]:
+    return entry.shape, entry.dtype, entry.nbytes, entry.crc32c
+
+
+def _first_row(part: str) -> int:
+    # "20 4 5,5:0,4": the whole shape, then start and length of each dimension.
+    return int(part.split(" ")[-1].partition(",")[0]) if part else 0

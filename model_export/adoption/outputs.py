@@ -1,0 +1,56 @@
+"""Which outputs of a signature are looked-up features, alone or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from model_export.adoption.opened_graph import SignatureGraph
+from model_export.tensorflow_setup import tf
+from service.graph.flat_graph import node_of
+
+# They change a shape and no number.
+_RESHAPES = ("Identity", "Reshape", "Squeeze", "ExpandDims")
+# For what TensorFlow runs: reading and passing on is no work worth naming.
+_PLUMBING = frozenset(
+    {*_RESHAPES, "Const", "Placeholder", "NoOp", "ReadVariableOp", "VarHandleOp", "Shape", "StridedSlice"}
+)
+
+
+def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str, list[str]] | str:
+    """Returns output -> the features side by side in it; or a sentence that says which output is more than that.
+
+    Args:
+      tensors: tensor of the graph -> the feature whose lookup it is.
+    """
+    outputs = {}
+    for name, tensor in graph.outputs.items():
+        parts = _parts(graph, tensor, tensors)
+        if isinstance(parts, str):
+            return f"output {name!r} is computed from looked-up rows by {parts}"
+        outputs[name] = parts
+    return outputs
+
+
+def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> list[str] | str:
+    """Returns the features that a tensor consists of, or the op that makes more than that of them."""
+    if tensor in tensors:
+        return [tensors[tensor]]
+    node = graph.flat.nodes[node_of(tensor)]
+    inputs = graph.flat.data_inputs(node.name)
+    if node.op in _RESHAPES:
+        return _parts(graph, inputs[0], tensors)
+    if node.op == "ConcatV2" and _is_last_axis(graph, tensor, inputs[-1]):
+        parts: list[str] = []
+        for part in inputs[:-1]:
+            more = _parts(graph, part, tensors)
+            if isinstance(more, str):
+                return more
+            parts += more
+        return parts
+    return str(node.op)
+
+
+def _is_last_axis(graph: SignatureGraph, tensor: str, axis: str) -> bool:
+    node = graph.flat.nodes[node_of(axis)]
+    # With rank 2, as answers of lookups have that hold several features.
+    return node.op == "Const" and int(tf.make_ndarray(node.attr["value"].tensor)) in (1, -1)

@@ -1,0 +1,55 @@
+"""What a graph does with an id that its table has no row for, found out by trying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from service.core.manifest import BadIdPolicy
+from service.core.types import Array
+
+# What became of one id: the graph refused it, dropped it, or read that row.
+Outcome = Literal["refused", "dropped"] | int
+
+
+@dataclass(frozen=True, slots=True)
+class IdPolicy:
+    """As LookupFeature has it."""
+
+    on_bad_id: BadIdPolicy
+    default_row: int = 0
+
+
+def find_policy(outcome: Callable[[int], Outcome | None], vocabulary_size: int, largest: int) -> IdPolicy | None:
+    """Returns the policy that explains what becomes of ids outside [0, V); None where no policy does.
+
+    Args:
+      outcome: of one id; None: its vector is neither a row nor that of an empty row.
+      largest: the largest number of the ids' dtype.
+    """
+    size = vocabulary_size
+    below = [outcome(bad) for bad in (-1, -2, -size, -size - 1)]
+    beyond = [outcome(bad) for bad in (size, size + 5, largest)]
+    seen = {*below, *beyond}
+    if seen == {"refused"}:
+        return IdPolicy("error")
+    if seen == {"dropped"}:
+        return IdPolicy("drop")
+    if set(beyond) == {"refused"} and set(below) == {"dropped"}:
+        return IdPolicy("drop_negative")
+    if set(beyond) == {"refused"} and below == [size - 1, size - 2, 0, "refused"]:
+        return IdPolicy("wrap")
+    if size > 1 and set(below) == {0} and set(beyond) == {size - 1}:
+        return IdPolicy("clamp")
+    if len(seen) == 1 and isinstance(row := seen.pop(), int):
+        return IdPolicy("default_row", row)
+    return None
+
+
+def row_of(vector: Array, rows: Array) -> int | None:
+    """Returns which row of a [V, D] table a [D] vector is; None where it is none."""
+    found = np.flatnonzero((rows == vector).all(axis=1))
+    return int(found[0]) if found.size else None

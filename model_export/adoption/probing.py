@@ -1,0 +1,122 @@
+"""Asks a foreign graph what it does with ids, without loading its tables: rows of a random table are fed instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from model_export.adoption.opened_graph import OpenedGraph, Read, SignatureGraph
+from model_export.errors import ExportError
+from model_export.exporter.integrity import table_entry
+from model_export.tensorflow_setup import tf
+from service.core.errors import ArtifactError, InvalidRequest
+from service.core.manifest import Manifest
+from service.core.types import Array, TableInfo
+from service.graph.dense_session import DenseGraph
+from service.graph.flat_graph import node_of
+from service.graph.table_reads import NotProven
+from service.graph.table_rows import rows_of
+from service.graph.tower import request_feed
+from service.lookup.bundle import BundleEntry
+from service.lookup.table import MappedTable, open_tables
+
+# A larger table is read where it lies: its numbers are taken for random.
+_MOST_RANDOM_BYTES = 64 << 20
+_SEED = 29
+
+
+class Probe:
+    """The graphs of signatures in one session, the rows of all tables to be fed. Concurrency: one caller at a time."""
+
+    def __init__(self, opened: OpenedGraph, graphs: Iterable[SignatureGraph]) -> None:
+        self._opened = opened
+        dense = DenseGraph(opened.meta_graph, {})
+        self.tables = {key: _table(opened, key) for key in {read.key for graph in graphs for read in graph.reads}}
+        for graph in graphs:
+            gathers = [gather for read in graph.reads for gather in read.gathers]
+            ends = [*graph.outputs.values(), *(gather.ids for gather in gathers)]
+            left = graph.flat.ancestors(ends, cut=frozenset(g.rows for g in gathers), follow=graph.follow)
+            dtypes = {read: tf.as_dtype(opened.variables[read.key].dtype).as_datatype_enum for read in graph.reads}
+            placeholders = {node_of(rows): dtype for read, dtype in dtypes.items() for rows in read.rows}
+            dense.add(graph.flat, left | placeholders.keys(), placeholders, graph.follow)
+        try:
+            self.session = dense.open(opened.artifact, opened.handles, threads=1, inter_op_threads=1)
+        except (NotProven, ArtifactError, tf.errors.OpError) as error:
+            raise ExportError(f"TensorFlow can not run the graph of {opened.artifact}: {error}") from error
+
+    def close(self) -> None:
+        """Frees the session."""
+        self.session.close()
+
+    def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns tensors of the graph for a request, of those inputs that it reads."""
+        to_feed, names = request_feed(graph.spec, graph.sparse)
+        known = self.session.graph._nodes_by_name
+        fed = dict(zip(names, to_feed(request), strict=True))
+        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
+
+    def run(
+        self, graph: SignatureGraph, request: Mapping[str, Array], read: Read, tensors: Sequence[str]
+    ) -> list[Array] | None:
+        """Returns tensors that need the rows of a read, for a request; None where the graph refuses it."""
+        fed, table = self.feed(graph, request), self.tables[read.key]
+        try:
+            found = self.session.run([gather.ids for gather in read.gathers], fed)
+            for gather, ids in zip(read.gathers, found, strict=True):
+                fed[gather.rows] = _rows(table, np.asarray(ids) + gather.first_row)
+            return list(self.session.run(list(tensors), fed))
+        except (tf.errors.OpError, InvalidRequest, ValueError):
+            return None
+
+    def ids(self, graph: SignatureGraph, read: Read, request: Mapping[str, Array]) -> Array | None:
+        """Returns the ids that the graph makes of a request; None where it refuses it, or has them in parts."""
+        if len(read.gathers) > 1:
+            return None
+        try:
+            return np.asarray(self.session.run(read.gathers[0].ids, self.feed(graph, request)))
+        except (tf.errors.OpError, ValueError):
+            return None
+
+    def exported_tables(self, graph: SignatureGraph, tensor: str) -> list[Array]:
+        """Returns the keys of every lookup table that a tensor depends on."""
+        found = []
+        for name in sorted(graph.flat.ancestors([tensor], follow=graph.follow)):
+            node = graph.flat.nodes[name]
+            if node.op in ("LookupTableFindV2", "LookupTableFind"):
+                with self.session.graph.as_default():
+                    keys, _ = tf.raw_ops.LookupTableExportV2(
+                        table_handle=self.session.graph.get_tensor_by_name(graph.flat.data_inputs(name)[0]),
+                        Tkeys=tf.as_dtype(node.attr["Tin"].type),
+                        Tvalues=tf.as_dtype(node.attr["Tout"].type),
+                    )
+                found.append(np.asarray(self.session.run(keys)))
+        return found
+
+
+def _table(opened: OpenedGraph, key: str) -> MappedTable:
+    entry = opened.variables[key]
+    is_small = entry.is_sliced or entry.nbytes <= _MOST_RANDOM_BYTES
+    return _random(key, entry) if is_small else _mapped(opened, key, entry)
+
+
+def _rows(table: MappedTable, ids: Array) -> Array:
+    if table.info.dtype == "float32":
+        return rows_of(ids, table)
+    # For the bounds.
+    rows_of(ids, table)
+    return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
+
+
+def _random(key: str, entry: BundleEntry) -> MappedTable:
+    # Random, so that a trained table with equal rows hides nothing.
+    numbers = np.random.default_rng(_SEED).standard_normal(entry.shape, np.float32)
+    is_bfloat16 = entry.dtype == "bfloat16"
+    rows: Array = (numbers.view(np.uint32) >> 16).astype(np.uint16) if is_bfloat16 else numbers.astype(entry.dtype)
+    size, dim = entry.shape
+    return MappedTable(TableInfo(key, size, dim, entry.dtype, rows.nbytes, ()), rows)
+
+
+def _mapped(opened: OpenedGraph, key: str, entry: BundleEntry) -> MappedTable:
+    tables = {key: table_entry(opened.artifact, key, entry)}
+    return open_tables(opened.artifact, Manifest(tables, {}, {}))[key]

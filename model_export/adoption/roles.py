@@ -1,0 +1,113 @@
+"""Which inputs of a signature carry ids, row splits and weights of one lookup, and requests made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from model_export.adoption.opened_graph import SignatureGraph
+from service.core.types import Array, SignatureSpec, TensorSpec
+
+_IDS = ("int64", "int32", "string")
+_SPLITS = ("int64", "int32")
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Names of inputs; without row_splits each id is looked up by itself."""
+
+    ids: str
+    row_splits: str | None = None
+    weights: str | None = None
+
+    def request(
+        self, spec: SignatureSpec, rows: Sequence[Sequence[Any]], weights: Array | None = None
+    ) -> dict[str, Array]:
+        """Returns a request with these rows of ids or keys; all other inputs hold zeros for as many rows.
+
+        Args:
+          rows: one list per row; without row_splits each has as many ids as the input's shape says.
+          weights: one per id; None: 1 for each.
+        """
+        flat = [item for row in rows for item in row]
+        request = {name: _filler(tensor, len(rows)) for name, tensor in spec.inputs.items()}
+        for names in spec.ragged_names:
+            request[names.values] = _array(spec.inputs[names.values], [])
+            request[names.row_splits] = np.zeros(len(rows) + 1, request[names.row_splits].dtype)
+            if names.weights in request:
+                request[names.weights] = np.zeros(0, np.float32)
+        ids = _array(spec.inputs[self.ids], flat)
+        if self.row_splits is None:
+            shape = spec.inputs[self.ids].shape or (None,)
+            width = len(rows[0]) if rows else 1
+            request[self.ids] = ids.reshape(len(rows), *(size or width for size in shape[1:]))
+            return request
+        request[self.ids] = ids
+        splits = np.cumsum([0, *(len(row) for row in rows)])
+        request[self.row_splits] = splits.astype(spec.inputs[self.row_splits].numpy_dtype or np.int64)
+        if self.weights is not None:
+            request[self.weights] = np.ones(len(flat), np.float32) if weights is None else weights
+        return request
+
+
+def width_of(tensor: TensorSpec) -> int:
+    """Returns how many ids a row of an input holds; 2 where its shape leaves that open."""
+    return int(np.prod([size or 2 for size in (tensor.shape or (None,))[1:]]))
+
+
+def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str]) -> Iterator[Roles]:
+    """Yields the roles that the inputs may have that a tensor depends on, likely ones first.
+
+    Args:
+      ids_tensors: what the table is read by; all depend on the ids.
+    """
+    of_ids = set().union(*(graph.sources(ids) for ids in ids_tensors))
+    spec, names = graph.spec, graph.sources(tensor)
+    inputs = {name: spec.inputs[name] for name in names}
+    if len(names) == 1:
+        (name,) = names
+        if inputs[name].dtype in _IDS and inputs[name].shape:
+            yield Roles(name)
+        return
+    if any(tensor.shape is None or len(tensor.shape) != 1 for tensor in inputs.values()):
+        return
+    floats = [name for name, tensor in inputs.items() if tensor.dtype == "float32"]
+    others = sorted(names - set(floats), key=lambda name: "split" in name or "offset" in name)
+    if len(floats) > 1 or len(others) != 2:
+        return
+    for ids, splits in permutations(others):
+        if inputs[ids].dtype in _IDS and inputs[splits].dtype in _SPLITS and ids in of_ids:
+            yield Roles(ids, splits, floats[0] if floats else None)
+
+
+def feature_name(roles: Roles) -> str:
+    """Returns what the ids are of, by the names of the inputs.
+
+    >>> feature_name(Roles("tag_values", "tag_splits")), feature_name(Roles("genres__values", "genres__row_splits"))
+    ('tag', 'genres')
+    >>> feature_name(Roles("user_id"))
+    'user_id'
+    """
+    if roles.row_splits is None:
+        return roles.ids
+    common = 0
+    while common < min(len(roles.ids), len(roles.row_splits)) and roles.ids[common] == roles.row_splits[common]:
+        common += 1
+    return roles.ids[:common].rstrip("_./-") or roles.ids
+
+
+def _filler(tensor: TensorSpec, rows: int) -> Array:
+    shape = tensor.shape if tensor.shape is not None else (None,)
+    sizes = [rows, *(size or 1 for size in shape[1:])] if shape else []
+    dtype = tensor.numpy_dtype or np.dtype(object)
+    return np.full(sizes, b"", object) if dtype.kind == "O" else np.zeros(sizes, dtype)
+
+
+def _array(tensor: TensorSpec, items: Sequence[Any]) -> Array:
+    array = np.empty(len(items), tensor.numpy_dtype or object)
+    array[:] = items
+    return array

@@ -1,0 +1,134 @@
+"""Times the signatures of an adopted model, and has each served the faster way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from service.graph.run_comparison import compare_runs
+
+from model_export.exporter.adopt_summary import Served, Times
+from model_export.exporter.oracle import vocabulary_lines
+from model_export.exporter.signature_runner import SERVE
+from service.codecs.signature_def import read_signatures
+from service.core.errors import ServiceError
+from service.core.manifest import LookupFeature, Manifest, SignatureEntry
+from service.core.types import Array, Backend, SignatureSpec
+from service.graph.savedmodel import open_savedmodel
+from service.loading.towers import open_towers
+from service.lookup.backend import open_lookups
+
+# Rows of the requests that are timed; the times of the larger one are told.
+_ROWS = (1, 32)
+_IDS_PER_ROW = 5
+# A cut signature that is slower than this share of the whole graph's rate, at any size, is not cut.
+_LEAST_RATIO = 0.97
+_TURNS = 5
+_SEED = 37
+
+
+def measured(
+    artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
+) -> dict[str, Served]:
+    """Returns the signatures with their times; a predict whose whole graph is faster runs whole from now on.
+
+    A signature that no request can be made up for keeps what it has.
+    """
+    tags = frozenset(SERVE)
+    specs = read_signatures(artifact / "saved_model.pb", tags)
+    lookups = open_lookups(artifact, manifest, specs)
+    named = {name: spec for name, spec in lookups.signatures.items() if name in served}
+    predicts = {name: spec for name, spec in named.items() if name not in lookups.lookup_names}
+    whole = open_savedmodel(artifact, specs, tags, threads=1)
+    towers = open_towers(artifact, manifest, lookups, predicts, tags, threads=1) if predicts else None
+    found = dict(served)
+    try:
+        for name, one in served.items():
+            now: Backend | None = lookups.backend if name in lookups.lookup_names else None
+            if now is None and towers is not None and name in towers.cuts:
+                now = towers
+            if now is None:
+                continue
+            say(f"timing signature {name}")
+            ratio, times = _compared(now, whole, named[name], _requests(artifact, manifest, one.entry, named[name]))
+            entry = one.entry
+            if entry.kind == "predict" and ratio is not None and ratio < _LEAST_RATIO:
+                entry = dataclasses.replace(entry, run="whole")
+                times = None if times is None else times._replace(after_s=times.before_s)
+            found[name] = dataclasses.replace(one, entry=entry, times=times)
+    finally:
+        whole.close()
+        if towers is not None:
+            towers.close()
+    return found
+
+
+def _compared(
+    now: Backend, whole: Backend, spec: SignatureSpec, requests: Mapping[int, Mapping[str, Array]]
+) -> tuple[float | None, Times | None]:
+    """Returns the smallest ratio of rates over all sizes, and the times at the largest."""
+    try:
+        rates = compare_runs(now, whole, spec.name, tuple(spec.outputs), requests, turns=_TURNS)
+    except ServiceError:
+        return None, None
+    largest = rates[max(rates)]
+    return min(one.ratio for one in rates.values()), Times(1 / largest.whole, 1 / largest.cut, max(rates))
+
+
+def _requests(
+    artifact: Path, manifest: Manifest, entry: SignatureEntry, spec: SignatureSpec
+) -> dict[int, dict[str, Array]]:
+    random = np.random.default_rng(_SEED)
+    found = {}
+    for rows in _ROWS:
+        request = {name: _filler(spec, name, rows) for name in spec.inputs}
+        for name, lookup in entry.features.items():
+            request |= _drawn(artifact, manifest, name, lookup, spec, rows, random)
+        found[rows] = request
+    return found
+
+
+def _drawn(
+    artifact: Path,
+    manifest: Manifest,
+    name: str,
+    lookup: LookupFeature,
+    spec: SignatureSpec,
+    rows: int,
+    random: np.random.Generator,
+) -> dict[str, Array]:
+    """Returns random ids or keys of one feature."""
+    shape = (rows * _IDS_PER_ROW,) if lookup.row_splits else _filler(spec, lookup.ids, rows).shape
+    feature = manifest.features[name]
+    vocabulary = manifest.vocabularies.get(feature.vocabulary or "")
+    ids = random.integers(0, manifest.tables[feature.table].vocabulary_size, shape)
+    tensor = spec.inputs[lookup.ids]
+    if vocabulary is not None and tensor.takes_keys and spec.kind == "predict":
+        lines = vocabulary_lines(artifact / vocabulary.file)[:1000] if vocabulary.file else ()
+        keys = [lines[int(i) % len(lines)] if lines else b"%d" % i for i in ids.reshape(-1)]
+        drawn = np.empty(len(keys), object)
+        drawn[:] = keys
+        ids = (drawn if tensor.dtype == "string" else np.array([int(key) for key in keys])).reshape(shape)
+    request = {lookup.ids: ids if tensor.dtype == "string" else ids.astype(tensor.numpy_dtype or np.int64)}
+    if lookup.row_splits:
+        splits = np.arange(rows + 1) * _IDS_PER_ROW
+        request[lookup.row_splits] = splits.astype(spec.inputs[lookup.row_splits].numpy_dtype or np.int64)
+    if lookup.weights:
+        request[lookup.weights] = np.ones(shape, np.float32)
+    return request
+
+
+def _filler(spec: SignatureSpec, name: str, rows: int) -> Array:
+    tensor = spec.inputs[name]
+    if tensor.default is not None:
+        return tensor.default
+    splits = {names.row_splits for names in spec.ragged_names}
+    if name in splits:
+        return np.zeros(rows + 1, tensor.numpy_dtype)
+    values = {part for names in spec.ragged_names for part in (names.values, names.weights)}
+    shape = tensor.shape if tensor.shape is not None else (None,)
+    sizes = (0 if name in values else rows, *(size or _IDS_PER_ROW for size in shape[1:])) if shape else ()
+    dtype = tensor.numpy_dtype or np.dtype(object)
+    return np.full(sizes, b"", object) if dtype.kind == "O" else np.zeros(sizes, dtype)

@@ -1,0 +1,77 @@
+"""How an adopted model is served, as a table for the person at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from model_export.exporter.adopt_plan import AdoptPlan
+from service.core.manifest import SignatureEntry
+
+
+class Times(NamedTuple):
+    """Seconds of one request of some rows: by TensorFlow alone, and as the server answers it now."""
+
+    before_s: float
+    after_s: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How one signature is served.
+
+    reason: why it is no lookup, "" where it is one.
+    is_inexact: whether its sums may differ from the graph's in the last bits.
+    times: None where it was not measured.
+    """
+
+    entry: SignatureEntry
+    reason: str = ""
+    is_inexact: bool = False
+    is_added: bool = False
+    times: Times | None = None
+
+
+def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
+    """Returns a table of signatures, and below it what keeps any of them from being a lookup."""
+    rows = [("signature", "served", "by TensorFlow", "us before", "us now", "features")]
+    for name, one in served.items():
+        rows.append((name, _kind(one), _rest(one), *_times(one.times), ", ".join(one.entry.features) or "-"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    notes = [f"{name}: {one.reason}" for name, one in served.items() if one.reason]
+    notes += [
+        f"{name}: sums are added up in another order than TensorFlow's, so the last bits may differ"
+        for name, one in served.items()
+        if one.is_inexact and one.entry.kind == "lookup"
+    ]
+    keyed = [
+        f"{name} ({feature.vocabulary.size or 'hashed'} keys)"
+        for name, feature in plan.features.items()
+        if feature.vocabulary
+    ]
+    if keyed:
+        notes.append("vocabularies taken from the graph: " + ", ".join(keyed))
+    return [*lines, *notes]
+
+
+def _kind(one: Served) -> str:
+    if one.entry.kind == "lookup":
+        return "lookup, added" if one.is_added else "lookup"
+    return "whole graph" if one.entry.run == "whole" else "lookups cut out"
+
+
+def _rest(one: Served) -> str:
+    if one.entry.kind == "lookup":
+        return "nothing"
+    return "everything" if one.entry.run == "whole" else "what follows the lookups"
+
+
+def _times(times: Times | None) -> tuple[str, str]:
+    if times is None:
+        return "-", "-"
+    return f"{times.before_s * 1e6:.0f}", f"{times.after_s * 1e6:.0f}"

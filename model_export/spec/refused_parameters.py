@@ -1,0 +1,55 @@
+"""The optimizers of tensorflow.python.tpu.tpu_embedding that train no table here: each refuses, and names another.
+
+>>> RMSPropParameters(0.1, rho=0.9, momentum=0.0, epsilon=1e-8)
+Traceback (most recent call last):
+  ...
+ValueError: RMSPropParameters is not supported: use AdamParameters, which also divides by the root of a decaying mean \
+of squared gradients
+
+Source: tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class _Refused:
+    """Parameters that can not be made. `advice` says what to use instead."""
+
+    advice: ClassVar[str]
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        raise ValueError(f"{type(self).__name__} is not supported: {self.advice}")
+
+
+class AdagradMomentumParameters(_Refused):
+    """Adagrad with momentum: refused."""
+
+    advice = "use AdagradParameters, or MomentumParameters for the momentum alone"
+
+
+class FrequencyEstimatorParameters(_Refused):
+    """How often an id is looked up, as a table: refused."""
+
+    advice = (
+        "it trains no vectors; EmbeddingConfigSpec(profile_data_directory=...) counts how often each id is looked up"
+    )
+
+
+class ProximalAdagradParameters(_Refused):
+    """Adagrad with L1 and L2 regularization: refused."""
+
+    advice = "use FtrlParameters, which has l1_regularization_strength and l2_regularization_strength too"
+
+
+class ProximalYogiParameters(_Refused):
+    """Yogi, an Adam whose second moment grows slowly: refused."""
+
+    advice = "use AdamParameters"
+
+
+class RMSPropParameters(_Refused):
+    """RMSProp: refused."""
+
+    advice = "use AdamParameters, which also divides by the root of a decaying mean of squared gradients"

@@ -1,0 +1,81 @@
+"""Points a graph's reads at the variables that its SavedModel restores.
+
+Keras 3 models that tf.saved_model.save wrote hold two handles for each variable: functions are given one, the
+checkpoint restores the other. tf.saved_model.load knows from the object graph that both are one variable; a session,
+as TensorFlow Serving has it, fails with "Could not find variable".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from service.graph.flat_graph import node_of
+from service.graph.restoring import saved_tensors
+
+
+def repair_handles(meta_graph: Any, artifact: Path) -> int:
+    """Replaces handles that nothing restores by the restored handles of the same variables, in place.
+
+    Args:
+      meta_graph: a MetaGraphDef.
+      artifact: the folder that it was read from.
+
+    Returns:
+      How many handles were replaced.
+    """
+    saved = saved_tensors(meta_graph)
+    handles = {node.name for node in meta_graph.graph_def.node if node.op == "VarHandleOp"}
+    lost = handles - saved.keys()
+    captured = [(handle, node) for handle, node in _captured(meta_graph) if handle in lost]
+    if not captured:
+        return 0
+    keys = object_keys(artifact)
+    restored = {entry.key: handle for handle, entry in saved.items()}
+    replaced = {handle: restored[keys[node]] for handle, node in captured if keys.get(node) in restored}
+    for node in meta_graph.graph_def.node:
+        for number, reference in enumerate(node.input):
+            if node_of(reference) in replaced and not reference.startswith("^"):
+                node.input[number] = replaced[node_of(reference)]
+    return len(replaced)
+
+
+def _captured(meta_graph: Any) -> Iterator[tuple[str, int]]:
+    """Yields each tensor that a call of a saved function captures, with the node of the object graph that it is."""
+    functions: Mapping[str, Any] = meta_graph.object_graph_def.concrete_functions
+    for node in meta_graph.graph_def.node:
+        name = node.attr["f"].func.name if "f" in node.attr else ""
+        # Looking up a missing entry of a protobuf map would add it.
+        if name not in functions:
+            continue
+        bound = list(functions[name].bound_inputs)
+        given = [node_of(reference) for reference in node.input if not reference.startswith("^")]
+        if bound:
+            yield from zip(given[-len(bound) :], bound, strict=False)
+
+
+def variable_names(meta_graph: Any, artifact: Path) -> dict[str, str]:
+    """Returns key in the checkpoint -> name of the variable in the program; empty for TensorFlow 1's exports."""
+    nodes = meta_graph.object_graph_def.nodes
+    return {key: nodes[number].variable.name for number, key in object_keys(artifact).items()} if nodes else {}
+
+
+def object_keys(artifact: Path) -> dict[int, str]:
+    """Returns node of the object graph -> key of its variable in the checkpoint.
+
+    The checkpoint numbers its objects as the SavedModel does.
+
+    Source: tensorflow/python/saved_model/load.py, Loader._restore_checkpoint (2.21).
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    reader = tf.train.load_checkpoint(str(artifact / "variables" / "variables"))
+    objects = TrackableObjectGraph.FromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    return {
+        number: attribute.checkpoint_key
+        for number, node in enumerate(objects.nodes)
+        for attribute in node.attributes
+        if attribute.name == "VARIABLE_VALUE"
+    }

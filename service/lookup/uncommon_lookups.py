@@ -1,0 +1,142 @@
+"""Lookups that the kernels have no words for, in numpy: bounded norms, rows without ids, rows as they are stored.
+
+Few models ask for these, so they stay apart from the kernels, which are the faster for having fewer options.
+
+Source: max_norm is `_clip` of TensorFlow 2.21's python/ops/embedding_ops.py with `clip_by_norm` of
+python/ops/clip_ops.py; default_row is `safe_embedding_lookup_sparse` of the first; rows that are cut off are
+tf.math.segment_mean's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from service.core.manifest import LookupFeature
+from service.core.types import Array
+from service.lookup import kernels
+from service.lookup.table import MappedTable
+
+_DROPPED, _REFUSED = -1, -2
+
+
+class SmallTable(NamedTuple):
+    """The rows of a table that a request reads, as a table of their own.
+
+    vectors: [U, D] float32. ids: [N] int64, rows of vectors, -1 for an id that is dropped, U for one that is refused.
+    num_read_instead: ids without a row that read another.
+    """
+
+    vectors: Array
+    ids: Array
+    num_read_instead: int
+
+    @property
+    def place(self) -> tuple[int, int, int, int, int]:
+        """The table as kernels take it, good for as long as this object is."""
+        return kernels.FLOAT32, self.vectors.ctypes.data, 0, *self.vectors.shape
+
+
+def small_table(table: MappedTable, feature: LookupFeature, ids: Array) -> SmallTable:
+    """Returns the rows that [N] int64 ids read, none longer than max_norm."""
+    rows = _rows_read(feature, ids, table.info.vocabulary_size)
+    has_row = rows >= 0
+    distinct, places = np.unique(rows[has_row], return_inverse=True)
+    found = np.full(ids.shape, _DROPPED, np.int64)
+    found[rows == _REFUSED] = distinct.size
+    found[has_row] = places
+    is_inside = (ids >= 0) & (ids < table.info.vocabulary_size)
+    return SmallTable(bounded(table.rows(distinct), feature.max_norm), found, int((has_row & ~is_inside).sum()))
+
+
+def bounded(vectors: Array, max_norm: float | None) -> Array:
+    """Returns [N, D] float32 vectors, those longer than max_norm scaled down to it.
+
+    >>> bounded(np.array([[3, 4], [0.3, 0.4]], np.float32), 1.0).round(6).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.30000001192092896, 0.4000000059604645]]
+    """
+    if max_norm is None:
+        return vectors
+    bound = np.float32(max_norm)
+    norms = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True, dtype=np.float32))
+    shorter: Array = vectors * bound / np.maximum(norms, bound)
+    return shorter
+
+
+def with_empty_rows(
+    table: MappedTable, feature: LookupFeature, combined: Array, ids: Array, splits: Array, weights: Array
+) -> Array:
+    """Returns [B, D] combined vectors with the manifest's policies for rows that no id counts in.
+
+    Rows behind the last row that an id counts in are cut off where the feature says so.
+    """
+    counts = _ids_that_count(feature, ids, splits, weights, table.info.vocabulary_size)
+    if feature.on_empty_row == "nan":
+        combined[counts == 0] = np.nan
+    elif feature.on_empty_row == "default_row":
+        combined[counts == 0] = bounded(table.rows(np.array([feature.default_row])), feature.max_norm)
+    if feature.trailing_empty_rows == "cut":
+        return combined[: int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 0]
+    return combined
+
+
+def _ids_that_count(feature: LookupFeature, ids: Array, splits: Array, weights: Array, vocabulary_size: int) -> Array:
+    counts = _rows_read(feature, ids, vocabulary_size) >= 0
+    if feature.on_nonpositive_weight == "drop" and weights.size:
+        counts &= weights > 0
+    ends = splits[1:]
+    if feature.max_ids_per_row is not None:
+        ends = np.minimum(ends, splits[:-1] + feature.max_ids_per_row)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    per_row: Array = before[ends] - before[splits[:-1]]
+    return per_row
+
+
+def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: Array) -> int:
+    """Copies rows of [N] int64 ids into out [N, D] as they are stored; a dropped id gives zeros.
+
+    Returns what kernels.gather does.
+    """
+    rows = _rows_read(feature, ids, table.info.vocabulary_size)
+    refused = np.flatnonzero(rows == _REFUSED)
+    if refused.size:
+        return int(refused[0])
+    has_row = rows >= 0
+    out[...] = 0
+    out[has_row] = table.stored_rows(rows[has_row])
+    missing = int(((ids < 0) | (ids >= table.info.vocabulary_size)).sum())
+    return kernels.MISSING - missing if missing else kernels.OK
+
+
+def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, splits: Array, out: Array) -> int:
+    """Copies the rows of ragged ids into out [B, L, D] as they are stored; a shorter row ends in zeros.
+
+    Returns what kernels.sequence does.
+    """
+    lengths = np.diff(splits)
+    positions = np.arange(splits[0], splits[-1])
+    places = positions - np.repeat(splits[:-1], lengths)
+    is_read = places < out.shape[1]
+    vectors = np.zeros((int(is_read.sum()), out.shape[2]), out.dtype)
+    stopped = gather_stored(table, feature, ids[positions[is_read]], vectors)
+    if stopped >= 0:
+        return int(positions[is_read][stopped])
+    out[...] = 0
+    out[np.repeat(np.arange(lengths.size), lengths)[is_read], places[is_read]] = vectors
+    return stopped
+
+
+def _rows_read(feature: LookupFeature, ids: Array, vocabulary_size: int) -> Array:
+    """Returns [N] int64 rows that ids read by the feature's policy, _DROPPED or _REFUSED for those that read none."""
+    policy = feature.on_bad_id
+    is_bad = (ids < 0) | (ids >= vocabulary_size)
+    if policy == "clamp":
+        return np.clip(ids, 0, vocabulary_size - 1)
+    if policy == "default_row":
+        return np.where(is_bad, feature.default_row, ids)
+    if policy == "drop":
+        return np.where(is_bad, _DROPPED, ids)
+    if policy == "drop_negative":
+        return np.where(is_bad, np.where(ids < 0, _DROPPED, _REFUSED), ids)
+    return np.where(is_bad, _REFUSED, ids)

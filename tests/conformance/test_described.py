@@ -1,0 +1,250 @@
+"""Lookups of manifest format 4 on every wire: free input names, joined outputs, and what no kernel does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.protos import message_class
+from service.core.engine import Engine
+from service.core.types import ModelRef
+from service.direct.predict import DirectPredict
+from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
+from tests.conformance.wires import (
+    EngineWire,
+    Failure,
+    GrpcWire,
+    HttpClient,
+    Request,
+    Wire,
+    fill_tensor,
+    grpc_channel,
+    http_client,
+    read_tensor,
+)
+from tests.conftest import RecordingObserver, serving
+from tests.toy_described import described_signatures, write_described_model
+from tests.toy_model import rewrite_manifest, saved_model
+
+TENSOR_WIRES = ("engine", "grpc", "grpcio", "oip json", "oip binary", "oip grpc")
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model "described" behind every wire that takes tensors, and its HTTP."""
+
+    engine: Engine
+    wires: dict[str, Wire]
+    http: HttpClient
+
+    def ask(self, signature: str, **inputs: Any) -> dict[str, list[Any]]:
+        """Returns the outputs, which are the same over all wires."""
+        found = [self.wires[name].send(request(signature, inputs)) for name in TENSOR_WIRES]
+        for other in found[1:]:
+            assert {name: array.tolist() for name, array in other.items()} == {
+                name: array.tolist() for name, array in found[0].items()
+            }
+        return {name: array.tolist() for name, array in found[0].items()}
+
+    def refusal(self, signature: str, **inputs: Any) -> str:
+        """Returns the error's text, which is the same over all wires, and INVALID_ARGUMENT."""
+        texts = set()
+        for name in TENSOR_WIRES:
+            with pytest.raises(Failure) as failure:
+                self.wires[name].send(request(signature, inputs))
+            assert failure.value.code == self.wires[name].code("INVALID_ARGUMENT")
+            texts.add(failure.value.text)
+        (text,) = texts
+        return text
+
+    def post(self, signature: str, method: str, **body: Any) -> tuple[int, Any]:
+        """Returns the answer to a JSON body."""
+        return self.http.post(f"/v1/models/described:{method}", json.dumps(body | {"signature_name": signature}))
+
+    def predict(self, signature: str, output_filter: tuple[str, ...] = (), **inputs: Any) -> tuple[bytes, bytes | None]:
+        """Returns a PredictRequest for these inputs, and what the direct path answers it."""
+        message = message_class("tensorflow.serving.PredictRequest")()
+        message.model_spec.name, message.model_spec.signature_name = "described", signature
+        message.output_filter.extend(output_filter)
+        for name, array in request(signature, inputs).arrays().items():
+            fill_tensor(message.inputs[name], array)
+        data = message.SerializeToString()
+        return data, DirectPredict(self.engine, "grpc")(data, None, as_content=False)
+
+
+def request(signature: str, inputs: dict[str, Any]) -> Request:
+    """Returns a request of raw tensors."""
+    return Request(signature, inputs=inputs, model="described")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    base = tmp_path_factory.mktemp("described")
+    write_described_model(base / "1")
+    engine = Engine(serving(base, name="described"), RecordingObserver())
+    with http_client(engine) as http, grpc_channel(engine) as channel, grpc_channel(engine, "grpcio") as grpcio:
+        wires: dict[str, Wire] = {
+            "engine": EngineWire(engine),
+            "grpc": GrpcWire(channel),
+            "grpcio": GrpcWire(grpcio),
+            "oip json": OipHttpWire(http, is_binary=False),
+            "oip binary": OipHttpWire(http, is_binary=True),
+            "oip grpc": OipGrpcWire(channel, is_raw=True),
+        }
+        yield Served(engine, wires, http)
+
+
+NAMED = {"tag_values": [1, 2, 3], "tag_offsets": [0, 2, 2, 3]}
+GENRES = [[1.5, 2.5, 1], [0, 0, 0], [3, 9, 1]]
+
+
+def test_every_signature_is_served_from_its_tables(served: Served) -> None:
+    with served.engine._registry.lease(ModelRef("described")) as servable:
+        assert servable.signature_faults == {}
+        assert {spec.kind for spec in servable.signatures.values()} == {"lookup"}
+        assert servable.signatures["named"].ragged.keys() == {"genre", "own"}
+
+
+def test_freely_named_tensors_on_every_wire(served: Served) -> None:
+    assert served.ask("named", **NAMED) == {"genre_vector": GENRES}
+    factors = [0.5, 1.5, 2.0]
+    assert served.ask("named", **NAMED, tag_factors=factors)["genre_vector"] == [[1.75, 3.25, 1], [0, 0, 0], [3, 9, 1]]
+    both = served.ask("named", own=[1, 2], own_rows=[0, 2], film_id=[8])
+    assert both == {"film": [[24, 32]], "own": [[9, 12]]}
+
+
+def test_freely_named_tensors_in_columns(served: Served) -> None:
+    assert served.post("named", "predict", inputs=NAMED) == (200, {"outputs": GENRES})
+    assert served.post("named", "predict", inputs={"own": [1, 2], "own_rows": [0, 2]}) == (200, {"outputs": [[9, 12]]})
+
+
+@pytest.mark.parametrize("weights", [None, [[0.5, 1.5], [], [2]]])
+def test_a_ragged_feature_goes_by_its_own_name_in_json(served: Served, weights: Any) -> None:
+    ids = [[1, 2], [], [3]]
+    wanted = GENRES if weights is None else [[1.75, 3.25, 1], [0, 0, 0], [3, 9, 1]]
+    by_name = {} if weights is None else {"genre": weights}
+    assert served.post("named", "lookup", features={"genre": ids}, weights=by_name) == (
+        200,
+        {"embeddings": {"genre_vector": wanted}},
+    )
+    columns = {"genre": ids} | ({} if weights is None else {"tag_factors": weights})
+    assert served.post("named", "predict", inputs=columns) == (200, {"outputs": wanted})
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    assert served.post("named", "predict", instances=rows) == (200, {"predictions": wanted})
+
+
+def test_a_feature_may_be_called_as_the_input_of_its_ids(served: Served) -> None:
+    assert served.post("named", "lookup", features={"own": [[1, 2], []]})[1] == {
+        "embeddings": {"own": [[9, 12], [0, 0]]}
+    }
+    assert served.post("named", "predict", inputs={"own": [[1, 2], []]})[1] == {"outputs": [[9, 12], [0, 0]]}
+    assert served.post("named", "predict", instances=[{"own": [1, 2]}, {"own": []}])[1] == {
+        "predictions": [[9, 12], [0, 0]]
+    }
+
+
+def test_raw_tensors_in_instances_are_read_as_tensorflow_serving_reads_them(served: Served) -> None:
+    # As many ids as row splits, so that instances can hold them.
+    rows = [{"tag_values": 1, "tag_offsets": 0}, {"tag_values": 2, "tag_offsets": 2}]
+    assert served.post("named", "predict", instances=rows) == (200, {"predictions": [[1.5, 2.5, 1]]})
+
+
+def test_what_is_wrong_with_freely_named_tensors_is_told_by_their_names(served: Served) -> None:
+    assert served.refusal("named", tag_values=[1], tag_offsets=[0, 2]) == (
+        'input "tag_offsets": ends at 2, but "tag_values" has 1 values.'
+    )
+    assert "must not decrease, got 1 then 0" in served.refusal("named", tag_values=[1], tag_offsets=[0, 1, 0, 1])
+    assert "Missing but required: {tag_offsets}" in served.refusal("named", tag_values=[1])
+    assert served.refusal("named", tag_values=[4], tag_offsets=[0, 1]).startswith('input "tag_values": id 4')
+    status, answer = served.post("named", "predict", inputs={"genre": [[1]], "tag_values": [1]})
+    assert (status, answer) == (400, {"error": 'feature "genre" was sent both as "genre" and as "tag_values".'})
+
+
+JOINED = {"user": [2, 1], "tags__values": [1, 3], "tags__row_splits": [0, 2, 2]}
+MORE = {"more__values": [3, -1, 1], "more__row_splits": [0, 2, 3]}
+
+
+def test_features_stand_side_by_side_in_an_output(served: Served) -> None:
+    wanted = {"both": [[6, 8, 2, 5, 1], [3, 4, 0, 0, 0]], "tags": [[2, 5, 1], [0, 0, 0]]}
+    assert served.ask("joined", **JOINED) == wanted
+    everything = served.ask("joined", **JOINED, **MORE)
+    assert everything == wanted | {"all": [[3, 9, 1, 2, 5, 1, 6, 8], [1, 1, 1, 0, 0, 0, 3, 4]]}
+    assert served.post("joined", "lookup", features={"user": [2, 1], "tags": [[1, 3], []]}) == (
+        200,
+        {"embeddings": {name: wanted[name] for name in ("both", "tags")}},
+    )
+    assert served.post("joined", "predict", instances=[{"user": 2, "tags": [1, 3]}, {"user": 1, "tags": []}]) == (
+        200,
+        {"predictions": [{name: wanted[name][row] for name in ("both", "tags")} for row in range(2)]},
+    )
+
+
+def test_a_feature_of_two_outputs_is_looked_up_once(served: Served) -> None:
+    def ids() -> int:
+        with served.engine._registry.lease(ModelRef("described")) as servable:
+            return servable.table_counts()["tag"].ids
+
+    before = ids()
+    served.wires["engine"].send(request("joined", JOINED))
+    assert ids() - before == 2
+
+
+def test_an_output_is_answered_where_all_of_its_features_were_sent(served: Served) -> None:
+    assert served.ask("joined", tags__values=[1], tags__row_splits=[0, 1]) == {"tags": [[1, 1, 1]]}
+    assert served.refusal("joined", user=[1]) == (
+        'output "both" of signature "joined" joins several features. Missing but required: {tags}.'
+    )
+    data, direct = served.predict("joined", ("all",), **JOINED)
+    assert direct is None
+    with pytest.raises(Exception, match='output "all" of signature "joined" joins .* Missing but required: {more}'):
+        with served.engine.bind(ModelRef("described"), "joined", api="test") as bound:
+            bound.run(request("joined", JOINED).arrays(), ("all",))
+
+
+def test_features_of_one_output_must_have_as_many_rows(served: Served) -> None:
+    assert served.refusal("joined", **(JOINED | {"user": [1]})) == (
+        'output "both" joins features that differ in their number of rows: "user" has 1, "tags__values" has 2.'
+    )
+
+
+def test_joined_features_are_answered_directly(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # Without `tags` alone, each feature is in one output; rows fill several HTTP/2 frames.
+    base = tmp_path_factory.mktemp("direct")
+    write_described_model(base / "1")
+
+    def edit(data: dict[str, Any]) -> None:
+        del data["files"], data["signatures"]["joined"]["concatenated"]["both"]
+        data["signatures"]["joined"]["features"]["tags"]["output"] = None
+
+    rewrite_manifest(base / "1", edit)
+    signatures = described_signatures()
+    for name in ("tags", "both"):
+        del signatures["joined"][1][name]
+    (base / "1" / "saved_model.pb").write_bytes(saved_model(signatures))
+    engine = Engine(serving(base, name="described"), RecordingObserver())
+    random = np.random.default_rng(3)
+    with grpc_channel(engine) as channel:
+        wires: dict[str, Wire] = {"grpc": GrpcWire(channel), "engine": EngineWire(engine)}
+        one = Served(engine, wires, None)  # type: ignore[arg-type]
+        for rows in (1, 3, 3000):
+            splits = np.arange(rows + 1).tolist()
+            inputs = {
+                "user": random.integers(0, 9, rows).tolist(),
+                "tags__values": random.integers(0, 4, rows).tolist(),
+                "tags__row_splits": splits,
+                "more__values": random.integers(-2, 4, rows).tolist(),
+                "more__row_splits": splits,
+            }
+            wanted = wires["engine"].send(request("joined", inputs))
+            assert wanted["all"].shape == (rows, 8)
+            assert np.array_equal(wires["grpc"].send(request("joined", inputs))["all"], wanted["all"])
+            _, direct = one.predict("joined", **inputs)
+            assert direct is not None
+            response = message_class("tensorflow.serving.PredictResponse").FromString(direct)
+            assert np.array_equal(read_tensor(response.outputs["all"]), wanted["all"])
+        assert one.predict("joined", user=[1])[1] is None

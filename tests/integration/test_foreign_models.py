@@ -1,0 +1,139 @@
+"""Models that other tools exported are adopted without a spec, and answered to the bit as TensorFlow answers them.
+
+A short form of `python -m loadtest.foreign`: fewer models and requests, one server for all of them, nothing timed.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.foreign.building import build
+from loadtest.foreign.comparing import Refused, Tally, compare
+from loadtest.foreign.models import all_models
+from loadtest.foreign.random_requests import RandomRequests
+from tests.integration.process import ServerProcess
+
+pytestmark = pytest.mark.tf
+
+NUM_REQUESTS = 20
+NAMES = [
+    "keras3_functional_export",
+    "keras3_string_lookup_buckets",
+    "keras3_masked_mean",
+    "keras_rs_embed_reduce_mean",
+    "tf_keras_subclassed_saved_model_save",
+    "tfrs_retrieval",
+    "module_gather_and_tower",
+    "module_padded_by_minus_one",
+    "sparse_safe_default_row",
+    "hashed_fast",
+    "dlrm",
+    "table_of_bfloat16",
+    "session_partitioned_div",
+    "peer",
+]
+
+
+class NotAdopted(Exception):
+    """`adopt` refused a model."""
+
+
+# Models that `adopt` cannot take without a spec: each test of one must fail so, and says when it no longer does.
+NOT_ADOPTED = set(NAMES)
+_AFTER_ADOPT = [
+    pytest.param(name, marks=[pytest.mark.xfail(raises=NotAdopted)] if name in NOT_ADOPTED else []) for name in NAMES
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server of all models: <name> as its framework wrote it, and <name>-adopted.
+
+    refusals: why a model was not adopted, by name.
+    """
+
+    folder: Path
+    server: ServerProcess
+    refusals: dict[str, Exception]
+
+    def check(self, name: str, served_as: str) -> None:
+        """Holds the server's answers over both wires against a TensorFlow session's."""
+        from loadtest.foreign.reference import Reference
+        from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
+
+        with ExitStack() as stack:
+            reference = stack.enter_context(closing(Reference(self.folder / name / "1")))
+            over_grpc = stack.enter_context(closing(GrpcWire(f"127.0.0.1:{self.server.grpc_port}")))
+            over_rest = stack.enter_context(closing(RestWire(f"http://127.0.0.1:{self.server.http_port}")))
+            assert reference.signatures
+            tally = Tally()
+            for signature, specs in reference.signatures.items():
+                seed = zlib.crc32(f"{name}/{signature}".encode())
+                for tensors in RandomRequests(specs, all_models()[name].inputs, 1, seed).draw(NUM_REQUESTS):
+                    expected = _expected(reference, signature, tensors)
+                    compare(tally, expected, lambda s=signature, t=tensors: over_grpc.predict(served_as, s, t))
+                    if has_json_form(tensors):
+                        wanted = {} if isinstance(expected, Refused) else expected
+                        compare(
+                            tally,
+                            expected,
+                            lambda s=signature, t=tensors, w=wanted: from_json(over_rest.predict(served_as, s, t), w),
+                        )
+            assert not tally.reasons
+            assert tally.equal == tally.asked > tally.refused
+
+
+def _expected(reference: Any, signature: str, tensors: Any) -> Any:
+    try:
+        return reference.predict(signature, tensors)
+    except Refused as refusal:
+        return refusal
+
+
+@pytest.fixture(scope="module")
+def served(tf: Any, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[Served]:
+    """Builds all models, adopts each, and serves both versions by one server."""
+    from model_export import adopt
+
+    with warnings.catch_warnings():
+        # What the stock stubs warn about at import is not ours to act on.
+        warnings.simplefilter("ignore")
+        import loadtest.foreign.wires  # noqa: F401
+
+    folder = tmp_path_factory.mktemp("foreign")
+    originals, adopted = folder / "original", folder / "adopted"
+    assert build([all_models()[name] for name in NAMES], originals) == {}
+    bases = {name: originals / name for name in NAMES}
+    refusals: dict[str, Exception] = {}
+    for name in NAMES:
+        try:
+            adopt(originals / name / "1", out=adopted / name)
+            bases[f"{name}-adopted"] = adopted / name
+        except Exception as error:
+            refusals[name] = error
+    config = folder / "models.conf"
+    lines = [f'config {{ name: "{n}" base_path: "{b}" model_platform: "tensorflow" }}' for n, b in bases.items()]
+    config.write_text("model_config_list {\n" + "\n".join(lines) + "\n}\n")
+    settings = {"model_config_file": config, "kernel_cache_dir": kernel_cache, "file_system_poll_wait_seconds": 0}
+    with ServerProcess(**settings) as server:
+        yield Served(originals, server.ready(), refusals)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_original_is_answered_as_tensorflow_does(served: Served, name: str) -> None:
+    served.check(name, name)
+
+
+@pytest.mark.parametrize("name", _AFTER_ADOPT)
+def test_the_adopted_version_is_answered_as_tensorflow_does(served: Served, name: str) -> None:
+    if name in served.refusals:
+        raise NotAdopted(name) from served.refusals[name]
+    served.check(name, f"{name}-adopted")
