@@ -23,6 +23,7 @@ MODULES = (
     "service.lookup.fingerprint",
     "service.lookup.kernels",
     "service.lookup.key_index",
+    "service.lookup.row_blocks",
 )
 
 

@@ -49,8 +49,13 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "numba", "llvmlite", "orjson"},
     ),
     "service.graph": (
-        {"service.core.types", "service.core.errors", "service.core.manifest"},
-        {"numpy", "tensorflow"},
+        {
+            *("service.core.types", "service.core.errors", "service.core.manifest"),
+            # Rows of all tables that a tower reads are written by one compiled call.
+            *("service.lookup.row_blocks", "service.lookup.table"),
+        },
+        # ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
+        {"numpy", "tensorflow", "ml_dtypes"},
     ),
     "service.codecs": (
         {

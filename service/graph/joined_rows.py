@@ -1,42 +1,234 @@
-"""Tensors that are nothing but looked-up features side by side, so that a lookup can write them as they are."""
+"""Finds where a graph only lays looked-up rows side by side or changes their shape, so that it can be fed the result.
+
+A tensor has a value here if each row of it is the same bytes as the rows of some sources, one behind the other.
+Flatten, Squeeze and Reshape keep those bytes; so do concatenations and stacks along the first axis behind the batch.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from service.graph.flat_graph import FlatGraph, node_of
 
 
+class JoinedRows(NamedTuple):
+    """What a fed tensor holds: rows of sources side by side.
+
+    parts: the sources in their order.
+    shape: of one row of it; None where that differs from request to request, which only a source by itself may.
+    """
+
+    parts: tuple[str, ...]
+    shape: tuple[int, ...] | None
+
+
 def joined_rows(
-    flat: FlatGraph, left: Collection[str], sources: Collection[str], outputs: Collection[str]
-) -> dict[str, tuple[str, ...]]:
-    """Finds where a graph puts sources side by side and does nothing else with them.
+    flat: FlatGraph,
+    ends: Iterable[str],
+    sources: Mapping[str, tuple[int, ...] | None],
+    outputs: Collection[str],
+    *,
+    given: frozenset[str] = frozenset(),
+    follow: Callable[[str], bool] = bool,
+) -> dict[str, JoinedRows]:
+    """Returns the tensors to feed in place of the sources: as few as there can be, and no source in two blocks.
 
     Args:
-      left: nodes that run behind the sources.
-      sources: tensors, [B, D] float32 each.
+      ends: tensors and "^nodes" that are run.
+      sources: tensor -> shape of one of its rows; None where that is not known before a request.
       outputs: tensors that are fetched, which what is fed can not be.
-
-    Returns:
-      [B, all D] tensors that may be fed in place of sources, and those in their order.
+      given: tensors that are fed in any case.
+      follow: as in FlatGraph.ancestors.
     """
-    readers = Counter(tensor for name in left for tensor in flat.data_inputs(name))
-    waited_for = {node_of(i) for name in left for i in flat.nodes[name].input if i.startswith("^")}
-    found = {}
-    for name in sorted(left):
-        tensor = f"{name}:0"
-        if flat.nodes[name].op != "ConcatV2" or tensor in outputs or name in waited_for:
+    ends = list(ends)
+    barred = {*outputs, *given}
+    while True:
+        values = _Values(flat, sources, barred)
+        found = _first_met(flat, ends, values, given, follow)
+        blocks = {value.parts for value in found.values()}
+        # A source that is wanted in two ways is fed by itself, and the graph goes on from there.
+        overlapping = {
+            tensor
+            for tensor, value in found.items()
+            if len(value.parts) > 1 and any(set(value.parts) & set(other) for other in blocks - {value.parts})
+        }
+        if not overlapping:
+            return found
+        barred |= overlapping
+
+
+def _first_met(
+    flat: FlatGraph, ends: Iterable[str], values: _Values, given: frozenset[str], follow: Callable[[str], bool]
+) -> dict[str, JoinedRows]:
+    # Walks back from the ends and stops at the first tensor that has a value.
+    found: dict[str, JoinedRows] = {}
+    seen: set[str] = set()
+    todo = list(ends)
+    while todo:
+        reference = todo.pop()
+        if reference in seen or reference in given or (reference.startswith("^") and not follow(reference)):
             continue
-        *parts, axis = flat.data_inputs(name)
-        are_whole = all(part in sources and readers[part] == 1 for part in parts)
-        if len(parts) > 1 and are_whole and _is_last_of_two(flat, axis):
-            found[tensor] = tuple(parts)
+        seen.add(reference)
+        value = None if reference.startswith("^") else values.of(reference)
+        if value is None:
+            todo.extend(flat.nodes[node_of(reference)].input)
+        else:
+            found[reference] = value
     return found
 
 
-def _is_last_of_two(flat: FlatGraph, axis: str) -> bool:
-    import tensorflow as tf
+class _Values:
+    # The values of tensors, each worked out once.
 
-    node = flat.nodes[node_of(axis)]
-    return node.op == "Const" and tf.make_ndarray(node.attr["value"].tensor).tolist() in (1, -1)
+    def __init__(self, flat: FlatGraph, sources: Mapping[str, tuple[int, ...] | None], barred: Collection[str]) -> None:
+        self._flat = flat
+        self._sources = sources
+        self._barred = barred
+        self._known: dict[str, JoinedRows | None] = {}
+
+    def of(self, tensor: str) -> JoinedRows | None:
+        if tensor in self._sources:
+            return JoinedRows((tensor,), self._sources[tensor])
+        if tensor not in self._known:
+            # A graph may have loops; a tensor of one has no value.
+            self._known[tensor] = None
+            found = None if tensor in self._barred else self._worked_out(tensor)
+            self._known[tensor] = None if found is None or len(set(found.parts)) < len(found.parts) else found
+        return self._known[tensor]
+
+    def _worked_out(self, tensor: str) -> JoinedRows | None:
+        node = self._flat.nodes[node_of(tensor)]
+        work_out = _OPS.get(node.op)
+        if work_out is None or any(i.startswith("^") for i in node.input):
+            return None
+        return work_out(self, node, self._flat.data_inputs(node.name))
+
+    def shaped(self, tensors: Iterable[str]) -> list[tuple[tuple[str, ...], tuple[int, ...]]] | None:
+        """Returns parts and shapes of tensors that all have them."""
+        found = []
+        for tensor in tensors:
+            value = self.of(tensor)
+            if value is None or value.shape is None:
+                return None
+            found.append((value.parts, value.shape))
+        return found
+
+    def numbers(self, tensor: str) -> list[int] | None:
+        """Returns the numbers of a constant; None where it is none."""
+        import tensorflow as tf
+
+        node = self._flat.nodes[node_of(tensor)]
+        if node.op != "Const":
+            return None
+        return [int(number) for number in tf.make_ndarray(node.attr["value"].tensor).reshape(-1)]
+
+    def sizes(self, tensor: str, parts: tuple[str, ...]) -> list[int] | None:
+        """Returns the sizes behind the batch that a Reshape of parts asks for; None where the batch is not first."""
+        numbers = self.numbers(tensor)
+        if numbers is not None:
+            return numbers[1:] if numbers[:1] == [-1] and min(numbers[1:], default=0) > 0 else None
+        node = self._flat.nodes[node_of(tensor)]
+        if node.op != "Pack":
+            return None
+        first, *others = self._flat.data_inputs(node.name)
+        if not self._is_batch(first, parts) and self.numbers(first) != [-1]:
+            return None
+        behind = [self.numbers(other) for other in others]
+        sizes = [number for numbers in behind for number in numbers or ()]
+        # With the batch first, another size may be left open; what has a value says which it must be.
+        return sizes if len(sizes) == len(others) else None
+
+    def _is_batch(self, tensor: str, parts: tuple[str, ...]) -> bool:
+        # tf.shape(x)[0] of the same parts; other sources may have other numbers of rows.
+        flat = self._flat
+        node = flat.nodes[node_of(tensor)]
+        if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i & 1:
+            return False
+        shape, begin = flat.data_inputs(node.name)[:2]
+        if self.numbers(begin) != [0] or flat.nodes[node_of(shape)].op != "Shape":
+            return False
+        value = self.of(flat.data_inputs(node_of(shape))[0])
+        return value is not None and value.shape is not None and value.parts == parts
+
+
+def _same(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None:
+    return values.of(inputs[0])
+
+
+def _reshaped(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None:
+    value = values.of(inputs[0])
+    if value is None or value.shape is None or (sizes := values.sizes(inputs[1], value.parts)) is None:
+        return None
+    width = math.prod(value.shape)
+    if sizes.count(-1) == 1:
+        known = -math.prod(sizes)
+        sizes = [width // max(known, 1) if size == -1 else size for size in sizes]
+    return JoinedRows(value.parts, tuple(sizes)) if math.prod(sizes) == width and min(sizes, default=1) > 0 else None
+
+
+def _squeezed(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None:
+    value = values.of(inputs[0])
+    if value is None or value.shape is None:
+        return None
+    rank = 1 + len(value.shape)
+    dropped = {axis % rank for axis in node.attr["squeeze_dims"].list.i}
+    # Without axes, or with the first, a batch of one row would lose its first axis.
+    if not dropped or 0 in dropped or any(value.shape[axis - 1] != 1 for axis in dropped):
+        return None
+    return JoinedRows(value.parts, tuple(s for axis, s in enumerate(value.shape, 1) if axis not in dropped))
+
+
+def _expanded(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None:
+    value, axis = values.of(inputs[0]), values.numbers(inputs[1])
+    if value is None or value.shape is None or axis is None or len(axis) != 1:
+        return None
+    place = axis[0] % (2 + len(value.shape)) - 1
+    return None if place < 0 else JoinedRows(value.parts, (*value.shape[:place], 1, *value.shape[place:]))
+
+
+def _concatenated(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None:
+    found, axis = values.shaped(inputs[:-1]), values.numbers(inputs[-1])
+    if not found or axis is None or len(axis) != 1:
+        return None
+    rank = 1 + len(found[0][1])
+    place = axis[0] % rank - 1
+    if not _lie_side_by_side([shape for _, shape in found], place):
+        return None
+    rests = {(*shape[:place], *shape[place + 1 :]) for _, shape in found}
+    if len(rests) != 1:
+        return None
+    size = sum(shape[place] for _, shape in found)
+    first = found[0][1]
+    return JoinedRows(_all_parts(found), (*first[:place], size, *first[place + 1 :]))
+
+
+def _stacked(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None:
+    found = values.shaped(inputs)
+    if not found:
+        return None
+    shapes = [shape for _, shape in found]
+    place = node.attr["axis"].i % (2 + len(shapes[0])) - 1
+    if len(set(shapes)) != 1 or not _lie_side_by_side(shapes, place):
+        return None
+    return JoinedRows(_all_parts(found), (*shapes[0][:place], len(shapes), *shapes[0][place:]))
+
+
+def _lie_side_by_side(shapes: Collection[tuple[int, ...]], place: int) -> bool:
+    # Along the batch rows would lie below each other; behind an axis of more than one, parts would take turns.
+    return place >= 0 and all(len(shape) >= place and math.prod(shape[:place]) == 1 for shape in shapes)
+
+
+def _all_parts(found: Iterable[tuple[tuple[str, ...], tuple[int, ...]]]) -> tuple[str, ...]:
+    return tuple(part for parts, _ in found for part in parts)
+
+
+_OPS: Mapping[str, Callable[[_Values, Any, list[str]], JoinedRows | None]] = {
+    "Identity": _same,
+    "Reshape": _reshaped,
+    "Squeeze": _squeezed,
+    "ExpandDims": _expanded,
+    "ConcatV2": _concatenated,
+    "Pack": _stacked,
+}

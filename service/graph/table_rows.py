@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from service.core.errors import IdOutOfRange, InvalidRequest
 from service.core.manifest import LookupFeature
-from service.core.types import Array, Table, Tensors
+from service.core.types import Array, Table, Tensors, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +18,22 @@ class Claim:
     """What a manifest says of a feature, and the lookup that does it on the mapped table.
 
     is_described: it says so of this very signature, so that core.validation has refused ids which that policy refuses.
+    vocabulary: of a feature whose input holds keys, which lookup maps too; None: it holds ids.
+    keys: some of its keys, enough to tell it from another vocabulary.
     """
 
     feature: LookupFeature
     table: str
     lookup: Callable[[Tensors], Array]
     is_described: bool
+    vocabulary: Vocabulary | None = None
+    keys: Array | None = None
 
-
-class RowSource(Protocol):
-    """Gives the rows of a request. Concurrency: any thread."""
-
-    def __call__(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns float32; computed: tensor of the graph -> the ids that it holds. Raises InvalidRequest."""
-        ...
+    @property
+    def is_single(self) -> bool:
+        """Says whether the feature is a row of the table for each id, and nothing is done with it."""
+        feature = self.feature
+        return feature.row_splits is None and feature.max_norm is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,45 +43,87 @@ class FeatureRows:
     claim: Claim
     table: Table
 
-    def __call__(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns [B, D], of a sequence [B, L, D]."""
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """Shape of one row of the rows."""
+        length, dim = self.claim.feature.max_sequence_length, self.table.info.embedding_dim
+        return (dim,) if length is None else (length, dim)
+
+    def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
+        """Returns the ids of a feature that is single; raises InvalidRequest for a key that has none."""
+        name = self.claim.feature.ids
+        vocabulary = self.claim.vocabulary
+        return inputs[name] if vocabulary is None else vocabulary.ids_of(inputs[name], name)
+
+    def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
+        """Returns [B, D] float32, of a sequence [B, L, D]; raises InvalidRequest."""
         try:
             return self.claim.lookup(inputs)
         except IdOutOfRange as error:
-            if self.claim.is_described:
+            if self.claim.is_described or self.claim.vocabulary is not None:
                 raise
             raise out_of_table(inputs[self.claim.feature.ids], self.table) from error
 
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """A row for each id of an input."""
+    """A row for each id of an input.
+
+    row_shape: D, or K and D for ids of shape [B, K]; None where K differs from request to request.
+    """
 
     input_name: str
     table: Table
+    row_shape: tuple[int, ...] | None
 
-    def __call__(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns [..., D]."""
+    def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
+        """Returns the ids, of any shape."""
+        return inputs[self.input_name]
+
+    def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
+        """Returns [..., D] of the table's dtype; raises InvalidRequest."""
         return rows_of(inputs[self.input_name], self.table)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """A row for each id that the graph itself works out: of parsed examples, of keys in its own vocabulary."""
+    """A row for each id that the graph itself works out: of parsed examples, of keys in its own vocabulary.
 
-    ids: str
+    tensor: of the ids.
+    row_shape: as of InputRows.
+    """
+
+    tensor: str
     table: Table
+    row_shape: tuple[int, ...] | None
 
-    def __call__(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns [..., D]."""
-        return rows_of(computed[self.ids], self.table)
+    def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
+        """Returns the ids, of any shape."""
+        return computed[self.tensor]
+
+    def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
+        """Returns [..., D] of the table's dtype; raises InvalidRequest."""
+        return rows_of(computed[self.tensor], self.table)
+
+
+RowSource = FeatureRows | InputRows | ComputedRows
+
+
+def numpy_dtype(table: Table) -> np.dtype[Any]:
+    """Returns what the rows of a table are fed as: its own dtype."""
+    if table.info.dtype == "bfloat16":
+        from ml_dtypes import bfloat16
+
+        found: np.dtype[Any] = np.dtype(bfloat16)
+        return found
+    return np.dtype(table.info.dtype)
 
 
 def rows_of(ids: Array, table: Table) -> Array:
-    """Returns [..., D] rows of [...] ids; raises InvalidRequest in the words of TensorFlow's gather."""
+    """Returns [..., D] stored rows of [...] ids; raises InvalidRequest in the words of TensorFlow's gather."""
     flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
     try:
-        return table.rows(flat).reshape(*ids.shape, table.info.embedding_dim)
+        return table.stored_rows(flat).reshape(*ids.shape, table.info.embedding_dim)
     except IdOutOfRange as error:
         raise out_of_table(ids, table) from error
 

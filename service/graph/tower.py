@@ -14,6 +14,8 @@ import numpy as np
 
 from service.core.errors import InvalidRequest
 from service.core.types import Array, SignatureSpec, Tensors
+from service.graph.joined_rows import JoinedRows
+from service.graph.row_feed import RowFeed
 from service.graph.savedmodel import first_line, translated
 from service.graph.sparse import SparseNames, feed_with_sparse
 from service.graph.table_rows import RowSource
@@ -28,11 +30,12 @@ class CutSignature:
     """How a signature is run.
 
     outputs: name -> tensor of the graph.
-    sources: tensor of the graph -> what gives the rows that are fed to it.
-    joined: tensor of the graph -> the sources whose rows it has side by side, in place of which it may be fed.
+    sources: tensor of the graph -> what gives the rows that can be fed to it.
+    fed: tensors that are fed in place of all sources, and the sources whose rows each has side by side.
     id_tensors: ids that the graph works out itself, in a run of their own before the lookups.
     carried: what else of that run the last one goes on with.
     id_inputs, inputs: tensors of the request's inputs that this run and the last one need.
+    inputs_apart: those that the last one needs where each source is fed by itself.
     effects: nodes that run besides (a check that may refuse the request, a print).
     is_rowwise: each row of the outputs depends on the same row of the inputs and of the sources, and on nothing else.
     """
@@ -40,33 +43,25 @@ class CutSignature:
     spec: SignatureSpec
     outputs: Mapping[str, str]
     sources: Mapping[str, RowSource]
-    joined: Mapping[str, tuple[str, ...]]
+    fed: Mapping[str, JoinedRows]
     id_tensors: tuple[str, ...]
     carried: tuple[str, ...]
     id_inputs: frozenset[str]
     inputs: frozenset[str]
+    inputs_apart: frozenset[str]
     effects: tuple[str, ...]
     is_rowwise: bool
-
-    @property
-    def fed_together(self) -> dict[str, tuple[str, ...]]:
-        """The tensors that are fed where all sources are: each, and the sources whose rows it has side by side."""
-        joined = {source: tensor for tensor, sources in self.joined.items() for source in sources}
-        return {
-            joined.get(source, source): self.joined.get(joined.get(source, source), (source,))
-            for source in self.sources
-        }
 
 
 class DensePart(NamedTuple):
     """What is left of a signature behind its sources.
 
-    sources: those whose rows each array has that is fed, side by side.
+    blocks: the sources whose rows each array has side by side.
     run: those arrays, [B, all D] float32 or, of a source by itself, as it gives them, to outputs by name; raises
       ServiceError.
     """
 
-    sources: tuple[tuple[str, ...], ...]
+    blocks: tuple[tuple[str, ...], ...]
     run: Callable[[Sequence[Array]], dict[str, Array]]
 
 
@@ -87,9 +82,10 @@ class TowerBackend:
         self._sparse = sparse
         self._new_options = new_options
         self._error_type = error_type
+        self._rows = {name: RowFeed(cut.sources, cut.fed) for name, cut in cuts.items()}
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
-        # By signature.
-        self._dense_parts: dict[str, Callable[..., list[Any]]] = {}
+        # What runs a signature from each source by itself, made for the first request whose shapes do not fit.
+        self._calls_apart: dict[tuple[str, tuple[str, ...]], _Call] = {}
         self._compile = threading.Lock()
 
     @property
@@ -103,7 +99,7 @@ class TowerBackend:
             self._session, cuts, self._sparse, new_options=self._new_options, error_type=self._error_type
         )
         # What runs parts of the graph knows nothing of where rows come from.
-        made._callables, made._dense_parts, made._compile = self._callables, self._dense_parts, self._compile
+        made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
         return made
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
@@ -119,10 +115,13 @@ class TowerBackend:
                 raise _wrong_dtype(cut.spec, name, inputs[name])
         try:
             calls = self._callables.get((signature_name, outputs)) or self._make(cut, outputs)
-            first: list[Array] = calls.ids(*calls.feed_ids(inputs)) if calls.ids is not None else []
+            first: list[Array] = calls.ids(inputs) if calls.ids is not None else []
             computed = dict(zip(cut.id_tensors, first, strict=False))
-            rows = [source(inputs, computed) for source in cut.sources.values()]
-            results = calls.dense(*rows, *first[len(cut.id_tensors) :], *calls.feed(inputs))
+            of_rows, call = self._rows[signature_name], calls.dense
+            rows = of_rows.joined(inputs, computed)
+            if rows is None:
+                rows, call = of_rows.apart(inputs, computed), self._call_apart(cut, outputs)
+            results = call(inputs, *rows, *first[len(cut.id_tensors) :])
         except self._error_type as error:
             raise translated(error) from error
         except UnicodeDecodeError as error:
@@ -135,54 +134,64 @@ class TowerBackend:
         if cut.id_tensors or cut.carried or cut.inputs:
             return None
         outputs = tuple(cut.spec.outputs)
-        fed = cut.fed_together
+        of_rows = self._rows[signature_name]
 
-        def run(rows: Sequence[Array]) -> dict[str, Array]:
-            dense = self._dense_parts.get(signature_name) or self._make_dense_part(cut, outputs)
+        def run(blocks: Sequence[Array]) -> dict[str, Array]:
+            calls = self._callables.get((signature_name, outputs)) or self._make(cut, outputs)
             try:
-                return dict(zip(outputs, dense(*rows), strict=True))
+                return dict(zip(outputs, calls.dense({}, *of_rows.in_shape(blocks)), strict=True))
             except self._error_type as error:
                 raise translated(error) from error
 
-        return DensePart(tuple(fed.values()), run)
+        return DensePart(of_rows.blocks, run)
 
     def close(self) -> None:
         """Frees the variables of the dense part."""
         self._session.close()
 
     def _make(self, cut: CutSignature, outputs: tuple[str, ...]) -> _Calls:
-        spec = cut.spec
+        fetch = [cut.outputs[name] for name in outputs]
+        fed = [*self._rows[cut.spec.name].tensors, *cut.carried]
         with self._compile:
-            feed, names = request_feed(spec, self._sparse.get(spec.name, {}), cut.inputs)
-            fetch = [cut.outputs[name] for name in outputs]
-            dense = self._callable([*cut.sources, *cut.carried, *names], fetch, cut.effects)
-            ids, feed_ids = None, feed
-            if cut.id_tensors:
-                feed_ids, names = request_feed(spec, self._sparse.get(spec.name, {}), cut.id_inputs)
-                ids = self._callable(names, [*cut.id_tensors, *cut.carried], ())
-            made = _Calls(feed, dense, feed_ids, ids)
-            self._callables[spec.name, outputs] = made
+            dense = self._call(cut.spec, fed, cut.inputs, fetch, cut.effects)
+            ids = self._call(cut.spec, [], cut.id_inputs, [*cut.id_tensors, *cut.carried]) if cut.id_tensors else None
+            made = self._callables[cut.spec.name, outputs] = _Calls(dense, ids)
         return made
 
-    def _make_dense_part(self, cut: CutSignature, outputs: tuple[str, ...]) -> Callable[..., list[Any]]:
+    def _call_apart(self, cut: CutSignature, outputs: tuple[str, ...]) -> _Call:
+        known = self._calls_apart.get((cut.spec.name, outputs))
+        if known is not None:
+            return known
+        fetch = [cut.outputs[name] for name in outputs]
         with self._compile:
-            dense = self._callable([*cut.fed_together], [cut.outputs[name] for name in outputs], cut.effects)
-            self._dense_parts[cut.spec.name] = dense
-        return dense
+            made = self._call(cut.spec, [*cut.sources, *cut.carried], cut.inputs_apart, fetch, cut.effects)
+            self._calls_apart[cut.spec.name, outputs] = made
+        return made
 
-    def _callable(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str]) -> Callable[..., list[Any]]:
-        made: Callable[..., list[Any]] = self._session._make_callable_from_options(
-            self._new_options(feed=feed, fetch=fetch, target=target)
+    def _call(
+        self,
+        spec: SignatureSpec,
+        fed: Sequence[str],
+        inputs: frozenset[str],
+        fetch: Sequence[str],
+        effects: Sequence[str] = (),
+    ) -> _Call:
+        """Returns what runs a part of the graph on a request's inputs and on arrays for the fed tensors."""
+        feed, names = request_feed(spec, self._sparse.get(spec.name, {}), inputs)
+        call: Callable[..., list[Array]] = self._session._make_callable_from_options(
+            self._new_options(feed=[*fed, *names], fetch=fetch, target=effects)
         )
-        return made
+        return lambda request, *arrays: call(*arrays, *feed(request))
+
+
+# (inputs of a request, arrays for what is fed besides) to what is fetched.
+_Call = Callable[..., list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    feed: Feed
-    dense: Callable[..., list[Any]]
-    feed_ids: Feed
-    ids: Callable[..., list[Any]] | None
+    dense: _Call
+    ids: _Call | None
 
 
 def request_feed(

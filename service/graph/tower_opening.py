@@ -36,6 +36,9 @@ from service.graph.tower import CutSignature, TowerBackend, request_feed
 
 logger = logging.getLogger(__name__)
 
+# Tables of these are read by graphs as they are stored.
+_FED_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
 
 @dataclass(frozen=True, slots=True)
 class MappedTables:
@@ -95,7 +98,8 @@ def open_tower(
             return None
         dense = DenseGraph(meta_graph, handles)
         for candidate in candidates:
-            placeholders = {node_of(read.rows): tf.float32.as_datatype_enum for read in candidate.reads}
+            dtypes = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
+            placeholders = {node_of(rows): tf.as_dtype(dtype).as_datatype_enum for rows, dtype in dtypes.items()}
             dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
         side_by_side = threads if inter_op_threads is None else inter_op_threads
         session = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
@@ -145,8 +149,9 @@ def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str],
     needed = needed_nodes(flat, roots, follow)
     reads = table_reads(flat, needed, handles)
     for read in reads:
-        if mapped.tables[read.table].info.dtype != "float32":
-            raise NotProven(f"table {read.table!r} is not of float32")
+        if (dtype := mapped.tables[read.table].info.dtype) not in _FED_DTYPES:
+            # An int8's scales are a variable of the graph, which a change of rows does not reach.
+            raise NotProven(f"table {read.table!r} is of {dtype}")
     effects = tuple(sorted(name for name in needed if acts(flat, name, checked)))
     given = {read.rows for read in reads}
     outputs = {}
@@ -195,11 +200,16 @@ def _cut(candidate: _Candidate, session: Any, mapped: MappedTables, sparse: Mapp
         )
         sources[tensor] = source
         exact.append(is_exact)
-    id_tensors = tuple(sorted({source.ids for source in sources.values() if isinstance(source, ComputedRows)}))
+    id_tensors = tuple(sorted({source.tensor for source in sources.values() if isinstance(source, ComputedRows)}))
     ends = [*candidate.outputs.values(), *(f"^{name}" for name in candidate.effects)]
     before = flat.ancestors(id_tensors, cut=frozenset(sources), follow=candidate.follow)
-    carried = _carried(candidate, flat.ancestors(ends, cut=frozenset(sources), follow=candidate.follow), before)
-    left = flat.ancestors(ends, cut=frozenset(sources) | carried, follow=candidate.follow)
+    apart = flat.ancestors(ends, cut=frozenset(sources), follow=candidate.follow)
+    carried = _carried(candidate, apart, before)
+    shapes = {tensor: source.row_shape for tensor, source in sources.items()}
+    fed = joined_rows(flat, ends, shapes, candidate.outputs.values(), given=carried, follow=candidate.follow)
+    left, left_apart = (
+        flat.ancestors(ends, cut=frozenset(cut) | carried, follow=candidate.follow) for cut in (fed, sources)
+    )
     logger.info(
         "lookups are cut from the graph",
         extra={
@@ -209,20 +219,16 @@ def _cut(candidate: _Candidate, session: Any, mapped: MappedTables, sparse: Mapp
             "is_exact": all(exact),
         },
     )
-    whole = {
-        tensor
-        for tensor, source in sources.items()
-        if isinstance(source, FeatureRows) and source.claim.feature.max_sequence_length is None
-    }
     return CutSignature(
         spec,
         candidate.outputs,
         sources,
-        joined_rows(flat, left, whole, candidate.outputs.values()),
+        fed,
         id_tensors,
         tuple(sorted(carried)),
         frozenset(name for name in names if node_of(name) in before),
         frozenset(name for name in names if node_of(name) in left),
+        frozenset(name for name in names if node_of(name) in left_apart),
         candidate.effects,
         not candidate.effects and not id_tensors and is_rowwise(flat, left),
     )
@@ -263,9 +269,19 @@ def _source(
         found = find_lookup(claim, read, places, flat=flat, spec=spec, table=table, session=session, feed=feed)
         if found is not None:
             return found[0], FeatureRows(claim, table), found[1]
+    dim = table.info.embedding_dim
     if direct is not None:
-        return read.rows, InputRows(direct, table), True
-    return read.rows, ComputedRows(read.ids, table), True
+        return read.rows, InputRows(direct, table, _row_shape(spec.inputs[direct].shape, dim)), True
+    sizes = session.graph.get_tensor_by_name(read.ids).shape
+    shape = None if sizes.rank is None else tuple(sizes.as_list())
+    return read.rows, ComputedRows(read.ids, table, _row_shape(shape, dim)), True
+
+
+def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:
+    """Returns the shape of the rows for one row of ids; None where the graph leaves it open."""
+    if not ids or None in ids[1:]:
+        return None
+    return (*(size or 0 for size in ids[1:]), dim)
 
 
 def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> bool:

@@ -11,7 +11,7 @@ from service.core.shortcuts import Shortcut
 from service.core.types import Array, SignatureSpec, Tensors
 from service.direct.predict import WIRE_FORMAT
 from service.direct.tower_signature import DirectTower
-from service.graph.table_rows import Claim, ComputedRows, FeatureRows, InputRows, RowSource
+from service.graph.table_rows import Claim, FeatureRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.lookup.backend import OpenedLookups
@@ -83,7 +83,6 @@ def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> T
 
 
 def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
-    assert isinstance(source, (FeatureRows, InputRows, ComputedRows))  # there are no others
     table = tables[source.table.info.name]
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)

@@ -1,0 +1,194 @@
+"""The arrays that a tower is fed in place of its lookups: a block for all rows that its graph wants side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from service.core.types import Array, Tensors
+from service.graph.joined_rows import JoinedRows
+from service.graph.table_rows import FeatureRows, RowSource, numpy_dtype
+from service.lookup.row_blocks import BlockLayout, BlockPart, RowBlocks
+from service.lookup.table import MappedTable
+
+# More shapes of requests than this are not remembered, lest a client fills the memory.
+_MOST_LAYOUTS = 256
+_FLOAT_BYTES = 4
+
+_Shape = tuple[int, ...]
+
+
+class _Copied(NamedTuple):
+    """A source whose rows are copied as they are; id_shape: of the ids of one row of its block, None: not known."""
+
+    source: RowSource
+    block: int
+    id_shape: _Shape | None
+
+
+class _Combined(NamedTuple):
+    """A source whose rows a kernel has combined, and its columns in a block of float32."""
+
+    source: RowSource
+    block: int
+    columns: slice
+
+
+class _View(NamedTuple):
+    """An array that is fed: where it begins in the buffer, its shape and its dtype."""
+
+    begin: int
+    shape: _Shape
+    dtype: np.dtype[Any]
+
+
+class _Layout(NamedTuple):
+    """Where the rows of requests of certain shapes go.
+
+    views: of the fed tensors whose blocks are written. combined: where the combined sources go.
+    """
+
+    blocks: BlockLayout
+    views: tuple[_View, ...]
+    combined: tuple[_View, ...]
+
+
+class RowFeed:
+    """Gives the rows of requests. Concurrency: any thread.
+
+    blocks: the sources of each block, side by side; each tensor that is fed has the bytes of one block.
+    tensors: what is fed, in the order of joined().
+
+    Args:
+      sources: tensor -> its rows.
+      fed: the tensors that are fed in place of all of these.
+    """
+
+    def __init__(self, sources: Mapping[str, RowSource], fed: Mapping[str, JoinedRows]) -> None:
+        self._sources = sources
+        # A block that is one source's and combined is fed as it comes; the others are written by one compiled call.
+        alone = {name: value for name, value in fed.items() if _is_alone(sources, value.parts)}
+        written = {name: value for name, value in fed.items() if name not in alone}
+        self.tensors = (*written, *alone)
+        self.blocks = tuple(dict.fromkeys(value.parts for value in (*written.values(), *alone.values())))
+        self._written = [(self.blocks.index(value.parts), value) for value in written.values()]
+        self._alone = [(sources[value.parts[0]], value.shape) for value in alone.values()]
+        values = [*written.values(), *alone.values()]
+        self._in_shape = [(self.blocks.index(value.parts), value.shape) for value in values]
+        self._copied: list[_Copied] = []
+        self._combined: list[_Combined] = []
+        blocks = [parts for parts in self.blocks if not _is_alone(sources, parts)]
+        self._writer = RowBlocks([self._add(number, parts) for number, parts in enumerate(blocks)])
+        self._widths = [sum(math.prod(self._row_shape(name)) for name in parts) for parts in blocks]
+        self._layouts: dict[tuple[_Shape, ...], _Layout | None] = {}
+
+    def joined(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array] | None:
+        """Returns the arrays to feed; None where a request's shapes do not fit a block, which the graph must refuse.
+
+        Args:
+          computed: tensor of the graph -> the ids that it holds.
+
+        Raises:
+          InvalidRequest: an id has no row, or a key no id.
+        """
+        ids = [copied.source.ids(inputs, computed) for copied in self._copied]
+        combined = [one.source.rows(inputs, computed) for one in self._combined]
+        shapes = tuple([array.shape for array in (*ids, *combined)])
+        layout = self._layouts[shapes] if shapes in self._layouts else self._lay_out(shapes)
+        if layout is None:
+            return None
+        out = self._writer.write(ids, layout.blocks)
+        if isinstance(out, int):
+            # It says which id that is.
+            self._copied[out].source.rows(inputs, computed)
+            return None
+        for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
+            np.ndarray(view.shape, view.dtype, out, view.begin)[:, one.columns] = rows
+        arrays = [np.ndarray(shape, dtype, out, begin) for begin, shape, dtype in layout.views]
+        for source, shape in self._alone:
+            rows = source.rows(inputs, computed)
+            arrays.append(rows if shape is None or rows.shape[1:] == shape else rows.reshape(len(rows), *shape))
+        return arrays
+
+    def apart(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array]:
+        """Returns the rows of each source; raises InvalidRequest."""
+        return [source.rows(inputs, computed) for source in self._sources.values()]
+
+    def in_shape(self, blocks: Sequence[Array]) -> list[Array]:
+        """Returns the arrays to feed that have the bytes of [B, ...] blocks, which are in the order of `blocks`."""
+        return [
+            blocks[number] if shape is None else blocks[number].reshape(-1, *shape) for number, shape in self._in_shape
+        ]
+
+    def _row_shape(self, name: str) -> _Shape:
+        source = self._sources[name]
+        return source.row_shape or (source.table.info.embedding_dim,)
+
+    def _add(self, number: int, parts: Sequence[str]) -> list[BlockPart | int]:
+        """Returns the parts of a block as they are written."""
+        block: list[BlockPart | int] = []
+        column = 0
+        for name in parts:
+            source, shape = self._sources[name], self._row_shape(name)
+            width = math.prod(shape)
+            if _is_copied(source):
+                self._copied.append(_Copied(source, number, None if source.row_shape is None else shape[:-1]))
+                block.append(_part(source, width // shape[-1]))
+            else:
+                self._combined.append(_Combined(source, number, slice(column, column + width)))
+                block.append(_FLOAT_BYTES * width)
+            column += width
+        return block
+
+    def _lay_out(self, shapes: tuple[_Shape, ...]) -> _Layout | None:
+        layout = self._new_layout(shapes)
+        if len(self._layouts) < _MOST_LAYOUTS:
+            self._layouts[shapes] = layout
+        return layout
+
+    def _new_layout(self, shapes: tuple[_Shape, ...]) -> _Layout | None:
+        rows: dict[int, int] = {}
+        for shape, copied in zip(shapes, self._copied, strict=False):
+            if copied.id_shape is None:
+                rows[copied.block] = math.prod(shape)
+            elif not shape or shape != (rows.setdefault(copied.block, shape[0]), *copied.id_shape):
+                return None
+        for shape, one in zip(shapes[len(self._copied) :], self._combined, strict=True):
+            if shape[0] != rows.setdefault(one.block, shape[0]):
+                return None
+        counts = [math.prod(shape) for shape in shapes[: len(self._copied)]]
+        blocks = self._writer.lay_out(counts, [rows[number] for number in range(len(self._widths))])
+        views = []
+        for number, value in self._written:
+            dtype = numpy_dtype(self._sources[value.parts[0]].table)
+            if value.shape is None:
+                place = next(i for i, copied in enumerate(self._copied) if copied.block == number)
+                shape = (*shapes[place], self._widths[number])
+            else:
+                shape = (rows[number], *value.shape)
+            views.append(_View(blocks.begins[number], shape, dtype))
+        combined = tuple(
+            _View(blocks.begins[one.block], (rows[one.block], self._widths[one.block]), np.dtype(np.float32))
+            for one in self._combined
+        )
+        return _Layout(blocks, tuple(views), combined)
+
+
+def _is_alone(sources: Mapping[str, RowSource], parts: Sequence[str]) -> bool:
+    return len(parts) == 1 and not _is_copied(sources[parts[0]])
+
+
+def _is_copied(source: RowSource) -> bool:
+    is_single = not isinstance(source, FeatureRows) or source.claim.is_single
+    return is_single and isinstance(source.table, MappedTable) and RowBlocks.takes(source.table)
+
+
+def _part(source: RowSource, per_row: int) -> BlockPart:
+    assert isinstance(source.table, MappedTable)  # as _is_copied has found
+    if not isinstance(source, FeatureRows):
+        return BlockPart(source.table, per_row=per_row)
+    feature = source.claim.feature
+    return BlockPart(source.table, feature.on_bad_id, feature.default_row, per_row)
