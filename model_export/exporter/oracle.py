@@ -66,29 +66,49 @@ def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None =
     """Returns [B, D] float64, or [B, L, D] of a sequence, of a [V, D] table; an empty row gives zeros.
 
     sum: sum(w v). mean: sum(w v) / sum(w), or / max(sum(w), 1) with "at_least_one". sqrtn: sum(w v) / sqrt(sum(w w)).
-    A divisor of 0 gives zeros. A row is cut before its ids are looked at.
+    A divisor of 0 gives zeros. A row is cut before its ids are looked at; vectors are bounded before they are weighted.
+    Ids of shape [B, K] give [B, K, D]. A row that no id counts in gives what the manifest says, or is cut off at the
+    end.
 
     Raises:
       RefusedError: the manifest makes an id, a key or a row's length an error.
     """
     if not isinstance(ids, RaggedIds):
-        rows = ids if keys is None else keys.rows_of(ids)
+        flat = ids.reshape(-1)
+        rows = flat if keys is None else keys.rows_of(flat)
         vectors = [_vector(table, feature, int(row)) for row in rows]
-        return np.array([np.zeros(table.shape[1]) if v is None else v for v in vectors]).reshape(-1, table.shape[1])
+        found = np.array([np.zeros(table.shape[1]) if v is None else v for v in vectors])
+        return found.reshape(*ids.shape, table.shape[1])
     # Keys are mapped before a row is cut, so an unknown one is an error wherever it stands.
     values = ids.values if keys is None else keys.rows_of(ids.values)
     length = feature.max_sequence_length
     out = np.zeros((len(ids.row_splits) - 1, *([] if length is None else [length]), table.shape[1]))
+    last = -1
     for r, (start, end) in enumerate(zip(ids.row_splits[:-1], ids.row_splits[1:], strict=True)):
         weights = None if ids.weights is None else ids.weights[start:end].astype(np.float64)
         if length is not None:
             for position, row in enumerate(values[start:end][:length]):
-                found = _vector(table, feature, int(row))
-                out[r, position] = 0.0 if found is None else found
+                vector = _vector(table, feature, int(row))
+                out[r, position] = 0.0 if vector is None else vector
         else:
             with np.errstate(invalid="ignore"):  # a table may hold NaN and infinity
-                out[r] = _combined(table, feature, values[start:end], weights)
-    return out
+                combined = _combined(table, feature, values[start:end], weights)
+            last = last if combined is None else r
+            out[r] = _empty_row(table, feature) if combined is None else combined
+    return out[: last + 1] if feature.trailing_empty_rows == "cut" else out
+
+
+def _empty_row(table: Rows, feature: LookupFeature) -> Array | float:
+    if feature.on_empty_row == "default_row":
+        return _bounded(table[feature.default_row].astype(np.float64), feature)
+    return float("nan") if feature.on_empty_row == "nan" else 0.0
+
+
+def _bounded(vector: Array, feature: LookupFeature) -> Array:
+    if feature.max_norm is None:
+        return vector
+    norm = float(np.sqrt((vector * vector).sum()))
+    return vector * (feature.max_norm / max(norm, feature.max_norm))
 
 
 def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) -> dict[str, Keys]:
@@ -129,16 +149,19 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
             row += table.shape[0]
         else:
             raise RefusedError(f"id {row}")
-    return table[row].astype(np.float64)
+    return _bounded(table[row].astype(np.float64), feature)
 
 
-def _combined(table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None) -> Array:
+def _combined(
+    table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None
+) -> Array | None:
+    # None is a row that no id counts in.
     most = feature.max_ids_per_row
     if most is not None and len(rows) > most:
         if feature.on_too_many_ids == "error":
             raise RefusedError(f"{len(rows)} ids in a row")
         rows = rows[:most]
-    total, squares, weight_sum = np.zeros(table.shape[1]), 0.0, 0.0
+    total, squares, weight_sum, count = np.zeros(table.shape[1]), 0.0, 0.0, 0
     for position, row in enumerate(rows):
         vector = _vector(table, feature, int(row))
         weight = 1.0 if weights is None else float(weights[position])
@@ -147,6 +170,9 @@ def _combined(table: Rows, feature: LookupFeature, rows: Array, weights: Sequenc
         total += weight * vector
         weight_sum += weight
         squares += weight * weight
+        count += 1
+    if not count:
+        return None
     if feature.combiner == "sum":
         return total
     if feature.combiner == "sqrtn":

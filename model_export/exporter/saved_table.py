@@ -36,12 +36,15 @@ class SavedTable:
         self._scales = read_scales(artifact, entry)
 
     def __getitem__(self, rows: int | Array) -> Array:
-        """Returns the [D] row, or the [N, D] rows, of ids inside the table, as float32."""
+        """Returns the [D] row, or the [N, D] rows, of ids inside the table: float64 as it is, all else as float32."""
         if isinstance(rows, np.ndarray):
-            return np.array([self[int(row)] for row in rows], np.float32).reshape(-1, self.shape[1])
+            dtype = np.float64 if self._entry.dtype == "float64" else np.float32
+            return np.array([self[int(row)] for row in rows], dtype).reshape(-1, self.shape[1])
         with self._file.open("rb", buffering=0) as file:
             file.seek(self._entry.offset + rows * self._row_bytes)
             numbers = np.frombuffer(file.read(self._row_bytes), TABLE_DTYPES[self._entry.dtype])
+        if self._entry.dtype == "float64":
+            return numbers
         scales = None if self._scales is None else self._scales[rows]
         return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
 

@@ -255,9 +255,11 @@ class SignaturePlan:
         told = []
         for feature, part in zip(self.outputs[name].parts, parts, strict=True):
             plan = self.features[feature]
-            sent = plan.num_rows(inputs)
-            ids = f'"{plan.feature.ids}" has {" x ".join(map(str, part.shape[1:-1]))} ids in each of {sent} rows'
-            told.append(ids if part.ndim > 2 else f'"{plan.feature.ids}" has {sent}')
+            rows, left_out = part.shape[0], plan.num_rows(inputs) - part.shape[0]
+            size = f"{rows} rows of {part.shape[1]} ids" if part.ndim > 2 else str(rows)
+            if left_out:
+                size += f" (its last {left_out} rows hold no ids, and the model's graph leaves them out)"
+            told.append(f'"{plan.feature.ids}" has {size}')
         return f'output "{name}" joins features that differ in their number of rows: {", ".join(told)}.'
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> SignaturePlan:

@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_export.exporter.fingerprint import fingerprint64
 from service.codecs.protos import message_class
+from service.codecs.tensor_proto import decode_tensor, encode_tensor
 from service.core.engine import Engine
 from service.core.types import ModelRef
 from service.direct.predict import DirectPredict
+from service.transports.grpc.methods import service_methods
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import (
+    PREDICT,
     EngineWire,
     Failure,
     GrpcWire,
@@ -28,8 +32,8 @@ from tests.conformance.wires import (
     read_tensor,
 )
 from tests.conftest import RecordingObserver, serving
-from tests.toy_described import described_signatures, write_described_model
-from tests.toy_model import rewrite_manifest, saved_model
+from tests.toy_described import described_signatures, described_tables, write_described_model
+from tests.toy_model import rewrite_manifest, saved_model, stored_numbers
 
 TENSOR_WIRES = ("engine", "grpc", "grpcio", "oip json", "oip binary", "oip grpc")
 
@@ -248,3 +252,167 @@ def test_joined_features_are_answered_directly(tmp_path_factory: pytest.TempPath
             response = message_class("tensorflow.serving.PredictResponse").FromString(direct)
             assert np.array_equal(read_tensor(response.outputs["all"]), wanted["all"])
         assert one.predict("joined", user=[1])[1] is None
+
+
+def test_long_vectors_are_bounded_before_they_are_combined(served: Served) -> None:
+    # Row i of the table has the norm 5 i, so from row 3 on it is [6, 8].
+    asked = served.ask("bounded", one=[1, 2, 8])
+    np.testing.assert_allclose(asked["one"], [[3, 4], [6, 8], [6, 8]], rtol=1e-6)
+    bag = {"bag__values": [8, 1, -1, 9, 2], "bag__row_splits": [0, 3, 3, 5]}
+    np.testing.assert_allclose(served.ask("bounded", **bag)["bag"], [[4.5, 6], [0, 0], [6, 8]], rtol=1e-6)
+    weighted = served.ask("bounded", **bag, bag__weights=[1.0, 3.0, 5.0, 5.0, 0.5])["bag"]
+    np.testing.assert_allclose(weighted, [[3.75, 5], [0, 0], [6, 8]], rtol=1e-6)
+    path = served.ask("bounded", path__values=[99, 1, 7, -5], path__row_splits=[0, 3, 4])["path"]
+    np.testing.assert_allclose(path, [[[6, 8], [3, 4]], [[0, 0], [0, 0]]], rtol=1e-6)
+
+
+def test_a_row_without_ids_that_count_reads_a_bounded_default_row(served: Served) -> None:
+    inputs = {"safe__values": [1, -1, 2, 8], "safe__row_splits": [0, 1, 2, 2, 4]}
+    # sqrtn of ones: the sum over the root of the number of ids.
+    root = 2**0.5
+    wanted = [[3, 4], [6, 8], [6, 8], [12 / root, 16 / root]]
+    np.testing.assert_allclose(served.ask("bounded", **inputs)["safe"], wanted, rtol=1e-6)
+    weights = served.ask("bounded", **inputs, safe__weights=[0.0, 1.0, 1.0, -2.0])["safe"]
+    np.testing.assert_allclose(weights, [[6, 8], [6, 8], [6, 8], [6, 8]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("feature", "wanted"),
+    [
+        ("zero", [[0, 0, 0], [1.5, 2.5, 1], [0, 0, 0]]),
+        ("nan", [[np.nan] * 3, [1.5, 2.5, 1], [np.nan] * 3]),
+        ("row", [[2, 4, 1], [3, 5, 2], [2, 4, 1]]),
+        ("cut", [[0, 0, 0], [1.5, 2.5, 1]]),
+    ],
+)
+def test_rows_without_ids_follow_the_manifest(served: Served, feature: str, wanted: list[Any]) -> None:
+    values, splits = [1, 2], [0, 0, 2, 2]
+    sent = request("empty", {f"{feature}__values": values, f"{feature}__row_splits": splits})
+    for name in TENSOR_WIRES:
+        np.testing.assert_array_equal(served.wires[name].send(sent)[feature], np.array(wanted, np.float32), name)
+    status, answer = served.post("empty", "lookup", features={feature: [[], [1, 2], []]})
+    assert status == 200 and len(answer["embeddings"][feature]) == len(wanted)
+
+
+def test_dropped_ids_do_not_count(served: Served) -> None:
+    assert served.ask("empty", row__values=[-1, 4], row__row_splits=[0, 2]) == {"row": [[2, 4, 1]]}
+
+
+def test_nothing_is_left_of_a_cut_feature_without_ids(served: Served) -> None:
+    found = served.wires["engine"].send(request("empty", {"cut__values": [], "cut__row_splits": [0, 0, 0]}))
+    assert found["cut"].shape == (0, 3)
+
+
+def test_a_cut_feature_can_not_be_joined_with_longer_ones(served: Served) -> None:
+    inputs = {"cut__values": [1], "cut__row_splits": [0, 1, 1], "zero__values": [2, 3], "zero__row_splits": [0, 1, 2]}
+    assert served.refusal("empty", **inputs) == (
+        'output "pair" joins features that differ in their number of rows: "cut__values" has 1 (its last 1 rows hold '
+        'no ids, and the model\'s graph leaves them out), "zero__values" has 2.'
+    )
+    inputs |= {"cut__values": [1, 1], "cut__row_splits": [0, 1, 2]}
+    assert served.ask("empty", **inputs)["pair"] == [[1, 1, 1, 2, 4, 1], [1, 1, 1, 3, 9, 1]]
+
+
+def test_ids_of_two_dimensions(served: Served) -> None:
+    assert served.ask("blocks", any=[[1, 2, 0], [0, 0, 1]]) == {
+        "any": [[[3, 4], [6, 8], [0, 0]], [[0, 0], [0, 0], [3, 4]]]
+    }
+    assert served.ask("blocks", two=[[1, 2], [-1, 1]]) == {"two": [[3, 4, 6, 8], [0, 0, 3, 4]]}
+    assert served.ask("blocks", one=[2], two=[[1, 2]]) == {"two": [[3, 4, 6, 8]], "wide": [[6, 8, 3, 4, 6, 8]]}
+    assert served.ask("blocks", any=[[2]]) == {"any": [[[6, 8]]]}
+    wanted = [[3, 4, 6, 8], [0, 0, 3, 4]]
+    assert served.post("blocks", "lookup", features={"two": [[1, 2], [0, 1]]})[1] == {"embeddings": {"two": wanted}}
+    assert served.post("blocks", "predict", inputs={"two": [[1, 2], [0, 1]]})[1] == {"outputs": wanted}
+    assert served.post("blocks", "predict", instances=[{"two": [1, 2]}, {"two": [0, 1]}])[1] == {"predictions": wanted}
+
+
+def test_ids_of_another_shape_are_refused(served: Served) -> None:
+    assert served.refusal("blocks", two=[[1, 2, 3]]) == 'input "two": expected shape [?, 2], got [1, 3].'
+    assert served.refusal("blocks", two=[1, 2]) == 'input "two": expected shape [?, 2], got [2] (rank 1).'
+    assert served.refusal("blocks", any=[[1, 2], [9, 1]]).startswith('input "any": id 9 at position 2')
+
+
+def test_a_limit_on_answers_counts_every_id(served: Served) -> None:
+    with served.engine._registry.lease(ModelRef("described")) as servable:
+        # One id of `any`, both of `two`, and one beside both of `two`.
+        assert servable.signatures["blocks"].row_bytes == 4 * (2 + 4 + 6)
+
+
+@pytest.mark.parametrize("as_content", [False, True])
+def test_rows_are_answered_as_their_table_is_stored(served: Served, as_content: bool) -> None:
+    data, direct = served.predict(
+        "stored", half=[2, 1], double=[9, 1], steps__values=[1, 2, 0], steps__row_splits=[0, 3]
+    )
+    assert direct is None
+    answer = service_methods(served.engine, as_content=as_content)[PREDICT](data, None)
+    response = message_class("tensorflow.serving.PredictResponse").FromString(answer)
+    found = {name: decode_tensor(name, tensor) for name, tensor in response.outputs.items()}
+    double = described_tables()["double"]
+    assert {name: array.dtype for name, array in found.items()} == {
+        "half": np.float16,
+        "double": np.float64,
+        "steps": np.float64,
+    }
+    assert found["half"].tolist() == [[2, 0.5], [1, 0.25]]
+    assert np.array_equal(found["double"], double[[2, 1]])
+    assert np.array_equal(found["steps"], double[[[1, 2]]])
+    assert bool(response.outputs["half"].half_val) is not as_content
+
+
+def test_stored_rows_in_json_and_in_the_open_inference_protocol(served: Served) -> None:
+    assert served.post("stored", "lookup", features={"half": [2, 1]})[1] == {
+        "embeddings": {"half": [[2, 0.5], [1, 0.25]]}
+    }
+    double = described_tables()["double"]
+    assert served.post("stored", "predict", inputs={"double": [2]})[1] == {"outputs": double[[2]].tolist()}
+    for is_binary in (False, True):
+        body = {
+            "inputs": [{"name": "double", "datatype": "INT64", "shape": [1], "data": [2]}],
+            "parameters": {"signature_name": "stored", "binary_data_output": is_binary},
+        }
+        response = served.http.exchange("POST", "/v2/models/described/infer", json.dumps(body).encode())
+        length = int(response.headers.get("Inference-Header-Content-Length", len(response.content)))
+        (output,) = json.loads(response.content[:length])["outputs"]
+        assert (output["datatype"], output["shape"]) == ("FP64", [1, 2])
+        values = np.frombuffer(response.content[length:], "<f8") if is_binary else np.array(output["data"])
+        assert np.array_equal(values.reshape(1, 2), double[[2]])
+
+
+def test_bfloat16_keeps_its_bits(served: Served) -> None:
+    pytest.importorskip("ml_dtypes")
+    bits = stored_numbers(described_tables()["brain"], "bfloat16")
+    with served.engine.bind(ModelRef("described"), "stored", api="test") as bound:
+        found = bound.run({"brain": np.array([2, -1, 1])})["brain"]
+    assert found.dtype.name == "bfloat16"
+    assert np.array_equal(found.view(np.uint16), np.stack([bits[2], 0 * bits[0], bits[1]]))
+    assert served.post("stored", "lookup", features={"brain": [2]})[1] == {"embeddings": {"brain": [[2, 0.5]]}}
+    for as_content in (False, True):
+        tensor = message_class("tensorflow.TensorProto").FromString(
+            b"".join(encode_tensor("brain", found, as_content=as_content))
+        )
+        assert tensor.dtype == 14
+        assert np.array_equal(decode_tensor("brain", tensor).view(np.uint16), found.view(np.uint16))
+
+
+def test_hashed_keys_and_oov_rows_of_keras(served: Served) -> None:
+    words = ["red", "", "x y z"]
+    rows = {
+        "word": [2 + fingerprint64(word.encode()) % 7 for word in words],
+        # Row 3 is the first word's; "" is the mask; others go to rows 1 and 2.
+        "keras": [3, 0, 1 + fingerprint64(b"x y z") % 2],
+        "masked": [2, 0, 1],
+    }
+    for feature, expected in rows.items():
+        assert served.ask("hashed", **{feature: words})[feature] == [[3 * row, 4 * row] for row in expected]
+    codes = [0, -12, 12345]
+    expected = [fingerprint64(str(code).encode()) % 9 for code in codes]
+    assert served.ask("hashed", code=codes)["code"] == [[3 * row, 4 * row] for row in expected]
+    assert served.post("hashed", "lookup", features={"word": ["red"]})[0] == 200
+
+
+def test_hashed_keys_are_no_strangers(served: Served) -> None:
+    with served.engine._registry.lease(ModelRef("described")) as servable:
+        vocabulary = servable.signatures["hashed"].inputs["word"].vocabulary
+        assert vocabulary is not None
+        vocabulary.ids_of(np.array([b"a", b"b"], object), "word")
+        assert vocabulary.strangers.total == 0  # type: ignore[attr-defined]

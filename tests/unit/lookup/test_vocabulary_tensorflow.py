@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_export.exporter.oracle import Keys
 from service.core.manifest import Manifest, VocabularyEntry
 from service.core.types import Vocabulary
 from service.lookup.vocabulary import open_vocabularies
@@ -63,3 +64,41 @@ def test_rows_are_those_of_a_vocabulary_column(tf: Any, tmp_path: Path, key_dtyp
     else:
         ours = open_keys(tmp_path, keys, key_dtype=key_dtype, **oov)
     assert ours.ids_of(np.array(sent, object if is_string else np.int64), "x").tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("mask_token", ["", None])
+@pytest.mark.parametrize("num_oov_indices", [1, 2])
+def test_rows_are_those_of_keras_string_lookup(
+    tf: Any, tmp_path: Path, mask_token: str | None, num_oov_indices: int
+) -> None:
+    keys = ["red", "grün", "blue"]
+    layer = tf.keras.layers.StringLookup(vocabulary=keys, num_oov_indices=num_oov_indices, mask_token=mask_token)
+    sent = [key.encode() for key in keys] + [b""] * (mask_token is not None) + TEXTS[1:]
+    first_oov = 0 if mask_token is None else 1
+    # One OOV index is a row, several are buckets.
+    oov = {"oov_id": first_oov} if num_oov_indices == 1 else {"num_oov_buckets": 2, "first_oov_id": first_oov}
+    empty = {} if mask_token is None else {"empty_key_id": 0}
+    ours = open_keys(tmp_path, keys, first_id=first_oov + num_oov_indices, **oov, **empty)
+    assert ours.ids_of(np.array(sent, object), "x").tolist() == layer(tf.constant(sent)).numpy().tolist()
+
+
+@pytest.mark.parametrize("num_bins", [1, 2, 7, 1000])
+def test_hashed_keys_are_those_of_keras_hashing_and_of_tensorflow(tf: Any, num_bins: int) -> None:
+    layer = tf.keras.layers.Hashing(num_bins)
+    words = hashed(num_oov_buckets=num_bins).ids_of(np.array(TEXTS, object), "x").tolist()
+    assert words == layer(tf.constant(TEXTS)).numpy().tolist()
+    assert words == tf.strings.to_hash_bucket_fast(TEXTS, num_bins).numpy().tolist()
+    numbers = hashed(num_oov_buckets=num_bins, key_dtype="int64").ids_of(np.array(NUMBERS), "x").tolist()
+    assert numbers == layer(tf.constant(NUMBERS, tf.int64)).numpy().tolist()
+
+
+def test_hashed_keys_are_the_oracles_too() -> None:
+    for key_dtype, sent in (("string", np.array(TEXTS, object)), ("int64", np.array(NUMBERS))):
+        entry = VocabularyEntry("", 0, 5, num_oov_buckets=9, key_dtype=key_dtype)
+        ours = hashed(first_id=5, num_oov_buckets=9, key_dtype=key_dtype).ids_of(sent, "x")
+        assert Keys(entry, ()).rows_of(sent).tolist() == ours.tolist()
+
+
+def hashed(first_id: int = 0, **fields: Any) -> Vocabulary:
+    """Opens a vocabulary of hashed keys."""
+    return open_vocabularies(Path(), Manifest({}, {}, {}, {"v": VocabularyEntry("", 0, first_id, **fields)}))["v"]
