@@ -106,7 +106,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     compact = commands.add_parser(
-        "compact", help="fold a version's deltas, and the journal of its upserts, into a new version (no TensorFlow)"
+        "compact",
+        help="fold a version's deltas, and the journal of its upserts, into a new version (no TensorFlow)",
     )
     compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
     compact.add_argument(
@@ -115,6 +116,9 @@ def build_parser() -> argparse.ArgumentParser:
     compact.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     compact.add_argument(
         "--journal", type=Path, metavar="FILE", help="journal of the version's upserts, below --delta_journal_dir"
+    )
+    compact.add_argument(
+        "--without_journal", action="store_true", help="leave upserts out, also where their journal is found"
     )
     compact.add_argument("--skip_refused", action="store_true", help="leave out deltas that a server refuses, too")
 

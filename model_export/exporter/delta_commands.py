@@ -30,6 +30,7 @@ def fold(arguments: argparse.Namespace) -> None:
         arguments.out,
         version=arguments.version,
         journal=arguments.journal,
+        without_journal=arguments.without_journal,
         skip_refused=arguments.skip_refused,
     )
     sys.stdout.write(f"compacted and verified: {artifact}\n")

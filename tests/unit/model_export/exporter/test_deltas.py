@@ -14,6 +14,7 @@ from model_export.__main__ import main
 from model_export.exporter.integrity import integrity_faults
 from service.core.manifest import Manifest
 from service.core.types import ModelRef
+from service.deltas.delta_file import fingerprint_of
 from service.lookup.table import open_tables
 from tests.deltas import delta_bytes, drop
 from tests.toy_model import stored_numbers, variable_name, write_toy_model
@@ -108,6 +109,43 @@ def test_a_refused_delta_stops_it_unless_it_is_to_be_left_out(version: Path) -> 
     assert manifest is not None
     assert open_tables(made, manifest)["user"].rows(np.array([1, 2])).tolist() == [[9, 9], [2, 20]]
     assert [path.name for path in version.parent.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("place", ["models/journal", "journals", "models/toy/journal"])
+def test_a_journal_beside_the_model_is_not_dropped_unless_it_is_to_be(tmp_path: Path, place: str) -> None:
+    version = write_toy_model(tmp_path / "models" / "toy" / "1")
+    write_delta(version, "user", np.array([3]), np.array([[1, 2]]), sequence=1)
+    served = Served(version, tmp_path / place)
+    served.look()
+    upsert(served, [1], [[0.5, 9.5]])
+    (journal,) = (tmp_path / place).rglob("*.journal")
+    with pytest.raises(ExportError) as refused:
+        compact(version)
+    assert str(journal) in str(refused.value)
+    assert f"--journal {journal}" in str(refused.value) and "--without_journal" in str(refused.value)
+    assert [path.name for path in version.parent.iterdir() if path.is_dir() and path.name != "journal"] == ["1"]
+    folded, without = compact(version, journal=journal), compact(version, without_journal=True)
+    rows = [open_tables(made, manifest_of(made))["user"].rows(np.array([1, 3])).tolist() for made in (folded, without)]
+    assert rows == [[[0.5, 9.5], [1, 2]], [[1, 10], [1, 2]]]
+    with pytest.raises(ExportError, match="either journal or without_journal"):
+        compact(version, journal=journal, without_journal=True)
+
+
+def test_journals_of_other_versions_and_empty_ones_hold_nothing_up(tmp_path: Path) -> None:
+    version = write_toy_model(tmp_path / "models" / "toy" / "1")
+    write_delta(version, "user", np.array([3]), np.array([[1, 2]]), sequence=1)
+    mark = fingerprint_of(version)
+    for name, data in ((f"2-{mark[:8].hex()}", b"x"), ("1-0123456789abcdef", b"x"), (f"1-{mark[:8].hex()}", b"")):
+        (tmp_path / "journals" / "toy").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "journals" / "toy" / f"{name}.journal").write_bytes(data)
+    assert compact(version).name == "2"
+
+
+def manifest_of(version: Path) -> Manifest:
+    """Returns an artifact's manifest."""
+    manifest = Manifest.read(version)
+    assert manifest is not None
+    return manifest
 
 
 def test_both_are_commands(
