@@ -107,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     compact = commands.add_parser(
         "compact",
-        help="fold a version's deltas, and the journal of its upserts, into a new version (no TensorFlow)",
+        help="make the next version: a version's deltas and the journal of its upserts folded in, tables of fewer bits",
     )
     compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
     compact.add_argument(
@@ -120,6 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     compact.add_argument(
         "--without_journal", action="store_true", help="leave upserts out, also where their journal is found"
     )
+    _add_table_dtype(compact)
     compact.add_argument("--skip_refused", action="store_true", help="leave out deltas that a server refuses, too")
 
     verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
@@ -208,6 +209,10 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no_warmup", dest="warmup", action="store_false", default=None, help="no warm-up requests for TF Serving"
     )
+    _add_table_dtype(parser)
+
+
+def _add_table_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table_dtype",
         type=_table_dtype,

@@ -151,6 +151,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.codecs.signature_def",
             # Free of TensorFlow, and `verify` must lower a graph as the server does.
             "service.graph.tpu_lowering",
+            # Which variable of a graph each saved tensor goes to: a reduced version's lookups share variables by it.
+            "service.graph.restoring",
         },
         {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
     ),

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def add_lookups(
         whole = {table: several[0] if len(several) == 1 else several for table, several in parts.items()}
         definitions = {name: build_lookup(entry, spec, whole).signature_def(name) for name, entry in lookups.items()}
         extended = tf.compat.v1.train.export_meta_graph(graph=graph, clear_extraneous_savers=True)
-    _append(meta_graph, extended, before)
+    append_nodes(meta_graph, extended, before)
     for name, definition in definitions.items():
         meta_graph.signature_def[name].MergeFromString(definition.SerializeToString())
     _write(artifact, saved_model)
@@ -83,7 +83,8 @@ def _value(graph: Any, node: str) -> Any:
     return tf.ensure_shape(value, tf.TensorShape(shape))
 
 
-def _append(meta_graph: Any, extended: Any, before: set[str]) -> None:
+def append_nodes(meta_graph: Any, extended: Any, before: Collection[str]) -> None:
+    """Adds the nodes, functions and ops of an extended MetaGraph that the first has not; before: names of its nodes."""
     functions = {function.signature.name for function in meta_graph.graph_def.library.function}
     for node in extended.graph_def.node:
         if node.name not in before:

@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from model_export.errors import ExportError
 from model_export.exporter.compact import compact
 from model_export.exporter.deltas import write_delta
+from model_export.exporter.reduction_report import reduction_lines
+from model_export.report.commands import rows_shown
+from service.core.manifest import Manifest
 from service.core.types import Array
 
 
@@ -24,15 +28,21 @@ def delta(arguments: argparse.Namespace) -> None:
 
 
 def fold(arguments: argparse.Namespace) -> None:
-    """Folds deltas into a new version."""
-    artifact = compact(
-        arguments.artifact,
-        arguments.out,
-        version=arguments.version,
-        journal=arguments.journal,
-        without_journal=arguments.without_journal,
-        skip_refused=arguments.skip_refused,
-    )
+    """Folds deltas into a new version, reduces its tables, or both; says what the tables lost."""
+    with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
+        artifact = compact(
+            arguments.artifact,
+            arguments.out,
+            version=arguments.version,
+            journal=arguments.journal,
+            without_journal=arguments.without_journal,
+            skip_refused=arguments.skip_refused,
+            table_dtype=arguments.table_dtype,
+            progress=rows_shown(bar),
+        )
+    manifest = Manifest.read(artifact)
+    if manifest is not None and arguments.table_dtype is not None:
+        sys.stdout.write("".join(f"{line}\n" for line in reduction_lines(manifest)))
     sys.stdout.write(f"compacted and verified: {artifact}\n")
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
+from model_export.exporter.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
 
 # Object-based checkpoints keep the description of their keys as one more string.
 _OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
-# Where TensorFlow 2 names the graph's initialiser: among the signatures, and in a collection.
-_INIT_OP = "__saved_model_init_op"
-_INIT_COLLECTION = "saved_model_main_op"
+# Beside INIT_OP, where a graph's initialiser is named: TensorFlow 2 and late 1, early 1.
+_INIT_COLLECTION, _LEGACY_COLLECTION = "saved_model_main_op", "legacy_init_op"
 
 
 def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
@@ -42,7 +42,7 @@ def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
         raise ExportError(f"{folder} lacks assets of the other MetaGraph: {', '.join(sorted(missing))}")
     saved_model.meta_graphs.add().CopyFrom(meta_graph)
     for graph in saved_model.meta_graphs:
-        _hide_initialiser(graph)
+        hide_initialiser(graph)
     partial = file.with_name(file.name + ".partial")
     partial.write_bytes(saved_model.SerializeToString(deterministic=True))
     os.replace(partial, file)
@@ -52,13 +52,28 @@ def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
         write_fingerprint(str(folder))
 
 
-def _hide_initialiser(meta_graph: Any) -> None:
+def hide_initialiser(meta_graph: Any) -> None:
+    """Moves the name of the graph's initialiser from the signatures to the collection that every loader reads."""
     # tf.saved_model.load takes a folder of two MetaGraphs for one of TensorFlow 1: it would make a signature of the
     # initialiser and fail where that reads an asset. The collection that names it too is what every loader then takes.
-    if _INIT_OP in meta_graph.signature_def:
-        operation = meta_graph.signature_def[_INIT_OP].outputs[_INIT_OP].name.partition(":")[0]
-        meta_graph.collection_def[_INIT_COLLECTION].node_list.value[:] = [operation]
-        del meta_graph.signature_def[_INIT_OP]
+    if INIT_OP in meta_graph.signature_def:
+        operation = meta_graph.signature_def[INIT_OP].outputs[INIT_OP].name.partition(":")[0]
+        set_initialiser(meta_graph, operation)
+        del meta_graph.signature_def[INIT_OP]
+
+
+def initialiser_of(meta_graph: Any) -> str:
+    """Returns the operation that a loader runs last, "" where there is none; after hide_initialiser."""
+    for key in (_INIT_COLLECTION, _LEGACY_COLLECTION):
+        names = meta_graph.collection_def[key].node_list.value if key in meta_graph.collection_def else []
+        if names:
+            return str(names[0]).partition(":")[0]
+    return ""
+
+
+def set_initialiser(meta_graph: Any, operation: str) -> None:
+    """Names the operation that a loader runs last."""
+    meta_graph.collection_def[_INIT_COLLECTION].node_list.value[:] = [operation]
 
 
 def _saved_model_class() -> Any:

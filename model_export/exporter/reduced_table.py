@@ -81,11 +81,14 @@ def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[
     return {name: cast(TableDtype, dtype) for name, dtype in by_table.items() if dtype != "float32"}
 
 
-def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[int, int], Array]) -> ReducedTable:
+def reduced(
+    name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[int, int], Array], *, first_row: int = 0
+) -> ReducedTable:
     """Rounds a table, a few megabytes at a time.
 
     Args:
       rows: gives [stop - start, D] float32.
+      first_row: of these in the table, for errors.
 
     Raises:
       ExportError: a number is too large for the dtype; or NaN or infinite, for which int8 and int4 have no place.
@@ -98,7 +101,7 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
     for start in range(0, vocabulary_size, step):
         stop = min(start + step, vocabulary_size)
         trained = np.asarray(rows(start, stop), np.float32)
-        _check(name, dtype, trained, start)
+        _check(name, dtype, trained, first_row + start)
         numbers[start:stop], some = rounded(trained, dtype)
         if scales is not None:
             scales[start:stop] = some

@@ -48,6 +48,11 @@ class SavedTable:
         scales = None if self._scales is None else self._scales[rows]
         return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
 
+    def widened(self, start: int, numbers: Array) -> Array:
+        """Returns the float32 of stored rows, of which start is the first."""
+        scales = None if self._scales is None else self._scales[start : start + len(numbers)]
+        return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
+
 
 def read_tables(artifact: Path, manifest: Manifest) -> dict[str, SavedTable]:
     """Returns all tables of an artifact, by name."""

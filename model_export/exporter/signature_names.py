@@ -8,4 +8,6 @@ PREDICT = "serving_default"
 PREDICT_EXAMPLES = "serve_examples"
 RATING_OUTPUT = "rating"
 EXAMPLES_INPUT = "examples"
+# TensorFlow 2 names the graph's initialiser among the signatures.
+INIT_OP = "__saved_model_init_op"
 DEFAULT_BATCH_SIZES = (1, 8, 64, 512)

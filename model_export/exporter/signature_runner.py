@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
+from model_export.exporter.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
 from service.codecs.protos import message_class
 from service.core.types import Array
@@ -22,7 +23,6 @@ from service.graph.tpu_lowering import lower
 
 SERVE = ("serve",)
 SERVE_TPU = ("serve", "tpu")
-_INIT_OP = "__saved_model_init_op"
 
 
 class GraphRefusedError(Exception):
@@ -95,7 +95,7 @@ def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
             return {
                 name: {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
                 for name, definition in graph.signature_def.items()
-                if name != _INIT_OP
+                if name != INIT_OP
             }
     raise ExportError(f"{artifact} has no MetaGraph tagged serve")
 
@@ -117,7 +117,7 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
                     meta_graph = tf.compat.v1.saved_model.load(session, list(wanted), str(folder))
             except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
                 raise ExportError(f"TensorFlow can not load {artifact}: {error}") from error
-            definitions = {name: d for name, d in meta_graph.signature_def.items() if name != _INIT_OP}
+            definitions = {name: d for name, d in meta_graph.signature_def.items() if name != INIT_OP}
             yield SignatureRunner(session, definitions)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -75,18 +77,24 @@ def verify(arguments: argparse.Namespace) -> None:
 
 def _build(artifact: Path, options: ReportOptions) -> ArtifactReport:
     with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
+        shown = rows_shown(bar)
+        return build_report(artifact, options, progress=lambda table: shown(f"reading {table}"))
 
-        def progress(table: str) -> Progress:
-            bar.set_description(f"reading {table}")
 
-            def show(done: int, rows: int) -> None:
-                bar.total = rows
-                bar.n = done
-                bar.refresh()
+def rows_shown(bar: tqdm[NoReturn]) -> Callable[[str], Progress]:
+    """Returns what names on a bar what is read next, and gives what is told (rows done, rows) of it."""
 
-            return show
+    def progress(what: str) -> Progress:
+        bar.set_description(what)
 
-        return build_report(artifact, options, progress=progress)
+        def show(done: int, rows: int) -> None:
+            bar.total = rows
+            bar.n = done
+            bar.refresh()
+
+        return show
+
+    return progress
 
 
 def _write_html(report: ArtifactReport, arguments: argparse.Namespace) -> None:

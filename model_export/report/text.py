@@ -9,6 +9,7 @@ from typing import Any
 
 from model_export.exporter.parity_report import DeviceDifference, ParityReport, SignatureParity
 from model_export.exporter.reduced_table import REDUCED_KEY
+from model_export.exporter.reduction_report import report_lines
 from model_export.report.document import ArtifactReport, MetaGraphReport, TableReport, TensorReport
 from model_export.report.findings import first_ids
 from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
@@ -88,8 +89,8 @@ def _tables(report: ArtifactReport) -> Iterator[str]:
         yield from _wrap(f"{table.name}  {shape}, {bytes_words(nbytes)}", "  ", "    ")
         told = report.provenance.get(REDUCED_KEY, {}).get(table.name)
         if told:
-            error, bound = short(told["largest_error"]), short(told["error_bound"])
-            yield f"    differs from the trained table by {error} at most ({table.dtype}: by no more than {bound})"
+            for line in report_lines("differs from the trained table", told):
+                yield from _wrap(line, "    ", "      ")
         if table.features:
             yield from _wrap(f"read by {', '.join(table.features)}", "    ", "      ")
         yield from _table_health(table)
