@@ -149,6 +149,15 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.codecs.signature_def",
             # Free of TensorFlow, and `verify` must lower a graph as the server does.
             "service.graph.tpu_lowering",
+            # `adopt` finds features in a graph, and measures whether cutting pays, as the server cuts it.
+            *(
+                f"service.graph.{name}"
+                for name in (
+                    *("flat_graph", "table_reads", "restoring", "dense_session", "feature_cut", "probes", "tower"),
+                    *("tower_opening", "savedmodel", "table_rows", "run_comparison"),
+                )
+            ),
+            *(f"service.lookup.{name}" for name in ("plan", "table", "backend", "vocabulary", "row_pool", "kernels")),
         },
         {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
     ),
@@ -225,6 +234,9 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
         shown = {"service.files", "service.lookup.kernels"}
+    if file == Path("loadtest/bench/cut_vs_whole.py"):
+        # Nor what a graph costs cut and whole, beside each other in one process.
+        shown = {"service.core", "service.graph", "service.loading"}
     ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
     assert not [name for name in ours if not is_below(name, shown)]
 
