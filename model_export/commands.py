@@ -101,9 +101,9 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _adopt(arguments: argparse.Namespace) -> None:
     check_saved_model(arguments.saved_model)
+    # All that can be refused at once is, before TensorFlow starts.
+    new_version_folder(arguments.out or arguments.saved_model.absolute().parent, arguments.version)
     if arguments.spec is not None:
-        # All that can be refused at once is, before TensorFlow starts.
-        new_version_folder(arguments.out or arguments.saved_model.absolute().parent, arguments.version)
         read_spec(arguments.spec, read_bundle(arguments.saved_model / VARIABLES_PREFIX))
     say("starting TensorFlow")
     from model_export.exporter.adopt import adopt

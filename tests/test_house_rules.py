@@ -135,8 +135,6 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             # How both programs suggest a name for a misspelt one.
             "service.core.near_names",
-            "service.lookup.bundle",
-            "service.lookup.sorted_table",
             # What `verify` accepts, the server serves: one judgement.
             "service.lookup.signature_rules",
             # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.
@@ -149,10 +147,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             # What saved_model.pb says, read as the server reads it and without TensorFlow.
             "service.codecs.protos",
             "service.codecs.signature_def",
-            # Free of TensorFlow, and `verify` must lower a graph as the server does.
-            "service.graph.tpu_lowering",
-            # Which variable of a graph each saved tensor goes to: a reduced version's lookups share variables by it.
-            "service.graph.restoring",
+            # `adopt` finds lookups in a graph, proves and times them with what the server cuts and runs them with.
+            "service.graph",
+            "service.lookup",
+            "service.loading.towers",
         },
         {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
     ),
@@ -229,6 +227,9 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
         shown = {"service.files", "service.lookup.kernels"}
+    if file == Path("loadtest/bench/cut_vs_whole.py"):
+        # Nor what a graph costs cut and whole, beside each other in one process.
+        shown = {"service.core", "service.graph", "service.loading"}
     ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
     assert not [name for name in ours if not is_below(name, shown)]
 

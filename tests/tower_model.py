@@ -96,4 +96,4 @@ def write_tower_model(tf: Any, folder: Path) -> Path:
     tf.saved_model.save(module, str(foreign), signatures=functions)
     spec = folder / "spec.toml"
     spec.write_text(SPEC)
-    return Path(adopt(foreign, spec, folder / "model"))
+    return Path(adopt(foreign, spec, folder / "model", measure=False))

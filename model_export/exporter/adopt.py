@@ -76,7 +76,7 @@ def adopt(
         opened, plan = found.opened, plan_of_discovery(found)
     else:
         opened = open_graph(folder)
-        plan = plan_of_spec(read_spec(Path(spec), opened), inputs)
+        plan = plan_of_spec(read_spec(Path(spec), opened.bundle), inputs, opened)
     is_new = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
+from model_export.adoption.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.exporter.adopt_spec import AdoptSpec, FittingSignature
 from model_export.exporter.lookup_features import lookup_entry
@@ -71,11 +72,12 @@ def plan_of_discovery(found: Discovery) -> AdoptPlan:
     )
 
 
-def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]]) -> AdoptPlan:
+def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]], opened: OpenedGraph) -> AdoptPlan:
     """Returns the plan of a spec file.
 
     Args:
       inputs: of every signature of the SavedModel.
+      opened: its graph; of several keys with the same numbers, the one that the graph reads is taken.
 
     Raises:
       ExportError: the spec names a signature that there is not.
@@ -109,7 +111,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]])
         lines = tuple(str(key).encode() for key in words.keys)
         planned[feature.name] = PlannedFeature(feature.table, entry, lines)
     return AdoptPlan(
-        spec.variables,
+        {table: opened.alias(key) for table, key in spec.variables.items()},
         planned,
         signatures,
         required=frozenset(spec.fitting),

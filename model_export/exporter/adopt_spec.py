@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from model_export.adoption.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.exporter.api import lookup_devices
 from model_export.exporter.oracle import vocabulary_lines
@@ -62,7 +61,7 @@ class AdoptSpec:
     batch_sizes: tuple[int, ...]
 
 
-def read_spec(path: Path, opened: OpenedGraph) -> AdoptSpec:
+def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
     """Reads a spec file against the variables of a SavedModel.
 
     Raises:
@@ -75,11 +74,10 @@ def read_spec(path: Path, opened: OpenedGraph) -> AdoptSpec:
     except ValueError as error:
         raise ExportError(f"cannot read {path}: it is no TOML: {error}") from error
     _refuse_unknown(path, "", data, ("tables", "features", "signatures", "lookup"))
-    variables = opened.bundle
     keys, tables = {}, []
     for name, entry in _sections(path, data, "tables").items():
         _refuse_unknown(path, f"tables.{name}.", entry, ("variable", "combiner"))
-        keys[name] = opened.alias(find_variable(str(entry.get("variable", name)), variables))
+        keys[name] = find_variable(str(entry.get("variable", name)), variables)
         rows, dim = variables[keys[name]].shape
         combiner = entry.get("combiner", "mean")
         tables.append(_built(path, f"tables.{name}", TableSpec, name, rows, dim, combiner=combiner))

@@ -163,4 +163,4 @@ class DirectTower:
 def _side_by_side(rows: int, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     if len(shapes) == 1:
         return (rows, *shapes[0])
-    return rows, sum(dim for (dim,) in shapes)
+    return rows, sum(map(math.prod, shapes))

@@ -16,6 +16,7 @@ from service.graph.table_rows import Claim, rows_of
 
 # A constant with more numbers may be a map from ids to anything, which no probe would find out.
 _MOST_NUMBERS = 8
+_VOCABULARIES = frozenset({"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"})
 
 
 def find_lookup(
@@ -37,12 +38,13 @@ def find_lookup(
     """
     import tensorflow as tf
 
-    known = [(t, constants) for t in candidates if (constants := _constants(flat, t, read)) is not None]
+    has_keys = claim.vocabulary is not None
+    known = [(t, found) for t in candidates if (found := _constants(flat, t, read, has_keys=has_keys)) is not None]
     if not known:
         return None
     tensors = [tensor for tensor, _ in known]
     alive = {tensor: True for tensor in tensors}
-    for request in requests(spec, claim.feature, table.info.vocabulary_size, known[-1][1]):
+    for request in requests(spec, claim.feature, table.info.vocabulary_size, known[-1][1], claim.keys):
         fed = feed(request)
         try:
             ids = session.run(read.ids, fed)
@@ -54,13 +56,17 @@ def find_lookup(
             if tensor in alive:
                 if not is_same_sum(claim.feature, request, wanted, array):
                     del alive[tensor]
-                elif not np.array_equal(wanted, array):
+                elif not np.array_equal(wanted, array, equal_nan=True):
                     alive[tensor] = False
     return (list(alive)[-1], alive[list(alive)[-1]]) if alive else None
 
 
-def _constants(flat: FlatGraph, tensor: str, read: TableRead) -> Constants | None:
-    """Returns the numbers between a feature's inputs and a tensor; None where more lies there than arithmetic."""
+def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
+    """Returns the numbers between a feature's inputs and a tensor; None where more lies there than arithmetic.
+
+    Args:
+      has_keys: whether a vocabulary may lie there too, all keys of which are tried.
+    """
     import tensorflow as tf
 
     integers: set[int] = set()
@@ -76,6 +82,8 @@ def _constants(flat: FlatGraph, tensor: str, read: TableRead) -> Constants | Non
                 integers.update(numbers.reshape(-1).tolist())
             elif numbers.dtype.kind == "f":
                 floats.update(numbers.reshape(-1).tolist())
+        elif has_keys and node.op in _VOCABULARIES:
+            continue
         elif node.op != "Placeholder" and not _is_arithmetic(node):
             return None
     return Constants(tuple(sorted(integers)), tuple(sorted(floats)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.core.manifest import LookupFeature
-from service.core.types import Array, SignatureSpec, Tensors
+from service.core.types import Array, SignatureSpec, Tensors, TensorSpec
 
 _ROW_LENGTHS = ((0,), (1,), (3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (0, 0), (8, 16, 24, 9))
 _NUM_ROWS = (1, 7)
@@ -28,11 +28,15 @@ class Constants:
 
 
 def requests(
-    spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants
+    spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants, keys: Array | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Yields requests whose inputs all have one number of rows, the feature's telling ones, the others random."""
+    """Yields requests whose inputs all have one number of rows, the feature's telling ones, the others random.
+
+    Args:
+      keys: of the feature's vocabulary; it is sent these, and others, in place of ids.
+    """
     random = np.random.default_rng(17)
-    ids = _ids(feature, vocabulary_size, constants, random)
+    ids = _ids(feature, vocabulary_size, constants, random) if keys is None else _keys(keys, constants, random)
     if feature.row_splits is None:
         yield _filled(spec, {feature.ids: ids}, ids.size, random)
         yield _filled(spec, {feature.ids: ids[:1]}, 1, random)
@@ -57,16 +61,34 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     """
     if found.dtype != wanted.dtype or found.shape != wanted.shape:
         return False
-    if feature.combiner is None or not wanted.size:
+    if feature.combiner is None and feature.max_norm is None:
         return np.array_equal(found, wanted)
-    splits = inputs[feature.row_splits or ""]
+    is_nan = np.isnan(wanted)
+    if not wanted.size or not np.array_equal(np.isnan(found), is_nan):
+        return not wanted.size
+    if feature.max_norm is not None:
+        # The norm is a sum of D squares, and each number is divided by it.
+        largest = float(np.abs(wanted[~is_nan]).max(initial=0)) + feature.max_norm
+        norm_error = (wanted.shape[-1] + 4) * np.finfo(np.float32).eps * largest
+    else:
+        norm_error = 0.0
+    if feature.combiner is None:
+        return bool((np.abs(found - wanted) <= norm_error).all())
+    # Rows that are cut off have no answer.
+    splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))
     # A divisor of the probes' weights is 0 or at least a half.
     sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
-    sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted).max()), 1e-30)
-    most = (lengths + 2) * np.finfo(np.float32).eps * sums
-    return bool((np.abs(found - wanted) <= most[:, None]).all())
+    sizes = sizes[: len(wanted)]
+    sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)
+    most = (lengths + 2) * np.finfo(np.float32).eps * sums + norm_error * np.maximum(sizes, 1.0)
+    return bool((is_nan | (np.abs(found - wanted) <= most[:, None])).all())
+
+
+def random_request(spec: SignatureSpec, rows: int, random: np.random.Generator) -> dict[str, Array]:
+    """Returns a request of random values; ids lie within their tables where the signature knows them."""
+    return {name: np.array(array) for name, array in spec.defaults.items()} | _filled(spec, {}, rows, random)
 
 
 def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.random.Generator) -> Array:
@@ -77,10 +99,25 @@ def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.ran
         telling = telling[inside]
     elif feature.on_bad_id == "drop_negative":
         telling = telling[telling < size]
+    elif feature.on_bad_id == "wrap":
+        telling = telling[(telling >= -size) & (telling < size)]
     else:
         telling = np.concatenate([telling, [-(2**31) + 1, 2**31 - 1]])
     ids = np.concatenate([telling[:_MOST_IDS], random.integers(0, size, 60)])
     return random.permutation(ids)
+
+
+def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Array:
+    """Returns all keys and some that are not among them, in any order."""
+    if keys.dtype.kind == "i":
+        near = {n + d for n in (0, *constants.integers) for d in (-1, 0, 1)}
+        others = [*near, *(keys[:50] + 1).tolist(), *random.integers(-(2**62), 2**62, 60).tolist()]
+        return random.permutation(np.concatenate([keys, np.array(others, np.int64)]))
+    texts = [b"", b" ", b"0", b"-1", b"\xc3\xa4", *(f"{n:x}".encode() for n in random.integers(0, 2**62, 60).tolist())]
+    for key in keys[:50].tolist():
+        # What a graph that trims or folds letters takes for the same key.
+        texts += [key.upper(), key.lower(), key + b" ", b" " + key, key + b"\0"]
+    return random.permutation(np.array([*keys.tolist(), *texts, None], object)[:-1])
 
 
 def _weights(
@@ -103,21 +140,22 @@ def _filled(
     for name in sorted(spec.row_inputs - own.keys()):
         tensor = spec.inputs[name]
         shape = (num_rows, *(size or 2 for size in (tensor.shape or (None,))[1:]))
-        request[name] = _random(shape, tensor.numpy_dtype, random)
+        request[name] = _random(shape, tensor, random)
     for names in spec.ragged_names:
         if names.values not in own:
             lengths = random.integers(0, 4, num_rows)
             splits = np.concatenate([[0], np.cumsum(lengths)])
             request[names.row_splits] = splits.astype(spec.inputs[names.row_splits].numpy_dtype)
-            request[names.values] = _random((int(splits[-1]),), spec.inputs[names.values].numpy_dtype, random)
+            request[names.values] = _random((int(splits[-1]),), spec.inputs[names.values], random)
             if names.weights in spec.inputs:
                 request[names.weights] = random.uniform(0, 1, int(splits[-1])).astype(np.float32)
     return request
 
 
-def _random(shape: tuple[int, ...], dtype: np.dtype[np.generic] | None, random: np.random.Generator) -> Array:
+def _random(shape: tuple[int, ...], tensor: TensorSpec, random: np.random.Generator) -> Array:
+    dtype = tensor.numpy_dtype
     if dtype is None or dtype.kind == "O":
         return np.full(shape, b"", object)
     if dtype.kind == "f":
         return random.uniform(-1, 1, shape).astype(dtype)
-    return random.integers(0, 2, shape).astype(dtype)
+    return random.integers(0, tensor.vocabulary_size or 2, shape).astype(dtype)

@@ -33,7 +33,7 @@ class Claim:
     def is_single(self) -> bool:
         """Says whether the feature is a row of the table for each id, and nothing is done with it."""
         feature = self.feature
-        return feature.row_splits is None and feature.max_norm is None
+        return feature.row_splits is None and feature.max_norm is None and feature.on_bad_id != "wrap"
 
 
 @dataclass(frozen=True, slots=True)

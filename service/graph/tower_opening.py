@@ -264,7 +264,7 @@ def _source(
     direct = next((n for n, t in spec.inputs.items() if t.tensor_name and canonical(t.tensor_name) == ids), None)
     places = bottlenecks(flat, candidate.needed, candidate.outputs.values(), read.rows, candidate.follow)
     for claim in mapped.claims.get(spec.name, ()):
-        if claim.table != read.table or not _may_stand_for(claim, spec, direct):
+        if claim.table != read.table or table.info.dtype != "float32" or not _may_stand_for(claim, spec, direct):
             continue
         found = find_lookup(claim, read, places, flat=flat, spec=spec, table=table, session=session, feed=feed)
         if found is not None:
@@ -285,8 +285,12 @@ def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] 
 
 
 def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> bool:
-    feature = claim.feature
-    if spec.inputs[feature.ids].takes_keys or feature.max_ids_per_row is not None:
+    feature, ids = claim.feature, spec.inputs[claim.feature.ids]
+    if feature.max_ids_per_row is not None or (feature.row_splits is None and len(ids.shape or ()) != 1):
+        return False
+    if claim.vocabulary is not None:
+        return True
+    if ids.takes_keys or ids.dtype == "string":
         return False
     if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
         return True

@@ -186,7 +186,8 @@ class ServableLoader:
         backends: dict[str, Backend] = {}
         tower = None
         if self.has_towers and self.tags == SERVE_TAGS:
-            callable_specs = {name: spec for name, spec in specs.items() if not is_initialiser(spec)}
+            kept_whole = {name for name, entry in manifest.signatures.items() if entry.run == "whole"}
+            callable_specs = {n: spec for n, spec in specs.items() if n not in kept_whole and not is_initialiser(spec)}
             tower = open_towers(
                 path,
                 manifest,

@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
 from service.core.shortcuts import Shortcut
-from service.core.types import Array, SignatureSpec, Tensors
+from service.core.types import Array, SignatureSpec, Tensors, Vocabulary
 from service.direct.predict import WIRE_FORMAT
 from service.direct.tower_signature import DirectTower
-from service.graph.table_rows import Claim, FeatureRows, RowSource
+from service.graph.table_rows import Claim, FeatureRows, InputRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.lookup.backend import OpenedLookups
-from service.lookup.plan import SignaturePlan, compile_signature
+from service.lookup.plan import FeaturePlan, SignaturePlan, compile_signature
 from service.lookup.table import MappedTable
+
+# A graph's vocabulary is held against so many keys of the manifest's, which takes half a second.
+_MOST_KEYS = 100_000
 
 
 def open_towers(
@@ -30,47 +35,78 @@ def open_towers(
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
     """Opens what can be cut of these signatures into lookups and towers; None where nothing can."""
-    claims = {name: _claims(spec, manifest, lookups) for name, spec in signatures.items()}
+    claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
     keys = {entry.variable: name for name, entry in manifest.tables.items()}
     mapped = MappedTables(lookups.tables, keys, claims)
     return open_tower(artifact, signatures, mapped, tags, threads=threads, inter_op_threads=inter_op_threads)
 
 
-def _claims(spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
+def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
     """Returns what the manifest says of a signature's features; of one that it does not describe, what lookups say."""
     entry = manifest.signatures.get(spec.name)
-    described = dict(entry.features) if entry is not None else {}
-    features = dict(described)
-    for other in manifest.signatures.values():
-        if other.kind == "lookup" and other.device != "tpu_tensor_core":
-            for name, feature in other.features.items():
-                features.setdefault(name, feature)
-    return [
-        Claim(feature, manifest.features[name].table, _lookup(name, feature, manifest, lookups), name in described)
-        for name, feature in ((n, _fitted(f, spec)) for n, f in features.items())
-        if {feature.ids, feature.row_splits or feature.ids} <= spec.inputs.keys()
-    ]
+    described = dict.fromkeys(entry.features, spec.name) if entry is not None else {}
+    # Feature -> the signature that says how it is looked up.
+    saying = dict(described)
+    for other, lookup in manifest.signatures.items():
+        if lookup.kind == "lookup" and lookup.device != "tpu_tensor_core":
+            for name in lookup.features:
+                saying.setdefault(name, other)
+    claims = []
+    for name, signature in saying.items():
+        feature = _fitted(manifest.signatures[signature].features[name], spec)
+        if not {feature.ids, feature.row_splits or feature.ids} <= spec.inputs.keys():
+            continue
+        vocabulary = lookups.signatures[signature].inputs[feature.ids].vocabulary
+        if vocabulary is not None and (vocabulary.key_dtype == "string") != (
+            spec.inputs[feature.ids].dtype == "string"
+        ):
+            # The graph is sent ids; strings in their place are mapped before it runs.
+            vocabulary = None
+        keys = _some_keys(artifact, manifest, name) if vocabulary is not None else None
+        looked_up = _lookup(name, feature, manifest, lookups, vocabulary)
+        claims.append(Claim(feature, manifest.features[name].table, looked_up, name in described, vocabulary, keys))
+    return claims
 
 
 def _fitted(feature: LookupFeature, spec: SignatureSpec) -> LookupFeature:
     return feature if feature.weights in spec.inputs else replace(feature, weights=None)
 
 
+def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
+    """Returns the keys of a feature's vocabulary, evenly chosen ones where there are many; none of hashed keys."""
+    entry = manifest.vocabularies[manifest.features[feature].vocabulary or ""]
+    lines = (artifact / entry.file).read_bytes().split(b"\n")[: entry.size] if entry.file else []
+    chosen = lines[:: -(-len(lines) // _MOST_KEYS) or 1]
+    if entry.key_dtype == "int64":
+        return np.array([int(line) for line in chosen], np.int64)
+    return np.array([*chosen, None], object)[:-1]
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureLookup:
-    """One feature looked up by itself. Concurrency: any thread."""
+    """One feature looked up by itself. Concurrency: any thread.
+
+    vocabulary: maps the keys that its input holds; None: it holds ids.
+    """
 
     name: str
     plan: SignaturePlan
+    vocabulary: Vocabulary | None = None
 
     def __call__(self, inputs: Tensors) -> Array:
         """Returns [B, D] float32, of a sequence [B, L, D]."""
+        if self.vocabulary is not None:
+            ids = self.plan.features[self.name].feature.ids
+            inputs = {**inputs, ids: self.vocabulary.ids_of(inputs[ids], ids)}
         return self.plan.run(inputs, (self.name,))[self.name]
 
 
-def _lookup(name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups) -> FeatureLookup:
+def _lookup(
+    name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups, vocabulary: Vocabulary | None
+) -> FeatureLookup:
     entry = SignatureEntry("lookup", {name: replace(feature, output=name)})
-    return FeatureLookup(name, compile_signature(entry, {name: manifest.features[name].table}, lookups.tables))
+    plan = compile_signature(entry, {name: manifest.features[name].table}, lookups.tables)
+    return FeatureLookup(name, plan, vocabulary)
 
 
 def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
@@ -88,22 +124,32 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
         return replace(source, table=table)
     lookup = source.claim.lookup
     assert isinstance(lookup, FeatureLookup)  # as _claims makes them
-    moved = FeatureLookup(lookup.name, lookup.plan.on_tables(tables))
+    moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
 
 def tower_shortcuts(towers: Mapping[str, TowerBackend], model: str, version: int) -> dict[tuple[str, str], Shortcut]:
-    """Returns the shortcuts of those signatures, by name, that need nothing but whole features of their request."""
+    """Returns the shortcuts of those signatures, by name, whose rest needs nothing of a request but looked-up rows."""
     found: dict[tuple[str, str], Shortcut] = {}
     for name, tower in towers.items():
         cut = tower.cuts[name]
         dense = tower.dense_part(name)
-        features = {}
-        for tensor, source in cut.sources.items():
-            if isinstance(source, FeatureRows):
-                lookup = source.claim.lookup
-                if isinstance(lookup, FeatureLookup):
-                    features[tensor] = lookup.plan.features[lookup.name]
+        features = {tensor: plan for tensor, source in cut.sources.items() if (plan := _plan_of(source)) is not None}
         if dense is not None and features.keys() == cut.sources.keys():
             found[WIRE_FORMAT, name] = DirectTower(cut.spec, features, *dense, model=model, version=version)
     return found
+
+
+def _plan_of(source: RowSource) -> FeaturePlan | None:
+    """Returns the one lookup that gives a source's float32 rows; None where there is none."""
+    table = source.table
+    assert isinstance(table, MappedTable)  # as open_towers gives them
+    if isinstance(source, FeatureRows):
+        lookup = source.claim.lookup
+        cuts_rows = source.claim.feature.trailing_empty_rows == "cut"
+        is_plain = isinstance(lookup, FeatureLookup) and source.claim.vocabulary is None and not cuts_rows
+        return lookup.plan.features[lookup.name] if is_plain and isinstance(lookup, FeatureLookup) else None
+    is_row_for_row = isinstance(source, InputRows) and source.row_shape == (table.info.embedding_dim,)
+    if not is_row_for_row or table.info.dtype != "float32" or not isinstance(source, InputRows):
+        return None
+    return FeaturePlan(LookupFeature(source.input_name), table, None)

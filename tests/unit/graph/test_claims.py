@@ -1,0 +1,150 @@
+"""What a manifest says of keys and of rows without ids is held against the graph, and spares it a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.core.errors import InvalidRequest
+from service.core.manifest import (
+    MANIFEST_PATH,
+    FeatureEntry,
+    GraphRun,
+    LookupFeature,
+    Manifest,
+    SignatureEntry,
+    VocabularyEntry,
+)
+from service.core.servable import Servable
+from service.core.types import Array
+from service.graph.savedmodel import SavedModelBackend
+from service.graph.table_rows import FeatureRows
+from service.graph.tower import TowerBackend
+from service.loading.loader import ServableLoader
+from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, write_zoo_model
+
+pytestmark = pytest.mark.tf
+
+SIZE = 60
+SERVE = frozenset({"serve"})
+TAGS = LookupFeature("tag_values", "tag_splits", combiner="mean", trailing_empty_rows="cut")
+
+
+@pytest.fixture(scope="module")
+def folders(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The models by name; their manifests are rewritten by each test."""
+    names = ("hashed", "two_towers", "tags")
+    return {name: write_zoo_model(tf, name, tmp_path_factory.mktemp(name), SIZE) for name in names}
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Servable]]:
+    """Servables that are closed at the end."""
+    servables: list[Servable] = []
+    yield servables
+    for servable in servables:
+        servable.close()
+
+
+def described(
+    folder: Path,
+    features: dict[str, tuple[str, LookupFeature]],
+    vocabularies: dict[str, VocabularyEntry],
+    run: GraphRun = "cut",
+) -> None:
+    """Has the manifest describe features of the signature, each with its table; vocabularies are named as features."""
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    entries = {
+        name: FeatureEntry(table, name if name in vocabularies else None) for name, (table, _) in features.items()
+    }
+    entry = SignatureEntry("predict", {name: lookup for name, (_, lookup) in features.items()}, run=run)
+    written = replace(manifest, features=entries, signatures={SIGNATURE: entry}, vocabularies=vocabularies, files={})
+    (folder / MANIFEST_PATH).write_text(written.to_json())
+
+
+def combined(servable: Servable) -> int:
+    """Returns how many sources of the signature are whole features."""
+    tower = servable.backends[SIGNATURE]
+    assert isinstance(tower, TowerBackend)
+    return sum(isinstance(source, FeatureRows) for source in tower.cuts[SIGNATURE].sources.values())
+
+
+def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, Array]]) -> Servable:
+    """Returns the servable, whose answers are those of the whole graph, refusals included."""
+    opened += [ServableLoader(SERVE, "auto", 1)("m", 1, folder)]
+    opened += [ServableLoader(SERVE, "auto", 1, has_towers=False)("m", 1, folder)]
+    for request in requests:
+        told: list[Any] = []
+        for servable in opened[-2:]:
+            outputs = tuple(servable.signatures[SIGNATURE].outputs)
+            try:
+                told.append(servable.backends[SIGNATURE].run(SIGNATURE, request, outputs)["score"].tolist())
+            except InvalidRequest as error:
+                told.append(error.message)
+        assert told[0] == told[1]
+    return opened[-2]
+
+
+def requests(name: str) -> list[dict[str, Array]]:
+    """Returns random requests of several sizes."""
+    random = np.random.default_rng(8)
+    return [ZOO[name].request(rows, SIZE, random) for rows in (1, 5, 40)]
+
+
+def test_hashed_keys_need_one_run(folders: dict[str, Path], opened: list[Servable]) -> None:
+    keys = {f"c{i}": VocabularyEntry("", 0, num_oov_buckets=SIZE) for i in range(4)}
+    described(folders["hashed"], {f"c{i}": (f"t{i:02}", LookupFeature(f"c{i}")) for i in range(4)}, keys)
+    servable = same_answers(opened, folders["hashed"], requests("hashed"))
+    tower = servable.backends[SIGNATURE]
+    assert isinstance(tower, TowerBackend)
+    assert combined(servable) == 4 and tower.cuts[SIGNATURE].id_tensors == ()
+    assert len(tower.cuts[SIGNATURE].fed) == 1
+
+
+@pytest.mark.parametrize(("first_id", "num_proven"), [(1, 2), (2, 0)])
+def test_keys_of_a_table_in_the_graph(
+    folders: dict[str, Path], opened: list[Servable], first_id: int, num_proven: int
+) -> None:
+    folder = folders["two_towers"]
+    (folder / "assets.extra" / "keys.txt").write_text("".join(f"key {i}\n" for i in range(NUM_KEYS)))
+    entry = VocabularyEntry("assets.extra/keys.txt", NUM_KEYS, first_id, oov_id=0)
+    features = {f"c{i}": (f"t{i:02}", LookupFeature(f"c{i}")) for i in range(2)}
+    described(folder, features, dict.fromkeys(features, entry))
+    assert combined(same_answers(opened, folder, requests("two_towers"))) == num_proven
+
+
+def tags_request(*lengths: int) -> dict[str, Array]:
+    """Returns a request whose rows have so many tags."""
+    request = ZOO["tags"].request(len(lengths), SIZE, np.random.default_rng(4))
+    splits = np.cumsum([0, *lengths])
+    return request | {"tag_values": np.arange(splits[-1]) % SIZE, "tag_splits": splits}
+
+
+@pytest.mark.parametrize(
+    ("feature", "num_proven"),
+    [
+        (TAGS, 1),
+        (replace(TAGS, trailing_empty_rows="keep"), 0),
+        (replace(TAGS, on_empty_row="nan"), 0),
+        (replace(TAGS, combiner="sum"), 0),
+        (replace(TAGS, max_norm=1.0), 0),
+    ],
+)
+def test_rows_without_ids(
+    folders: dict[str, Path], opened: list[Servable], feature: LookupFeature, num_proven: int
+) -> None:
+    described(folders["tags"], {"tags": ("t02", feature)}, {})
+    odd = [tags_request(0, 2, 0, 30), tags_request(3, 1, 0), tags_request(0, 0)]
+    assert combined(same_answers(opened, folders["tags"], [*requests("tags"), *odd])) == num_proven
+
+
+def test_a_signature_that_is_to_run_whole_does(folders: dict[str, Path], opened: list[Servable]) -> None:
+    described(folders["tags"], {"tags": ("t02", TAGS)}, {}, run="whole")
+    opened += [ServableLoader(SERVE, "auto", 1)("m", 1, folders["tags"])]
+    assert isinstance(opened[0].backends[SIGNATURE], SavedModelBackend)
