@@ -217,6 +217,9 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
         shown = {"service.files", "service.lookup.kernels"}
+    if file == Path("loadtest/foreign/adopting.py"):
+        # A command for each of a hundred models would import TensorFlow a hundred times.
+        shown = {"model_export"}
     ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
     assert not [name for name in ours if not is_below(name, shown)]
 
