@@ -53,7 +53,7 @@ class Draw:
             ids[:] = ids[0]
         if count and style == 3:
             ids[0], ids[-1] = low, high - 1
-        if count and name == self.bad_input:
+        if count and name and name == self.bad_input:
             ids[self.rng.integers(count)] = self.rng.choice([low - 1, high, high + 1000])
         return ids
 
