@@ -15,7 +15,6 @@ from pathlib import Path
 # TensorFlow tells of every processor feature, and of every session.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from loadtest.foreign.building import build
 from loadtest.foreign.estimator_models import GOLDEN_VARIABLE
 from loadtest.foreign.models import ForeignModel, all_models
 
@@ -35,21 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Namespace) -> int:
-    sys.stderr.write(f"building {len(models)} models\n")
-    failures = build(models, folder / "original", scale=arguments.scale)
+    sys.stderr.write(f"building and adopting {len(models)} models\n")
     # They import TensorFlow, which a mistake in the arguments need not wait for.
-    from loadtest.foreign.campaign import ModelResult, Plan, run
+    from loadtest.foreign.campaign import Plan, run
     from loadtest.foreign.report import details, header, row, summary
 
     seconds = 0.0 if arguments.skip_speed else arguments.seconds
-    plan = Plan(arguments.requests, seconds, arguments.rounds, arguments.scale)
+    plan = Plan(arguments.requests, seconds, arguments.rounds, arguments.scale, arguments.together)
     sys.stdout.write(header() + "\n")
     results = []
-    for model in models:
-        if model.name in failures:
-            result = ModelResult(model.name, failures[model.name])
-        else:
-            result = run(model, folder / "original" / model.name, folder / "adopted" / model.name, plan)
+    for result in run(models, folder, plan):
         results.append(result)
         sys.stdout.write(row(result) + "\n")
         sys.stdout.flush()
@@ -77,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each server (default %(default)s)")
     parser.add_argument("--skip_speed", action="store_true", help="compare only")
     parser.add_argument("--scale", type=int, default=1, help="factor on the rows of all tables (default %(default)s)")
+    parser.add_argument("--together", type=int, default=10, help="models of one pair of servers (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here, after each model")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build and adopt here, and leave all of it there")
     parser.add_argument(

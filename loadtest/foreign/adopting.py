@@ -1,24 +1,23 @@
-"""Runs `model-export adopt` on a SavedModel, and reads from the manifest what became of its signatures."""
+"""Adopts foreign models without a spec, in a process of its own: `python -m loadtest.foreign.adopting`."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from loadtest.live_server import ROOT
+from loadtest.foreign.child_process import run_each, tell
 
 _MANIFEST = Path("assets.extra/lookup_manifest.json")
-_REASON_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What adopt came to.
+    """What `adopt` came to.
 
     version: the adopted version's folder; None where there is none, and reason says why.
     runs: by signature of the manifest: "lookup", "cut" or "whole".
@@ -30,21 +29,21 @@ class Adopted:
     runs: dict[str, str] = field(default_factory=dict)
 
 
-def adopt(saved_model: Path, out: Path) -> Adopted:
-    """Adopts without a spec, in a process of its own; never raises because of the model."""
-    command = [sys.executable, "-m", "model_export", "adopt", str(saved_model), "--out", str(out)]
-    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    started_s = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    seconds = time.monotonic() - started_s
-    written = sorted(out.glob("[0-9]*/saved_model.pb"))
-    if done.returncode or not written:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
-        reason = f"exit status {done.returncode}: {said[-1]}" if done.returncode else f"no version written: {said[-1]}"
-        return Adopted(None, reason[:_REASON_CHARS], seconds)
-    version = written[-1].parent
-    return Adopted(version, "", seconds, _runs(version))
+def adopt_each(names: Sequence[str], originals: Path, out: Path) -> dict[str, Adopted]:
+    """Adopts originals/<name>/1 into out/<name> for each name; never raises because of a model.
+
+    A hundred commands of `model-export adopt` would import TensorFlow a hundred times, so one process calls the
+    function of that name.
+    """
+    done = run_each("loadtest.foreign.adopting", names, [f"--originals={originals}", f"--out={out}"], {})
+    return {name: _adopted(result) for name, result in done.items()}
+
+
+def _adopted(result: dict[str, Any]) -> Adopted:
+    if "error" in result:
+        return Adopted(None, result["error"])
+    version = Path(result["version"])
+    return Adopted(version, "", result["seconds"], _runs(version))
 
 
 def _runs(version: Path) -> dict[str, str]:
@@ -56,3 +55,25 @@ def _runs(version: Path) -> dict[str, str]:
     return {
         name: "lookup" if entry["kind"] == "lookup" else entry.get("run", "cut") for name, entry in signatures.items()
     }
+
+
+def main() -> None:
+    """Adopts the named models."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--originals", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    from model_export import adopt
+
+    def adopt_one(name: str) -> dict[str, Any]:
+        started_s = time.monotonic()
+        version = adopt(arguments.originals / name / "1", out=arguments.out / name)
+        return {"version": str(version), "seconds": time.monotonic() - started_s}
+
+    for name in arguments.names:
+        tell(name, lambda name=name: adopt_one(name))
+
+
+if __name__ == "__main__":
+    main()

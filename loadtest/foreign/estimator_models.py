@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from loadtest.foreign.kinds import Examples, Kind, RaggedOfSparse
+from loadtest.foreign.kinds import Examples, Kind, Ragged
 from loadtest.foreign.models import ZOO, Rows, Skip
 from loadtest.live_server import ROOT
 
@@ -17,7 +17,8 @@ _INPUTS: dict[str, dict[str, Kind]] = {
     "cpu": {"examples": Examples(_IDS)},
     "tpu_v1": {"examples": Examples(_IDS)},
     "tpu_v2": {"examples": Examples(_IDS)},
-    "tpu_sparse": {name: RaggedOfSparse(size) for name, size in _IDS.items()},
+    # Sparse tensors, which requests hold in two inputs each.
+    "tpu_sparse": {f"{name}__values": Ragged(size, splits=f"{name}__row_splits") for name, size in _IDS.items()},
 }
 
 

@@ -36,11 +36,13 @@ class Draw:
         self.rng, self.num_rows, self.scale, self.bad_input = rng, num_rows, scale, bad_input
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
-        """Returns sizes for an input: B rows, then what the signature says or 1 to 12."""
+        """Returns sizes for an input: what the signature says, else B rows, and 1 to 12 of any inner dimension."""
         if spec.shape is None:
             return (self.num_rows,)
         inner = [size if size >= 0 else int(self.rng.integers(1, _MOST_INNER + 1)) for size in spec.shape[1:]]
-        return (self.num_rows, *inner) if spec.shape else ()
+        if not spec.shape:
+            return ()
+        return (self.num_rows if spec.shape[0] < 0 else spec.shape[0], *inner)
 
     def ids(self, name: str, low: int, size: int, count: int) -> Array:
         """Returns ids of a table: spread, repeated, near its beginning, or with its first and its last."""
@@ -51,7 +53,7 @@ class Draw:
             ids[:] = ids[0]
         if count and style == 3:
             ids[0], ids[-1] = low, high - 1
-        if count and name == self.bad_input:
+        if count and name and name == self.bad_input:
             ids[self.rng.integers(count)] = self.rng.choice([low - 1, high, high + 1000])
         return ids
 
@@ -225,7 +227,9 @@ class Examples(Kind):
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
         import tensorflow as tf
 
-        lists = {key: _rows(draw, size) for key, size in self.features.items()}
+        lists = {
+            key: [draw.ids("", 0, size, n).tolist() for n in draw.row_lengths()] for key, size in self.features.items()
+        }
         examples = []
         for row in range(draw.num_rows):
             example = tf.train.Example()
@@ -235,25 +239,9 @@ class Examples(Kind):
         return {name: np.array(examples, object)}
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedOfSparse(Kind):
-    """A sparse input of an estimator, which servers take as <name>__values and <name>__row_splits."""
-
-    size: int
-
-    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        rows = _rows(draw, self.size)
-        values = np.array([i for row in rows for i in row], np.int64)
-        return {f"{name}__values": values, f"{name}__row_splits": np.cumsum([0, *map(len, rows)])}
-
-
 def vocabulary(prefix: str, size: int) -> list[str]:
     """Returns the words that Words draws from."""
     return [f"{prefix}{i}" for i in range(size)]
-
-
-def _rows(draw: Draw, size: int) -> list[list[int]]:
-    return [draw.rng.integers(0, size, n).tolist() for n in draw.row_lengths()]
 
 
 def _weights(draw: Draw, count: int) -> Array:

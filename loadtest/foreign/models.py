@@ -47,12 +47,14 @@ class ForeignModel:
     build: writes the SavedModel into a folder that does not exist yet; raises Skip.
     keras: the Keras that tf.keras is in the process of the builder.
     inputs: what a request holds, by input name; of all signatures.
+    is_refused: whether TensorFlow itself answers no request, because the SavedModel lacks something.
     """
 
     name: str
     build: Builder
     keras: Keras
     inputs: Mapping[str, Kind]
+    is_refused: bool = False
 
 
 @dataclass(slots=True)
@@ -61,17 +63,27 @@ class Zoo:
 
     models: dict[str, ForeignModel] = field(default_factory=dict)
 
-    def add(self, name: str, inputs: Mapping[str, Kind], build: Builder, *, keras: Keras = "keras3") -> None:
+    def add(
+        self,
+        name: str,
+        inputs: Mapping[str, Kind],
+        build: Builder,
+        *,
+        keras: Keras = "keras3",
+        is_refused: bool = False,
+    ) -> None:
         """Adds a model; raises ValueError where the name is taken."""
         if name in self.models:
             raise ValueError(f"two models are named {name!r}")
-        self.models[name] = ForeignModel(name, build, keras, inputs)
+        self.models[name] = ForeignModel(name, build, keras, inputs, is_refused)
 
-    def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
+    def foreign(
+        self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3", is_refused: bool = False
+    ) -> Callable[[Builder], Builder]:
         """Returns a decorator that adds a builder under its function's name."""
 
         def register(build: Builder) -> Builder:
-            self.add(build.__name__, inputs, build, keras=keras)
+            self.add(build.__name__, inputs, build, keras=keras, is_refused=is_refused)
             return build
 
         return register

@@ -47,7 +47,9 @@ class Reference:
             return {name: np.asarray(value) for name, value in self._session.run(fetches, feeds).items()}
         except tf.errors.OpError as error:
             code = type(error).__name__.removesuffix("Error")
-            raise Refused(code, str(error.message).splitlines()[0]) from error
+            # Above TensorFlow's reason may stand only that a graph failed.
+            text = str(error.message).removeprefix("Graph execution error:").strip()
+            raise Refused(code, text.partition("\n")[0]) from error
         except ValueError as error:
             # A placeholder of another shape.
             raise Refused("InvalidArgument", str(error)) from error

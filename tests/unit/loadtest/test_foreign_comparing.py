@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadtest.foreign.child_process import run_each
 from loadtest.foreign.comparing import Refused, Tally, compare, difference, ulps
 from loadtest.foreign.kinds import Ids, InputSpec, Kind, Padded, Ragged, Sparse, Words
 from loadtest.foreign.models import ForeignModel, Zoo, all_models
@@ -97,8 +98,11 @@ def test_padded_rows_end_in_padding() -> None:
 
 
 def test_words_are_known_unknown_and_empty() -> None:
-    words = {word for r in requests({"w": Words("word", 30)}, w=InputSpec(TEXT, (-1,))) for word in r["w"]}
-    assert {f"word{i}".encode() for i in range(30)} < words
+    found = requests({"w": Words("word", 30)}, w=InputSpec(TEXT, (-1,)))
+    words = {word for r in found for word in r["w"]}
+    known = {f"word{i}".encode() for i in range(30)}
+    assert 100 < sum({*r["w"]} <= known for r in found) < 300
+    assert known < words
     assert {b"", b"no such word", "größer".encode()} < words
 
 
@@ -120,3 +124,12 @@ def test_every_model_has_a_name_of_its_own_and_declared_inputs() -> None:
     zoo.add("a", {}, lambda folder, rows: None)
     with pytest.raises(ValueError, match="two models are named 'a'"):
         zoo.add("a", {}, lambda folder, rows: None)
+
+
+def test_work_goes_on_behind_a_name_that_ends_the_process() -> None:
+    names = ["fine", "missing", "fatal", "slow"]
+    found = run_each("tests.unit.loadtest.unlucky_work", names, [], {})
+    assert [*found] == names
+    assert found["fine"] == {"seconds": 1} and found["slow"] == {"seconds": 9}
+    assert found["missing"]["error"].startswith("KeyError: 'missing' (unlucky_work.py:")
+    assert found["fatal"] == {"error": "the process ended (3): no memory is left"}
