@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from service.core.types import Array, RaggedIds
 
 _LONGEST_ROW = 12
 _SEED = 20
+_OPEN_SIZE = 3
 # Sizes of the fingerprint's branches; the first bytes differ, so no two are one key.
 _STRANGERS = tuple(f"{size} no such key ".ljust(size, "~").encode() for size in (0, 20, 40, 70))
 _FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
@@ -43,13 +45,15 @@ class Case:
 class CaseWriter:
     """Draws requests for one signature of a manifest.
 
-    keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input.
+    keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input; id_shapes: feature -> its shape, [B]
+      where it is not there.
     """
 
     manifest: Manifest
     signature: SignatureEntry
     keys: Mapping[str, Keys]
     id_dtypes: Mapping[str, str]
+    id_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     def lookup_cases(self) -> Iterator[Case]:
         """Yields requests of a lookup, with and without weights: 0 rows, 1 row, both sides of every batch size; empty
@@ -81,7 +85,10 @@ class CaseWriter:
             ids = plain[name]
             tolerated = [("", np.array([bad])) for bad in self._tolerated(name)]
             for reason, bad in [*tolerated, *self._refused_values(name, feature)]:
-                changed = RaggedIds(bad, np.array([0, 0, 1])) if isinstance(ids, RaggedIds) else np.append(ids[:1], bad)
+                changed: Ids = RaggedIds(bad, np.array([0, 0, 1]))
+                if not isinstance(ids, RaggedIds):
+                    changed = ids.copy()
+                    changed[-1:] = bad
                 yield Case({**plain, name: changed}, reason and f"{feature.ids}: {reason}")
             most = feature.max_ids_per_row
             if feature.row_splits and most is not None and feature.on_too_many_ids == "error":
@@ -107,7 +114,9 @@ class CaseWriter:
     ) -> Ids:
         feature = self.signature.features[name]
         if feature.row_splits is None:
-            return self._draw(rng, name, rows, is_inside=is_inside)
+            # Ids of shape [B, K]: any K where the signature leaves it open.
+            inner = tuple(_OPEN_SIZE if size is None else size for size in self.id_shapes.get(name, (None,))[1:])
+            return self._draw(rng, name, rows * math.prod(inner), is_inside=is_inside).reshape(rows, *inner)
         lengths = _lengths(rng, feature, rows, is_inside)
         values = self._draw(rng, name, int(lengths.sum()), is_inside=is_inside)
         row_splits = np.r_[0, np.cumsum(lengths)].astype(np.int64)
@@ -177,6 +186,9 @@ def _weights(rng: np.random.Generator, feature: LookupFeature, lengths: Array, r
 
 
 def _draw_keys(rng: np.random.Generator, keys: Keys, count: int) -> Array:
+    if not keys.lines:
+        # Hashed keys: any is as good as another.
+        return np.resize(_strangers(keys, len(_STRANGERS)), count)
     is_strict = not keys.entry.num_oov_buckets and keys.entry.oov_id is None and keys.entry.on_oov == "error"
     positions = rng.integers(0, len(keys.lines), count)
     if count > 1:
@@ -190,8 +202,7 @@ def _draw_keys(rng: np.random.Generator, keys: Keys, count: int) -> Array:
 def _strangers(keys: Keys, count: int) -> Array:
     if keys.entry.key_dtype == "string":
         return _array(keys, list(_STRANGERS[:count]))
-    known = {int(line) for line in keys.lines}
-    highest = max(known)
+    highest = max((int(line) for line in keys.lines), default=0)
     return np.array([highest + step for step in (1, 2, 10**6, 10**12)][:count], np.int64)
 
 

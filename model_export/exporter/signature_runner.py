@@ -55,6 +55,13 @@ class SignatureRunner:
         definition = self._definitions[signature]
         return {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
 
+    def output_ranks(self, signature: str) -> dict[str, int | None]:
+        """Returns how many dimensions each output of a signature has by its SignatureDef; None where that is open."""
+        infos = self._definitions[signature].outputs
+        return {
+            key: None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim) for key, info in infos.items()
+        }
+
     def run(self, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Returns all outputs. Raises GraphRefusedError; ValueError for an input that the signature does not have."""
         definition = self._definitions[signature]

@@ -4,10 +4,13 @@ answers that the trained model gave when it was exported.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from model_export.exporter import oracle
 from model_export.exporter.comparison import Comparison, differing_rows
@@ -27,8 +30,10 @@ from model_export.exporter.signature_runner import (
     meta_graph_tags,
     open_signatures,
 )
+from service.codecs.signature_def import read_signatures
 from service.core.manifest import Manifest
 from service.core.types import Array
+from service.lookup.signature_rules import signature_faults
 
 Recorded = Mapping[str, Sequence[LoggedPrediction]]
 
@@ -53,10 +58,11 @@ def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
     """Loads the SavedModel and compares every signature of the manifest with its reference.
 
     Raises:
-      Disagreements: a signature is missing, fails, answers what it should refuse, or differs by more than 1e-5 of the
-        largest expected value.
+      Disagreements: a signature is missing, is not what the manifest says so that a server would leave it to its graph,
+        fails, answers what it should refuse, or differs by more than 1e-5 of the largest expected value.
     """
     faults: list[str] = []
+    unfit = signature_faults(manifest, read_signatures(artifact / "saved_model.pb"))
     notes: list[str] = []
     recorded = _recorded(artifact)
     tables = read_tables(artifact, manifest)
@@ -66,7 +72,10 @@ def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
         checks = _Checks(artifact, manifest, runner, tables)
         signatures = {}
         for name, entry in manifest.signatures.items():
-            if entry.kind == "lookup":
+            if name in unfit:
+                faults.append(unfit[name])
+                signatures[name] = SignatureParity(entry.kind, "nothing", 0)
+            elif entry.kind == "lookup":
                 signatures[name] = checks.lookup(name)
             else:
                 signatures[name] = checks.recorded(name, recorded.get(name, ()))
@@ -105,18 +114,21 @@ class _Checks:
             return SignatureParity("lookup", "oracle", 0)
         for case in writer.lookup_cases():
             inputs = self._inputs(name, case)
+            expected = {} if case.refused else self._expected(name, writer, case)
+            refusal = case.refused or ("" if expected else "features of one output that differ in their rows")
             try:
                 got = self._runner.run(name, inputs)
             except GraphRefusedError as error:
                 refused += 1
-                if not case.refused:
+                if not refusal:
                     self.faults.append(f"signature {name!r} refuses a request that the manifest allows: {error}")
                 continue
-            if case.refused:
-                self.faults.append(f"signature {name!r} answers what the manifest refuses: {case.refused}")
+            if refusal:
+                self.faults.append(f"signature {name!r} answers what the manifest refuses: {refusal}")
                 continue
             cases += 1
-            comparison.add(got, self._expected(name, writer, case))
+            comparison.add(got, expected)
+            self._check_empty_rows(name, got, expected)
         self.faults += comparison.faults
         return SignatureParity("lookup", "oracle", cases, comparison.outputs, refused)
 
@@ -154,7 +166,19 @@ class _Checks:
         entry, infos = self._manifest.signatures[name], self._runner.inputs(name)
         dtypes = {key: infos[feature.ids].dtype for key, feature in entry.features.items() if feature.ids in infos}
         keys = oracle.read_keys(self._artifact, self._manifest, dtypes)
-        return CaseWriter(self._manifest, entry, keys, dtypes)
+        shapes = {
+            key: infos[feature.ids].shape or (None,) for key, feature in entry.features.items() if feature.ids in infos
+        }
+        return CaseWriter(self._manifest, entry, keys, dtypes, shapes)
+
+    def _check_empty_rows(self, name: str, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+        # A comparison passes over what is expected to be NaN, for a table may hold it.
+        if all(feature.on_empty_row != "nan" for feature in self._manifest.signatures[name].features.values()):
+            return
+        for output, wanted in expected.items():
+            fault = f"signature {name!r}, output {output!r} has numbers in rows without ids, the manifest says NaN"
+            if not np.isnan(got[output][np.isnan(wanted)]).all() and fault not in self.faults:
+                self.faults.append(fault)
 
     def _unfed(self, name: str) -> str | None:
         entry, infos = self._manifest.signatures[name], self._runner.inputs(name)
@@ -170,14 +194,28 @@ class _Checks:
         return {key: a if infos[key].dtype == "string" else a.astype(infos[key].dtype) for key, a in inputs.items()}
 
     def _expected(self, name: str, writer: CaseWriter, case: Case) -> dict[str, Array]:
-        expected = {}
-        for key, feature in self._manifest.signatures[name].features.items():
+        """Returns what each output should be; nothing where the features of one differ in their number of rows."""
+        entry, ranks = self._manifest.signatures[name], self._runner.output_ranks(name)
+        found = {}
+        for key, feature in entry.features.items():
             table = self._tables[self._manifest.features[key].table]
             try:
-                expected[feature.output or key] = looked_up(table, feature, case.features[key], writer.keys.get(key))
+                found[key] = looked_up(table, feature, case.features[key], writer.keys.get(key))
             except RefusedError as error:
                 raise AssertionError(f"a case of {name!r} has no answer: {error}") from error
-        return expected
+        parts = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
+        outputs = {**parts, **entry.concatenated}
+        if any(len({len(found[key]) for key in keys}) > 1 for keys in outputs.values()):
+            # The last rows of one are left out, and the graph can not join them.
+            return {}
+        return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
+
+
+def _joined(parts: Sequence[Array], rank: int | None) -> Array:
+    if rank == 2:
+        # [B, K, D] may be answered as [B, K * D].
+        parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
+    return np.concatenate(parts, axis=-1)
 
 
 def _with_other_features(case: Case, writer: CaseWriter) -> Case:

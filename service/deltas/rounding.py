@@ -24,6 +24,8 @@ def rounded(rows: Array, dtype: str) -> tuple[Array, Array | None]:
     Numbers are [N, D], of int4 [N, ceil(D / 2)] bytes. What is beyond the dtype becomes an infinity; int8 and int4 have
     no place for NaN and infinity.
 
+    >>> rounded(np.float32([[1.5]]), "float64")
+    (array([[1.5]]), None)
     >>> numbers, scales = rounded(np.float32([[1.0, -2.0]]), "int8")
     >>> numbers.tolist(), scales.tolist() == [[np.float32(2) / np.float32(127)]]
     ([[64, -127]], True)
@@ -32,6 +34,8 @@ def rounded(rows: Array, dtype: str) -> tuple[Array, Array | None]:
     """
     if dtype == "float32":
         return np.asarray(rows, np.float32), None
+    if dtype == "float64":
+        return rows.astype(np.float64), None
     if dtype == "float16":
         with np.errstate(over="ignore"):
             return rows.astype(np.float16), None

@@ -201,7 +201,10 @@ def _check_inputs(spec: SignatureSpec, entry: SignatureEntry, feature: str, mani
             continue
         found = spec.inputs.get(name)
         if found is None:
-            raise ArtifactError(f"signature {spec.name!r} has no input {name!r}, which its manifest names")
+            raise ArtifactError(
+                f"signature {spec.name!r} has no input {name!r}, which its manifest names; "
+                f"it takes {sorted(spec.inputs)}"
+            )
         if found.dtype not in dtypes:
             raise ArtifactError(f"signature {spec.name!r}: input {name!r} is {found.dtype}, expected {_either(dtypes)}")
         if is_lookup and (found.shape is None or len(found.shape) not in ranks):

@@ -15,7 +15,7 @@ from service.client.grpc_calls import GrpcCalls
 from service.codecs.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
 from service.codecs.signature_def import encode_metadata
 from service.codecs.status import encode_statuses
-from service.core.types import ModelRef, RaggedIds, SignatureSpec, State, TensorSpec, VersionStatus
+from service.core.types import ModelRef, RaggedIds, SignatureSpec, State, TensorSpec, VersionStatus, ragged_features
 
 CALLS = GrpcCalls("m")
 
@@ -60,7 +60,7 @@ def test_statuses_come_as_they_were_sent() -> None:
 def test_metadata_tells_signatures() -> None:
     inputs = {name: TensorSpec(name, "int64", (None,), "x:0") for name in ("g__values", "g__row_splits")}
     outputs = {"g": TensorSpec("g", "float32", (None, 8), "y:0"), "any": TensorSpec("any", "string", None, "z:0")}
-    specs = {"lookup": SignatureSpec("lookup", "lookup", "method", inputs, outputs, frozenset("g"))}
+    specs = {"lookup": SignatureSpec("lookup", "lookup", "method", inputs, outputs, ragged_features(inputs))}
     metadata, calls = answer(CALLS.metadata(Where(None)), encode_metadata("m", 3, specs))
     assert (metadata.model, metadata.version) == ("m", 3)
     signature = metadata.signatures["lookup"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from service.core.errors import ArtifactError, GraphUnavailable
 from service.core.servable import Servable
 from service.core.types import Array, SignatureSpec, Tensors
 from service.loading.loader import ServableLoader
-from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, write_toy_model
+from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, saved_model, toy_signatures, write_toy_model
 
 SERVE = frozenset({"serve"})
 TPU = frozenset({"serve", "tpu"})
@@ -83,6 +84,55 @@ def test_auto_opens_the_graph_with_the_version(toy_model: Path, opened: list[obj
     assert opened == [(toy_model / "1", SERVE, 3)]
     assert isinstance(servable.backends["serving_default"], FakeGraph)
     assert not isinstance(servable.backends["lookup"], FakeGraph)
+
+
+def with_a_fault(folder: Path) -> Path:
+    """Writes a version whose signature `lookup` has no output that its manifest names."""
+
+    def edit(data: dict[str, Any]) -> None:
+        data["signatures"]["lookup"]["features"]["user"]["output"] = "u"
+
+    return write_toy_model(folder, edit_manifest=edit)
+
+
+FAULT = "signature 'lookup' has no output 'u', which its manifest names"
+
+
+def test_a_signature_with_a_fault_is_left_to_its_graph(
+    tmp_path: Path, opened: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    servable = load(with_a_fault(tmp_path / "1"), "auto")
+    assert isinstance(servable.backends["lookup"], FakeGraph)
+    assert not isinstance(servable.backends["lookup_tpu_tensor_core"], FakeGraph)
+    assert servable.signatures["lookup"].kind == "predict"
+    assert servable.signature_faults == {"lookup": FAULT}
+    (record,) = (record for record in caplog.records if record.levelname == "WARNING")
+    told = {name: getattr(record, name) for name in ("model", "version", "signature", "reason")}
+    assert told == {"model": "toy", "version": 1, "signature": "lookup", "reason": FAULT}
+
+
+def test_without_tensorflow_only_a_signature_with_a_fault_is_not_answered(tmp_path: Path) -> None:
+    servable = load(with_a_fault(tmp_path / "1"))
+    assert sorted(servable.backends) == ["lookup_tpu_tensor_core"]
+    with pytest.raises(GraphUnavailable, match=f"{FAULT}.* runs without TensorFlow. .*: lookup_tpu_tensor_core"):
+        servable.backend(servable.signature("lookup"))
+
+
+def test_a_graph_that_only_a_fault_needs_takes_nothing_down(
+    tmp_path: Path, opened: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> FakeGraph:
+        raise ArtifactError("no graph")
+
+    artifact = with_a_fault(tmp_path / "1")
+    monkeypatch.setattr(service.loading.loader, "open_savedmodel", refuse)
+    with pytest.raises(ArtifactError, match="no graph"):
+        load(artifact, "auto")
+    signatures = toy_signatures()
+    del signatures["serving_default"]
+    (artifact / "saved_model.pb").write_bytes(saved_model(signatures))
+    rewrite_manifest(artifact, lambda data: [data.pop("files"), data["signatures"].pop("serving_default")])
+    assert sorted(load(artifact, "auto").backends) == ["lookup_tpu_tensor_core"]
 
 
 def test_lazy_opens_it_at_the_first_run(toy_model: Path, opened: list[object]) -> None:

@@ -208,7 +208,7 @@ def test_inputs_of_other_names_are_mapped(tf1_model: Path, tmp_path: Path) -> No
     [
         (ONE_FEATURE + '[signatures.score]\noutputs = { film = "film" }\n', "'score', output 'film' differs from"),
         (ONE_FEATURE + "[signatures.absent]\n", r"\[signatures.absent\]: the SavedModel has signatures \['score', "),
-        (ONE_FEATURE + '[signatures.score]\ninputs = { film = { ids = "x" } }\n', "the manifest says"),
+        (ONE_FEATURE + '[signatures.score]\ninputs = { film = { ids = "x" } }\n', r"it takes \['film'\]"),
         (ONE_FEATURE.replace("film]\n[f", 'film]\nvariable = "nothing"\n[f'), "'nothing' is not there"),
         (ONE_FEATURE.replace("film]\n[f", 'film]\nvariable = "step"\n[f'), r"'step' is int64 \[\]; a table is a"),
     ],
