@@ -32,7 +32,7 @@ from model_export.exporter.signature_runner import read_signature_inputs
 from model_export.exporter.verify import check_parity
 from model_export.exporter.versions import new_version_folder
 from model_export.tensorflow_setup import tf
-from service.core.manifest import MANIFEST_PATH, FeatureEntry, Manifest, SignatureEntry
+from service.core.manifest import MANIFEST_PATH, Manifest, SignatureEntry
 from service.core.types import Array
 from service.lookup.bundle import BundleEntry, read_bundle
 
@@ -180,9 +180,9 @@ class _Copy:
             tables[table] = table_entry(self._artifact, key, index[key])
         return Manifest(
             tables,
-            {name: FeatureEntry(one.table, name if one.vocabulary else None) for name, one in plan.features.items()},
+            plan.features,
             signatures,
-            {name: one.vocabulary for name, one in plan.features.items() if one.vocabulary is not None},
+            {name: one.entry for name, one in plan.vocabularies.items()},
             file_sizes(self._artifact),
             dict(self._provenance),
         )
@@ -197,11 +197,11 @@ def _base(folder: Path, out: str | Path | None) -> Path:
 
 
 def _write_vocabularies(artifact: Path, plan: AdoptPlan) -> None:
-    for feature in plan.features.values():
-        if feature.vocabulary is not None and feature.vocabulary.file:
-            path = artifact / feature.vocabulary.file
+    for vocabulary in plan.vocabularies.values():
+        if vocabulary.entry.file:
+            path = artifact / vocabulary.entry.file
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(b"".join(line + b"\n" for line in feature.lines))
+            path.write_bytes(b"".join(line + b"\n" for line in vocabulary.lines))
 
 
 def _write_whole_tables(

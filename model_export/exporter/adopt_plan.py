@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
+from model_export.adoption.keys import FoundKeys
 from model_export.adoption.opened_graph import OpenedGraph
 from model_export.errors import ExportError
 from model_export.exporter.adopt_spec import AdoptSpec, FittingSignature
@@ -14,15 +15,14 @@ from model_export.exporter.lookup_features import lookup_entry
 from model_export.exporter.signature_names import DEFAULT_BATCH_SIZES
 from model_export.exporter.signature_runner import InputInfo
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
-from service.core.manifest import LookupDevice, LookupFeature, SignatureEntry, VocabularyEntry
+from service.core.manifest import FeatureEntry, LookupDevice, LookupFeature, SignatureEntry, VocabularyEntry
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFeature:
-    """A feature of the manifest, and the keys of its vocabulary, line by line."""
+class PlannedVocabulary:
+    """A vocabulary of the manifest, and its keys, line by line."""
 
-    table: str
-    vocabulary: VocabularyEntry | None = None
+    entry: VocabularyEntry
     lines: tuple[bytes, ...] = ()
 
 
@@ -30,7 +30,7 @@ class PlannedFeature:
 class AdoptPlan:
     """A manifest to be proven.
 
-    tables: name -> key in the checkpoint.
+    tables: name -> key in the checkpoint. vocabularies: by name; features that have the same keys share one.
     reasons: signature -> why it is no lookup. inexact: those whose sums differ in the last bits.
     required: signatures that must be lookups; any other lookup that does not hold becomes a predict.
     added: devices to add a lookup signature for; None: "cpu" where no signature is a lookup.
@@ -38,7 +38,8 @@ class AdoptPlan:
     """
 
     tables: Mapping[str, str]
-    features: Mapping[str, PlannedFeature]
+    features: Mapping[str, FeatureEntry]
+    vocabularies: Mapping[str, PlannedVocabulary]
     signatures: Mapping[str, SignatureEntry]
     reasons: Mapping[str, str] = field(default_factory=dict)
     inexact: frozenset[str] = frozenset()
@@ -55,20 +56,23 @@ def vocabulary_path(feature: str) -> str:
 
 def plan_of_discovery(found: Discovery) -> AdoptPlan:
     """Returns the plan of what was found in a graph."""
-    features = {}
+    features, vocabularies = {}, {}
+    named: dict[FoundKeys, str] = {}
     for name, feature in found.features.items():
         table, keys = found.tables[feature.table], feature.keys
-        features[name] = PlannedFeature(table)
-        if keys is not None:
+        if keys is not None and keys not in named:
+            named[keys] = name
             entry = dataclasses.replace(keys.entry, file=vocabulary_path(name) if keys.lines else "")
-            features[name] = PlannedFeature(table, entry, keys.lines)
+            vocabularies[name] = PlannedVocabulary(entry, keys.lines)
+        features[name] = FeatureEntry(table, None if keys is None else named[keys])
     return AdoptPlan(
         {name: key for key, name in found.tables.items()},
         features,
+        vocabularies,
         {one.name: one.entry for one in found.signatures},
         reasons={one.name: one.reason for one in found.signatures if one.reason},
         inexact=frozenset(one.name for one in found.signatures if not one.is_exact),
-        added_model=_model(found, features),
+        added_model=_model(found, features, vocabularies),
     )
 
 
@@ -93,11 +97,11 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
         if name not in signatures:
             plain = SignatureEntry("predict", {})
             signatures[name] = _entry(spec, features, FittingSignature(), infos) if features else plain
-    planned = {}
+    planned, vocabularies = {}, {}
     for feature in spec.model.features:
         words = feature.vocabulary
+        planned[feature.name] = FeatureEntry(feature.table, feature.name if words else None)
         if words is None:
-            planned[feature.name] = PlannedFeature(feature.table)
             continue
         entry = VocabularyEntry(
             file=vocabulary_path(feature.name),
@@ -108,11 +112,11 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
             on_oov=words.on_oov,
             key_dtype=words.key_dtype,
         )
-        lines = tuple(str(key).encode() for key in words.keys)
-        planned[feature.name] = PlannedFeature(feature.table, entry, lines)
+        vocabularies[feature.name] = PlannedVocabulary(entry, tuple(str(key).encode() for key in words.keys))
     return AdoptPlan(
         {table: opened.alias(key) for table, key in spec.variables.items()},
         planned,
+        vocabularies,
         signatures,
         required=frozenset(spec.fitting),
         added=spec.added,
@@ -121,7 +125,9 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
     )
 
 
-def _model(found: Discovery, features: Mapping[str, PlannedFeature]) -> ModelSpec | None:
+def _model(
+    found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
+) -> ModelSpec | None:
     """Returns the features that a lookup signature of ours can have: ids, or strings, of tables of float32."""
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
@@ -131,7 +137,7 @@ def _model(found: Discovery, features: Mapping[str, PlannedFeature]) -> ModelSpe
     for name, lookup in lookups.items():
         planned = features[name]
         variable = found.opened.variables[found.features[name].table]
-        takes_integers = planned.vocabulary is not None and planned.vocabulary.key_dtype == "int64"
+        takes_integers = planned.vocabulary and vocabularies[planned.vocabulary].entry.key_dtype == "int64"
         if variable.dtype != "float32" or takes_integers or "__" in name:
             continue
         specs.append(

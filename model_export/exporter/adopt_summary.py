@@ -49,11 +49,7 @@ def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
         for name, one in served.items()
         if one.is_inexact and one.entry.kind == "lookup"
     ]
-    keyed = [
-        f"{name} ({feature.vocabulary.size or 'hashed'} keys)"
-        for name, feature in plan.features.items()
-        if feature.vocabulary
-    ]
+    keyed = [f"{name} ({one.entry.size or 'hashed'} keys)" for name, one in plan.vocabularies.items()]
     if keyed:
         notes.append("vocabularies taken from the graph: " + ", ".join(keyed))
     return [*lines, *notes]

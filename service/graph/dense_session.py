@@ -11,8 +11,8 @@ from service.graph.flat_graph import FlatGraph, flatten, node_of
 from service.graph.restoring import Saved, add_restore
 from service.graph.table_reads import NotProven
 
-# Control flow of TensorFlow 1, which the executor for one thread can not run.
-_SWITCHES = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter"})
+# Control flow and reference variables of TensorFlow 1, which the executor for one thread can not run.
+_NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "VariableV2", "Variable"})
 
 
 class DenseGraph:
@@ -68,7 +68,7 @@ class DenseGraph:
         variables = self._nodes.keys() & saved.keys()
         restored = add_restore(graph_def, saved, variables, str(artifact / "variables" / "variables"))
         config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=inter_op_threads)
-        if not any(node.op in _SWITCHES for node in graph_def.node):
+        if not any(node.op in _NEEDS_THREADS for node in graph_def.node):
             # 173 us a run against 219 us (128 rows into 160-256-1): nodes run in the caller's thread, one by one.
             config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
         graph = tf.Graph()

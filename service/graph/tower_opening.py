@@ -18,6 +18,7 @@ from service.core.types import Array, SignatureSpec, Table, Tensors, TensorSpec
 from service.graph.dense_session import DenseGraph
 from service.graph.feature_cut import find_lookup
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
+from service.graph.handles import repair_handles
 from service.graph.joined_rows import joined_rows
 from service.graph.restoring import saved_tensors
 from service.graph.rowwise import is_rowwise
@@ -89,8 +90,10 @@ def open_tower(
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         meta_graph = SavedModelLoader(str(artifact)).get_meta_graph_def_from_tags(tags)
+        repair_handles(meta_graph, artifact)
         saved = saved_tensors(meta_graph)
-        handles = {handle: mapped.keys[entry.key] for handle, entry in saved.items() if entry.key in mapped.keys}
+        # A part of a variable is read by rows of its own, which are not those of the table.
+        handles = {h: mapped.keys[one.key] for h, one in saved.items() if one.key in mapped.keys and not one.part}
         candidates = _candidates(artifact, meta_graph, signatures, handles, mapped)
         if not any(candidate.reads for candidate in candidates):
             if candidates:

@@ -76,16 +76,21 @@ def described(
       ArtifactError: manifest and signature do not agree.
     """
     inputs = dict(spec.inputs)
+    # Input of ids -> the first feature that reads it.
+    readers: dict[str, str] = {}
     for name, lookup in entry.features.items():
         _check_vocabulary(name, manifest)
         _check_inputs(spec, entry, name, manifest)
         feature = manifest.features[name]
-        inputs[lookup.ids] = replace(
+        described_input = replace(
             inputs[lookup.ids],
             vocabulary_size=manifest.tables[feature.table].vocabulary_size,
             bounds=_BOUNDS.get(lookup.on_bad_id, "none"),
             vocabulary=vocabularies.get(name),
         )
+        if (other := readers.setdefault(lookup.ids, name)) != name:
+            described_input = _of_both(entry, manifest, (other, name), inputs[lookup.ids], described_input)
+        inputs[lookup.ids] = described_input
     ragged_names = _ragged_names(spec, entry)
     if entry.kind == "predict":
         return replace(spec, kind="predict", inputs=inputs, ragged_names=ragged_names)
@@ -102,6 +107,24 @@ def described(
         ragged_names=ragged_names,
         output_ids={name: tuple(entry.features[part].ids for part in rules[name].parts) for name in spec.outputs},
     )
+
+
+def _of_both(
+    entry: SignatureEntry, manifest: Manifest, features: tuple[str, str], one: TensorSpec, other: TensorSpec
+) -> TensorSpec:
+    """Returns an input of ids that two features read: what either refuses is refused.
+
+    Keys are mapped once for an input, so features of a lookup that share one must share a vocabulary too.
+    """
+    words = {manifest.features[name].vocabulary for name in features}
+    if len(words) > 1:
+        if entry.kind == "lookup":
+            raise ArtifactError(f"features {list(features)} read input {one.name!r} by different vocabularies")
+        return replace(one, vocabulary=None, bounds="none")
+    if "none" in (one.bounds, other.bounds):
+        return other if one.bounds == "none" else one
+    smaller, larger = sorted((one, other), key=lambda tensor: tensor.vocabulary_size or 0)
+    return replace(smaller, bounds=smaller.bounds if smaller.bounds == larger.bounds else "upper")
 
 
 def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest) -> LookupRules:
