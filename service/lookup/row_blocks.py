@@ -172,8 +172,8 @@ class RowBlocks:
         skipped = -buffer.ctypes.data % _ALIGNED_BYTES
         out = buffer[skipped : skipped + layout.num_bytes]
         if ids:
-            # One call for all: it flattens and converts too.
-            joined = np.concatenate(ids, axis=None, dtype=np.int64)
+            # Flat by views: numpy's own way, axis=None, gives the interpreter's lock up for each array.
+            joined = np.concatenate([part.reshape(-1) for part in ids], dtype=np.int64)
             write = _write_held if layout.num_bytes <= _HELD_BYTES else _write_released
             stopped = int(write(self._plan, joined, layout.counts, layout.begins_array, out))
             if stopped != OK:
