@@ -24,6 +24,7 @@ MODULES = (
     "service.lookup.kernels",
     "service.lookup.key_index",
     "service.lookup.row_blocks",
+    "service.lookup.summation",
 )
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
+from service.lookup.summation import add_in_blocks, add_in_lanes
 from service.lookup.vectors import add_rows, copy_row, prefetch
 
 OK = -1
@@ -139,53 +140,6 @@ def gather(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _add_in_blocks(kind, table_at, scales_at, ids, dim, out):  # type: ignore[no-untyped-def]
-    # As SparseSegmentReductionOpBase::Reduce of TensorFlow does: the first block takes what 8 leaves over.
-    count, rest = ids.shape[0], ids.shape[0] & 7
-    end = min(count, rest + 8 if rest < 2 else rest)
-    at, scratch = ids.ctypes.data, np.empty(dim, np.float32)
-    last = at + 8 * (count - 1)
-    add_rows(kind, table_at, scales_at, at, 0, end, dim, out.ctypes.data, at + 8 * end, last)
-    while end < count:
-        from_at = at + 8 * end
-        add_rows(kind, table_at, scales_at, from_at, 0, 8, dim, scratch.ctypes.data, from_at + 64, last)
-        out[:dim] += scratch
-        end += 8
-
-
-@njit(nogil=True)
-def _add_in_lanes(kind, table_at, scales_at, ids, weights, dim, out):  # type: ignore[no-untyped-def]
-    # As Eigen reduces the first dimension: from 16 rows on, four sums for each packet of 8 columns; what is left of the
-    # columns is added up in order.
-    count, packed = ids.shape[0], dim // 8 * 8
-    is_weighted = weights.shape[0] > 0
-    ids_at, weights_at = ids.ctypes.data, weights.ctypes.data if is_weighted else 0
-    last = ids_at + 8 * (count - 1)
-    add_rows(kind, table_at, scales_at, ids_at, weights_at, count, dim, out.ctypes.data, ids_at, last)
-    if count < 16 or packed == 0:
-        return
-    length = count // 4
-    lane, factors = np.empty(length, np.int64), np.empty(length, np.float32)
-    lane_at, factors_at = lane.ctypes.data, factors.ctypes.data if is_weighted else 0
-    scratch = np.empty(dim, np.float32)
-    for number in range(4 + count - 4 * length):
-        # Four lanes, then each row that is left over.
-        is_lane = number < 4
-        size = length if is_lane else 1
-        for i in range(size):
-            place = number + 4 * i if is_lane else 4 * length + number - 4
-            lane[i] = ids[place]
-            if is_weighted:
-                factors[i] = weights[place]
-        end = lane_at + 8 * (size - 1)
-        add_rows(kind, table_at, scales_at, lane_at, factors_at, size, dim, scratch.ctypes.data, lane_at, end)
-        if number == 0:
-            out[:packed] = scratch[:packed]
-        else:
-            out[:packed] += scratch[:packed]
-
-
-@njit(nogil=True)
 def _combine(  # type: ignore[no-untyped-def]
     kind,
     row_bytes,
@@ -244,10 +198,10 @@ def _combine(  # type: ignore[no-untyped-def]
         to = out_at + r * out_bytes
         if is_plain and order != IN_ORDER and end > begin:
             if order == BLOCKS_OF_8:
-                _add_in_blocks(kind, table_at, scales_at, values[begin:end], dim, out[r])
+                add_in_blocks(kind, table_at, scales_at, values[begin:end], dim, out[r])
             else:
                 some = weights[begin:end] if is_weighted else weights
-                _add_in_lanes(kind, table_at, scales_at, values[begin:end], some, dim, out[r])
+                add_in_lanes(kind, table_at, scales_at, values[begin:end], some, dim, out[r])
         elif is_plain:
             weights_from = weights_at + begin * 4 if is_weighted else 0
             from_at = ids_at + begin * 8
@@ -280,9 +234,9 @@ def _combine(  # type: ignore[no-untyped-def]
             rows_at = rows.ctypes.data
             last = rows_at + 8 * max(count - 1, 0)
             if order == BLOCKS_OF_8 and count > 0:
-                _add_in_blocks(kind, table_at, scales_at, rows[:count], dim, out[r])
+                add_in_blocks(kind, table_at, scales_at, rows[:count], dim, out[r])
             elif order == FOUR_LANES and count > 0:
-                _add_in_lanes(kind, table_at, scales_at, rows[:count], factors[:count], dim, out[r])
+                add_in_lanes(kind, table_at, scales_at, rows[:count], factors[:count], dim, out[r])
             else:
                 add_rows(kind, table_at, scales_at, rows_at, factors.ctypes.data, count, dim, to, rows_at, last)
         if combiner == SUM:
