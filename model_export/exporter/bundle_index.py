@@ -1,4 +1,4 @@
-"""Writes a checkpoint's index anew with other checksums of some tensors; all else is as it was.
+"""Writes the index of a checkpoint: a new one, or one with other checksums of some tensors.
 
 Source: tensorflow/core/lib/io/table_builder.cc, format.cc and tensorflow/core/protobuf/tensor_bundle.proto
 (TensorFlow 2.21).
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from service.core.errors import ArtifactError
 from service.files.crc32c import crc32c_of
+from service.lookup.bundle import DTYPES, BundleEntry
 from service.lookup.sorted_table import read_records, read_varint
 
 _MAGIC = 0xDB4775248B80FB57
@@ -18,6 +19,36 @@ _MASK_DELTA = 0xA282EAD8
 # BundleEntryProto.crc32c: field 6, fixed32.
 _CHECKSUM_TAG = 6 << 3 | 5
 _RESTART_EVERY = 16
+
+
+def new_index(tensors: Mapping[str, BundleEntry]) -> bytes:
+    """Returns the index of a checkpoint of one data shard, which holds the tensors where their entries say."""
+    # BundleHeaderProto: num_shards 1, endianness little (the default), version.producer 1.
+    header = bytes([1 << 3, 1, 3 << 3 | 2, 2, 1 << 3, 1])
+    return _sorted_table(
+        sorted([(b"", header), *((name.encode(), _entry_proto(entry)) for name, entry in tensors.items())])
+    )
+
+
+def _entry_proto(entry: BundleEntry) -> bytes:
+    number = next(number for number, name in DTYPES.items() if name == entry.dtype)
+    # TensorShapeProto: repeated dim = 2, each with size = 1.
+    dims = [b"\x08" + _varint(size) for size in entry.shape]
+    shape = b"".join(b"\x12" + _varint(len(dim)) + dim for dim in dims)
+    return (
+        b"\x08"
+        + _varint(number)
+        + b"\x12"
+        + _varint(len(shape))
+        + shape
+        # shard_id 0 is the default.
+        + b"\x20"
+        + _varint(entry.offset)
+        + b"\x28"
+        + _varint(entry.nbytes)
+        + bytes([_CHECKSUM_TAG])
+        + struct.pack("<I", entry.crc32c)
+    )
 
 
 def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:

@@ -63,11 +63,11 @@ class ReducedGraphVariables:
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
         self._tables = {
-            name: _unwritten(f"reduced/{name}/numbers", tf.as_dtype(table.dtype), table.numbers.shape)
+            name: unwritten_variable(f"reduced/{name}/numbers", tf.as_dtype(table.dtype), table.numbers.shape)
             for name, table in reduced.items()
         }
         self._scales = {
-            name: _unwritten(f"reduced/{name}/scales", tf.float32, table.scales.shape)
+            name: unwritten_variable(f"reduced/{name}/scales", tf.float32, table.scales.shape)
             for name, table in reduced.items()
             if table.scales is not None
         }
@@ -93,7 +93,8 @@ class ReducedGraphVariables:
         return {name: variable.op.name for name, variable in self._scales.items()}
 
 
-def _unwritten(name: str, dtype: Any, shape: Any) -> Any:
+def unwritten_variable(name: str, dtype: Any, shape: Any) -> Any:
+    """Returns a variable of the current v1 graph whose initializer nobody runs: it takes no memory."""
     return tf.compat.v1.Variable(
         lambda: tf.zeros(shape, dtype), trainable=False, name=name, dtype=dtype, use_resource=True
     )

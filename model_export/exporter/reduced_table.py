@@ -86,18 +86,38 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
     dim = rows(0, 1).shape[1]
     numbers = np.empty((vocabulary_size, dim), TABLE_DTYPES[dtype])
     scales = np.empty((vocabulary_size, 1), np.float32) if dtype == "int8" else None
-    error = bound = 0.0
+    rounding = Rounding(name, dtype)
     step = max(1, _CHUNK_BYTES // (4 * dim))
     for start in range(0, vocabulary_size, step):
         stop = min(start + step, vocabulary_size)
-        trained = np.asarray(rows(start, stop), np.float32)
-        _check(name, dtype, trained, start)
-        numbers[start:stop], some = rounded(trained, dtype)
+        numbers[start:stop], some = rounding.add(np.asarray(rows(start, stop), np.float32))
         if scales is not None:
             scales[start:stop] = some
-        found, limit = _errors(trained, widened(numbers[start:stop], dtype, some), dtype, some)
-        error, bound = max(error, found), max(bound, limit)
-    return ReducedTable(dtype, numbers, scales, error, bound)
+    return ReducedTable(dtype, numbers, scales, rounding.largest_error, rounding.error_bound)
+
+
+class Rounding:
+    """Rounds the rows of one table, some at a time, in their order; keeps how far off they are.
+
+    Concurrency: one caller at a time.
+    """
+
+    def __init__(self, name: str, dtype: TableDtype) -> None:
+        self.largest_error = self.error_bound = 0.0
+        self._name, self._dtype, self._done = name, dtype, 0
+
+    def add(self, rows: Array) -> tuple[Array, Array | None]:
+        """Returns the numbers of the next [n, D] float32 rows, and of int8 their [n, 1] scales; raises as `reduced`."""
+        _check(self._name, self._dtype, rows, self._done)
+        numbers, scales = rounded(rows, self._dtype)
+        error, bound = _errors(rows, widened(numbers, self._dtype, scales), self._dtype, scales)
+        self.largest_error, self.error_bound = max(self.largest_error, error), max(self.error_bound, bound)
+        self._done += len(rows)
+        return numbers, scales
+
+    def to_json(self) -> dict[str, str | float]:
+        """Returns what provenance keeps of the table."""
+        return {"dtype": self._dtype, "largest_error": self.largest_error, "error_bound": self.error_bound}
 
 
 def widened(numbers: Array, dtype: str, scales: Array | None = None) -> Array:

@@ -25,7 +25,7 @@ from service.lookup.sorted_table import read_records, read_varint
 _Extents = tuple[tuple[int, int], ...]
 _SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
 # DataType enum of tensorflow/core/framework/types.proto -> numpy's name; bfloat16 has no numpy dtype of its own.
-_DTYPES: Mapping[int, str] = {
+DTYPES: Mapping[int, str] = {
     1: "float32",
     2: "float64",
     3: "int32",
@@ -164,7 +164,7 @@ def _entry(value: bytes, prefix: Path, num_shards: int) -> tuple[BundleEntry, li
                 tuple((_signed(extent.get(1, 0)), _signed(extent.get(2, -1))) for extent in _messages(content, 1))
             )
     entry = BundleEntry(
-        dtype=_DTYPES.get(dtype, "other"),
+        dtype=DTYPES.get(dtype, "other"),
         shape=shape,
         file=prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{num_shards:05d}"),
         offset=offset,
