@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from model_export.exporter.compact import compact
     from model_export.exporter.deltas import write_delta
     from model_export.exporter.verify import verify_artifact
+    from model_export.importers.import_tables import import_tables
+    from model_export.importers.stacked_tables import describe_stacked_tables
     from model_export.layers.checkpoints import restore
     from model_export.layers.export_source import LayerSource
     from model_export.layers.keras_rs import KerasRsSource
@@ -83,8 +85,10 @@ _HOMES = {
     "build_parsing_serving_input_receiver_fn": "estimator.receivers",
     "build_raw_serving_input_receiver_fn": "estimator.receivers",
     "compact": "exporter.compact",
+    "describe_stacked_tables": "importers.stacked_tables",
     "embedding_column": "columns.embedding_column",
     "export": "exporter.api",
+    "import_tables": "importers.import_tables",
     "read_statistics": "statistics.files",
     "restore": "layers.checkpoints",
     "shared_embedding_columns": "columns.embedding_column",
@@ -141,8 +145,10 @@ __all__ = [
     "build_parsing_serving_input_receiver_fn",
     "build_raw_serving_input_receiver_fn",
     "compact",
+    "describe_stacked_tables",
     "embedding_column",
     "export",
+    "import_tables",
     "read_statistics",
     "restore",
     "shared_embedding_columns",

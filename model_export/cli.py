@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from model_export.exporter.adopt_example import SPEC_EXAMPLE
 from model_export.exporter.export_config import CONFIG_EXAMPLE
@@ -28,6 +29,7 @@ or step by step:
   model-export export                     runs/movielens -> models/movielens/<next version>
   model-export export --config FILE       any trained model, see `model-export export --help`
   model-export adopt DIR --spec FILE      a SavedModel that is not ours, see `model-export adopt --help`
+  model-export import --table item=FILE   vectors from files (NumPy, safetensors, Parquet, ...), see its --help
   model-export verify models/movielens/1  compares every signature with numpy
   model-export inspect models/movielens/1 --html report.html
   model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
@@ -92,6 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
+    _add_import(commands)
+
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
     )
@@ -120,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     compact.add_argument(
         "--without_journal", action="store_true", help="leave upserts out, also where their journal is found"
     )
-    _add_table_dtype(compact)
+    _add_table_dtype(compact, "what lookups of the new version read tables as", default="as they are")
     compact.add_argument("--skip_refused", action="store_true", help="leave out deltas that a server refuses, too")
 
     verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
@@ -146,6 +150,60 @@ def build_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--run", type=Path, metavar="DIR", help="folder of the training run, for its loss curves")
     inspect.add_argument("--fast", action="store_true", help="do not read the tables: no norms, no NaN, no dead rows")
     return parser
+
+
+_IMPORT_DESCRIPTION = """\
+Makes a served model from files of numbers. A table is PATH[:NAME][?OPTION=VALUE&...]:
+
+  --table user=user.npy                                       [rows, numbers] of float16, float32, float64 or bfloat16
+  --table user=arrays.npz:user
+  --table item=model.safetensors:emb.weight                   or model.safetensors.index.json:emb.weight
+  --table 'user=users.parquet?key=user_id&vector=embedding'   or a folder of part files; vector=x,y,z joins columns
+  --table user=checkpoints/7:params.user                      Orbax (a table of stacked ones: docs/import.md), zarr
+  --table user=ckpt-1000:model/user                           a TensorFlow checkpoint, or the folder of a SavedModel
+  --table word=vectors.bin                                    word2vec; vectors.txt and .vec: its text form, or GloVe
+
+Keys (of Parquet, word vectors or --keys) become the vocabulary: clients send them instead of row numbers.
+"""
+
+
+def _add_import(commands: Any) -> None:
+    parser = commands.add_parser(
+        "import",
+        help="make a served model from files of numbers: NumPy, safetensors, Parquet, Orbax, TensorFlow, word2vec",
+        description=_IMPORT_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    named = {"type": _named, "action": "append", "default": []}
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the versions")
+    parser.add_argument("--table", required=True, metavar="NAME=SOURCE", help="a table's rows (repeatable)", **named)
+    parser.add_argument(
+        "--feature",
+        metavar="NAME=TABLE[:COMBINER]",
+        help="input that reads a table: one id a row, or with sum, mean or sqrtn any number of them (repeatable; "
+        "default: one of each table's name, one id a row)",
+        **named,
+    )
+    parser.add_argument(
+        "--keys", metavar="TABLE=FILE", help="what clients call its rows: text, one key a line, or .npy", **named
+    )
+    parser.add_argument(
+        "--oov",
+        metavar="TABLE=POLICY",
+        help="what an unknown key, or an id beyond the table, does: error (the default), zero, row:N, or mean, which "
+        "adds a row",
+        **named,
+    )
+    _add_table_dtype(parser, "what tables are stored as")
+    parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+    parser.add_argument("--allow_nonfinite", action="store_true", help="import tables that hold NaN or infinity")
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -209,16 +267,16 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no_warmup", dest="warmup", action="store_false", default=None, help="no warm-up requests for TF Serving"
     )
-    _add_table_dtype(parser)
+    _add_table_dtype(parser, "what lookups read tables as")
 
 
-def _add_table_dtype(parser: argparse.ArgumentParser) -> None:
+def _add_table_dtype(parser: argparse.ArgumentParser, what: str, *, default: str = "float32") -> None:
     parser.add_argument(
         "--table_dtype",
         type=_table_dtype,
         metavar="DTYPE|TABLE=DTYPE,...",
-        help="what lookups read tables as: float16, bfloat16, int8 or int4 (the last two with a scale per row); one "
-        "for all, or by table (default: float32)",
+        help=f"{what}: float16, bfloat16, int8 or int4 (the last two with a float32 scale per row); one for all, or by "
+        f"table (default: {default})",
     )
 
 

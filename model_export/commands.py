@@ -61,6 +61,7 @@ def run_command(arguments: argparse.Namespace) -> None:
         "train": _train,
         "export": _export,
         "adopt": _adopt,
+        "import": _import,
         "delta": delta,
         "compact": fold,
         "verify": verify,
@@ -117,6 +118,43 @@ def _adopt(arguments: argparse.Namespace) -> None:
         say=say,
     )
     say(f"adopted and verified: {artifact}")
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    from model_export.importers.import_tables import import_tables
+
+    named = {option: _once(option, getattr(arguments, option)) for option in ("table", "feature", "keys", "oov")}
+    with tqdm(unit="row", unit_scale=True, mininterval=0.5, disable=None, leave=False) as bar:
+
+        def of_table(table: str) -> Callable[[int, int | None], None]:
+            bar.reset()
+            bar.set_description(table)
+
+            def show(done: int, total: int | None) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            return show
+
+        artifact = import_tables(
+            arguments.out,
+            named["table"],
+            features=named["feature"],
+            keys=named["keys"],
+            oov=named["oov"],
+            table_dtype=arguments.table_dtype,
+            version=arguments.version,
+            allow_nonfinite=arguments.allow_nonfinite,
+            progress=of_table,
+        )
+    say(f"imported and verified: {artifact}")
+
+
+def _once(option: str, pairs: list[tuple[str, str]]) -> dict[str, str]:
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ExportError(f"--{option} names {', '.join(twice)} twice")
+    return dict(pairs)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

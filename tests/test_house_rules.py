@@ -127,6 +127,17 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     ),
     # What is left joins the layers: app, cli, observability and the like.
     "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
+    # The only readers of other people's formats; their libraries are an optional extra.
+    "model_export.importers": (
+        {
+            "model_export",
+            "service.core.manifest",
+            "service.core.types",
+            "service.files.crc32c",
+            "service.lookup.bundle",
+        },
+        {"numpy", "pyarrow", "tensorstore"},
+    ),
     "model_export": (
         {
             "model_export",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,6 +30,7 @@ _FEATURE_KEYS = (
     "on_too_many_ids",
 )
 _VOCABULARY_KEYS = ("file", "first_id", "oov_id", "num_oov_buckets", "on_oov")
+_SERVED_DTYPES = ("float32",)
 _T = TypeVar("_T")
 
 
@@ -96,8 +97,8 @@ def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
     return AdoptSpec(model, keys, fitting, added, sizes)
 
 
-def find_variable(name: str, variables: Mapping[str, BundleEntry]) -> str:
-    """Returns the key of the one matrix of float32 that name is, or is the end of.
+def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = _SERVED_DTYPES) -> str:
+    """Returns the key of the one matrix of dtypes that name is, or is the end of.
 
     Raises:
       ExportError: none or several; lists all candidates.
@@ -105,20 +106,20 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry]) -> str:
     plain = {key: key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key in variables}
     exact = [key for key, short in plain.items() if name in (key, short)]
     found = exact or [key for key, short in plain.items() if short.endswith("/" + name)]
-    if len(found) == 1 and is_table(variables[found[0]]):
+    if len(found) == 1 and is_table(variables[found[0]], dtypes):
         return found[0]
     if len(found) == 1:
         entry = variables[found[0]]
-        problem = f"is {entry.dtype} {list(entry.shape)}; a table is a matrix of float32"
+        problem = f"is {entry.dtype} {list(entry.shape)}; a table is a matrix of {' or '.join(dtypes)}"
     else:
         near = did_you_mean(name, plain.values())
         problem = f"is not there{near}" if not found else f"may be any of {sorted(found)}"
     raise ExportError(f"variable {name!r} {problem}\nCandidates:\n" + "\n".join(candidate_lines(variables)))
 
 
-def is_table(entry: BundleEntry) -> bool:
-    """Says whether a variable can be served as a table."""
-    return entry.dtype == "float32" and len(entry.shape) == 2
+def is_table(entry: BundleEntry, dtypes: Collection[str] = _SERVED_DTYPES) -> bool:
+    """Says whether a variable is a matrix of one of the dtypes; the default: those that are served where they lie."""
+    return entry.dtype in dtypes and len(entry.shape) == 2
 
 
 def candidate_lines(variables: Mapping[str, BundleEntry]) -> list[str]:

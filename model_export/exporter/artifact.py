@@ -85,7 +85,7 @@ def write_artifact(
     # Same file system as the target, so that the rename is one step; no server takes the name for a version.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
-        files = _vocabulary_files(source.spec, temporary / "vocabularies")
+        files = vocabulary_files(source.spec, temporary / "vocabularies")
         artifact = temporary / target.name
         reduced = _reduced_tables(source, dtypes)
         parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu, reduced), predict)
@@ -140,14 +140,15 @@ def _chosen(
     return entries, [name for name in chosen if name not in lookups]
 
 
-def _vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
+def vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
+    """Writes the vocabularies into a new folder, one key a line; returns feature -> file."""
     folder.mkdir()
     files = {}
     for feature in spec.features:
         if feature.vocabulary is not None:
             files[feature.name] = folder / f"{feature.name}.txt"
-            text = "".join(f"{key}\n" for key in feature.vocabulary.keys)
-            files[feature.name].write_text(text, encoding="utf-8", newline="\n")
+            with files[feature.name].open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(f"{key}\n" for key in feature.vocabulary.keys)
     return files
 
 

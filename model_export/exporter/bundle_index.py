@@ -1,4 +1,4 @@
-"""Writes indexes of checkpoints: one anew with other checksums of some tensors, or any records.
+"""Writes the index of a checkpoint: its records, a table of them, an index with other checksums of some tensors.
 
 Source: tensorflow/core/lib/io/table_builder.cc, format.cc and tensorflow/core/protobuf/tensor_bundle.proto
 (TensorFlow 2.21).
@@ -10,14 +10,46 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 
 from service.core.errors import ArtifactError
-from service.files.crc32c import crc32c_of
+from service.files.crc32c import masked_of
+from service.lookup.bundle import DTYPES, BundleEntry
 from service.lookup.sorted_table import read_records, read_varint
 
 _MAGIC = 0xDB4775248B80FB57
-_MASK_DELTA = 0xA282EAD8
-# BundleEntryProto.crc32c: field 6, fixed32.
-CHECKSUM_TAG = 6 << 3 | 5
 _RESTART_EVERY = 16
+# Tags of fields: number << 3 | wire type (0 varint, 2 message, 5 fixed32). BundleHeaderProto:
+_NUM_SHARDS, _VERSION = 1 << 3, 3 << 3 | 2
+# BundleEntryProto:
+_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CHECKSUM = 1 << 3, 2 << 3 | 2, 3 << 3, 4 << 3, 5 << 3, 6 << 3 | 5
+# TensorShapeProto.dim, its size, and VersionDef.producer.
+_DIM, _DIM_SIZE, _PRODUCER = 2 << 3 | 2, 1 << 3, 1 << 3
+
+
+def new_header() -> bytes:
+    """Returns the header record of a little-endian checkpoint of one data shard."""
+    return _field(_NUM_SHARDS, 1) + _message(_VERSION, _field(_PRODUCER, 1))
+
+
+def header_of_one_shard(header: bytes) -> bytes:
+    """Returns a header record that differs from another in its number of data shards, 1."""
+    return _field(_NUM_SHARDS, 1) + _without_fields(header, {_NUM_SHARDS})
+
+
+def new_record(entry: BundleEntry) -> bytes:
+    """Returns the record of a whole tensor in the only data shard."""
+    number = next(number for number, name in DTYPES.items() if name == entry.dtype)
+    dims = b"".join(_message(_DIM, _field(_DIM_SIZE, size)) for size in entry.shape)
+    return (
+        _field(_DTYPE, number)
+        + _message(_SHAPE, dims)
+        + _field(_OFFSET, entry.offset)
+        + _field(_SIZE, entry.nbytes)
+        + _checksum_field(entry.crc32c)
+    )
+
+
+def moved_record(record: bytes, offset: int) -> bytes:
+    """Returns a tensor's record with another place: an offset in the only data shard."""
+    return _without_fields(record, {_SHARD, _OFFSET}) + _field(_OFFSET, offset)
 
 
 def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
@@ -26,16 +58,12 @@ def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
     for name, checksum in checksums.items():
         if name.encode() not in records:
             raise ArtifactError(f"the index has no {name!r}")
-        records[name.encode()] = _with_checksum(records[name.encode()], checksum)
-    return sorted_table(records)
+        kept = _without_fields(records[name.encode()], {_CHECKSUM})
+        records[name.encode()] = kept + _checksum_field(checksum)
+    return new_index(records)
 
 
-def masked_checksum(crc: int) -> int:
-    """Returns a CRC-32C as TensorFlow keeps it: tensorflow/core/lib/hash/crc32c.h (2.21)."""
-    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-def sorted_table(records: Mapping[bytes, bytes]) -> bytes:
+def new_index(records: Mapping[bytes, bytes]) -> bytes:
     """Returns an index of records by key, uncompressed."""
     rows = sorted(records.items())
     out = bytearray()
@@ -46,8 +74,19 @@ def sorted_table(records: Mapping[bytes, bytes]) -> bytes:
     return bytes(out) + (meta + index).ljust(40, b"\0") + struct.pack("<Q", _MAGIC)
 
 
-def varint(value: int) -> bytes:
-    """Returns a number in base 128, the lowest digits first."""
+def _field(tag: int, value: int) -> bytes:
+    return bytes([tag]) + _varint(value)
+
+
+def _message(tag: int, content: bytes) -> bytes:
+    return bytes([tag]) + _varint(len(content)) + content
+
+
+def _checksum_field(checksum: int) -> bytes:
+    return bytes([_CHECKSUM]) + struct.pack("<I", checksum)
+
+
+def _varint(value: int) -> bytes:
     out = bytearray()
     while value >= 128:
         out.append(value & 127 | 128)
@@ -55,8 +94,7 @@ def varint(value: int) -> bytes:
     return bytes(out) + bytes([value])
 
 
-def without_fields(message: bytes, tags: Collection[int]) -> bytes:
-    """Returns a protobuf message without the fields of these tags (number << 3 | wire type)."""
+def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
     kept, position = bytearray(), 0
     while position < len(message):
         begin = position
@@ -76,14 +114,10 @@ def without_fields(message: bytes, tags: Collection[int]) -> bytes:
     return bytes(kept)
 
 
-def _with_checksum(entry: bytes, checksum: int) -> bytes:
-    return without_fields(entry, {CHECKSUM_TAG}) + bytes([CHECKSUM_TAG]) + struct.pack("<I", checksum)
-
-
 def _append(out: bytearray, block: bytes) -> bytes:
-    handle = varint(len(out)) + varint(len(block))
+    handle = _varint(len(out)) + _varint(len(block))
     # A block is followed by its kind, 0 for "not compressed", and the checksum of both.
-    out += block + b"\0" + struct.pack("<I", masked_checksum(crc32c_of(block + b"\0")))
+    out += block + b"\0" + struct.pack("<I", masked_of(block + b"\0"))
     return handle
 
 
@@ -93,5 +127,5 @@ def _block(records: Sequence[tuple[bytes, bytes]]) -> bytes:
     for i, (key, value) in enumerate(records):
         if i and i % _RESTART_EVERY == 0:
             restarts.append(len(out))
-        out += varint(0) + varint(len(key)) + varint(len(value)) + key + value
+        out += _varint(0) + _varint(len(key)) + _varint(len(value)) + key + value
     return bytes(out) + b"".join(struct.pack("<I", number) for number in [*restarts, len(restarts)])

@@ -1,117 +1,111 @@
-"""Writes a checkpoint of one shard: tensors of another checkpoint byte for byte, and new ones a chunk at a time.
+"""Writes a checkpoint tensor by tensor: new ones from pieces, and those of another checkpoint byte for byte.
 
-No tensor is held in memory. What is copied keeps its record in the index but for its place.
+No tensor has to fit in memory.
 
-Source: tensorflow/core/protobuf/tensor_bundle.proto, tensorflow/core/util/tensor_bundle/tensor_bundle.cc
-(TensorFlow 2.21).
+Source: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, BundleWriter (TensorFlow 2.21).
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import TracebackType
 
-from model_export.exporter.bundle_index import CHECKSUM_TAG, masked_checksum, sorted_table, varint, without_fields
-from service.files.crc32c import crc32c_of
-from service.lookup.sorted_table import read_records, read_varint
+import numpy as np
 
-# BundleEntryProto: dtype, shape, shard_id, offset, size; BundleHeaderProto: num_shards, which has tag 1, too.
-_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE = 1 << 3, 2 << 3 | 2, 3 << 3, 4 << 3, 5 << 3
-_NUM_SHARDS = 1 << 3
-_HEADER_KEY = b""
+from model_export.exporter.bundle_index import header_of_one_shard, moved_record, new_header, new_index, new_record
+from service.core.types import Array
+from service.files.crc32c import crc32c_of, masked
+from service.lookup.bundle import HEADER_KEY, BundleEntry, is_slice_key, tensor_records
+from service.lookup.sorted_table import read_records
+
+# TensorFlow promises none. A row that begins with a cache line is read with the fewest of them.
+_ALIGNMENT = 64
 _CHUNK_BYTES = 16 << 20
-# DataType of tensorflow/core/framework/types.proto.
-_DTYPES = {"float32": 1, "uint8": 4, "int8": 6, "bfloat16": 14, "float16": 19}
 
 
 class BundleWriter:
-    """A checkpoint being written; finish() makes its index. Concurrency: one caller at a time.
+    """Writes PREFIX.data-00000-of-00001, and PREFIX.index when the `with` block ends without an exception.
+
+    Concurrency: one caller at a time. Raises OSError where the disk is full.
 
     Args:
-      prefix: its path without ".index".
+      prefix: path of a new checkpoint without ".index"; its folder is made.
     """
 
     def __init__(self, prefix: Path) -> None:
         self._prefix = prefix
-        self._records: dict[bytes, bytes] = {}
+        self._shard = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._shard.open("xb", buffering=0)
+        self._records: dict[bytes, bytes] = {HEADER_KEY: new_header()}
         self._end = 0
-        self._data = prefix.with_name(prefix.name + ".data-00000-of-00001").open("wb")
+
+    def add(self, key: str, dtype: str, pieces: Iterable[Array]) -> tuple[int, ...]:
+        """Writes a new tensor and returns its shape.
+
+        Args:
+          dtype: a name of service.lookup.bundle.DTYPES.
+          pieces: its rows in order, one or more [n, ...] arrays, little-endian; of bfloat16 their bits.
+        """
+        start, crc, rows = self._begin_tensor(), 0, 0
+        columns: tuple[int, ...] = ()
+        for piece in pieces:
+            octets = piece.reshape(-1).view(np.uint8).data
+            crc = crc32c_of(octets, crc)
+            self._write(octets)
+            rows, columns = rows + len(piece), piece.shape[1:]
+        shape = (rows, *columns)
+        entry = BundleEntry(dtype, shape, self._shard, start, self._end - start, masked(crc))
+        self._records[key.encode()] = new_record(entry)
+        return shape
 
     def copy(self, source: Path, is_kept: Callable[[str], bool]) -> None:
-        """Copies tensors of another checkpoint; source: its path without ".index"."""
+        """Copies tensors of another checkpoint, and its header.
+
+        Args:
+          source: its path without ".index".
+          is_kept: called with the key of each tensor; says whether to copy it.
+        """
         records = read_records(source.with_name(source.name + ".index").read_bytes())
-        header = records.pop(_HEADER_KEY)
-        shards = _numbers(header).get(_NUM_SHARDS, 1)
-        self._records[_HEADER_KEY] = bytes([_NUM_SHARDS, 1]) + without_fields(header, {_NUM_SHARDS})
-        for key, record in records.items():
-            # The key of a part begins with a zero byte and goes where its tensor goes.
-            if key[:1] == b"\0" or is_kept(key.decode()):
-                place = _numbers(record)
-                file = source.with_name(f"{source.name}.data-{place.get(_SHARD, 0):05d}-of-{shards:05d}")
-                kept = without_fields(record, {_SHARD, _OFFSET})
-                self._records[key] = kept + _field(_OFFSET, self._end)
-                self._append_file(file, place.get(_OFFSET, 0), place.get(_SIZE, 0))
+        self._records[HEADER_KEY] = header_of_one_shard(records[HEADER_KEY])
+        for key in records:
+            if key == HEADER_KEY or is_slice_key(key) or not is_kept(key.decode()):
+                continue
+            for part, entry in tensor_records(records, source, key.decode()):
+                self._records[part] = moved_record(records[part], self._begin_tensor())
+                self._append_file(entry)
 
-    def add(self, key: str, dtype: str, shape: tuple[int, ...], chunks: Iterable[bytes]) -> None:
-        """Adds a tensor, whose bytes come in order; dtype: as an index names it."""
-        start, crc = self._end, 0
-        for chunk in chunks:
-            crc = crc32c_of(chunk, crc)
-            self._data.write(chunk)
-            self._end += len(chunk)
-        sizes = b"".join(_message(2 << 3 | 2, _field(1 << 3, size)) for size in shape)
-        self._records[key.encode()] = (
-            _field(_DTYPE, _DTYPES[dtype])
-            + _message(_SHAPE, sizes)
-            + _field(_OFFSET, start)
-            + _field(_SIZE, self._end - start)
-            + bytes([CHECKSUM_TAG])
-            + struct.pack("<I", masked_checksum(crc))
-        )
+    def __enter__(self) -> BundleWriter:
+        return self
 
-    def finish(self) -> None:
-        """Writes the index; nothing can be added then."""
-        self._data.close()
-        self._prefix.with_name(self._prefix.name + ".index").write_bytes(sorted_table(self._records))
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is None:
+            self._prefix.with_name(self._prefix.name + ".index").write_bytes(new_index(self._records))
 
-    def close(self) -> None:
-        """Closes the shard, finished or not."""
-        self._data.close()
+    def _begin_tensor(self) -> int:
+        self._write(memoryview(bytes(-self._end % _ALIGNMENT)))
+        return self._end
 
-    def _append_file(self, path: Path, offset: int, size: int) -> None:
-        if not size:
+    def _append_file(self, entry: BundleEntry) -> None:
+        # A partitioned tensor's own record has no bytes.
+        if not entry.nbytes:
             return
-        with path.open("rb") as file:
-            file.seek(offset)
-            while size:
-                chunk = file.read(min(size, _CHUNK_BYTES))
+        with entry.file.open("rb") as file:
+            file.seek(entry.offset)
+            left = entry.nbytes
+            while left:
+                chunk = file.read(min(left, _CHUNK_BYTES))
                 if not chunk:
-                    raise OSError(f"{path} ends before a tensor does")
-                self._data.write(chunk)
-                self._end += len(chunk)
-                size -= len(chunk)
+                    raise OSError(f"{entry.file} ends before a tensor does")
+                self._write(memoryview(chunk))
+                left -= len(chunk)
 
-
-def _numbers(message: bytes) -> dict[int, int]:
-    # Tag -> value of the fields that are plain numbers.
-    found: dict[int, int] = {}
-    position = 0
-    while position < len(message):
-        tag, position = read_varint(message, position)
-        if tag & 7 == 0:
-            found[tag], position = read_varint(message, position)
-        elif tag & 7 == 2:
-            length, position = read_varint(message, position)
-            position += length
-        else:
-            position += 4 if tag & 7 == 5 else 8
-    return found
-
-
-def _field(tag: int, value: int) -> bytes:
-    return bytes([tag]) + varint(value)
-
-
-def _message(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + varint(len(content)) + content
+    def _write(self, octets: memoryview) -> None:
+        self._end += len(octets)
+        # A write of more than 2 GB takes less than was given.
+        while octets:
+            octets = octets[self._file.write(octets) or 0 :]

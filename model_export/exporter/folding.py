@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.bundle_index import masked_checksum, replace_checksums
+from model_export.exporter.bundle_index import replace_checksums
 from model_export.exporter.deltas import read_tables
 from service.core.manifest import Manifest, TableEntry, TableScale
 from service.core.types import Array
@@ -18,7 +18,7 @@ from service.deltas.delta_file import Delta, DeltaFault, fingerprint_of
 from service.deltas.inbox import Inbox
 from service.deltas.journal import Journal
 from service.deltas.rounding import rounded
-from service.files.crc32c import crc32c_of
+from service.files.crc32c import crc32c_of, masked
 from service.lookup.bundle import prefix_of
 
 _UNLIMITED = 1 << 60
@@ -82,9 +82,9 @@ def _with_checksums(artifact: Path, manifest: Manifest, changed: Iterable[str]) 
     by_index: dict[Path, dict[str, int]] = {}
 
     def note(part: TableEntry | TableScale) -> int:
-        masked = masked_checksum(_checksum(artifact, part))
-        by_index.setdefault(prefix_of(artifact / part.file), {})[part.variable] = masked
-        return masked
+        checksum = masked(_checksum(artifact, part))
+        by_index.setdefault(prefix_of(artifact / part.file), {})[part.variable] = checksum
+        return checksum
 
     for name in changed:
         table = tables[name]

@@ -10,7 +10,7 @@ from model_export.errors import ExportError
 from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, table_entry
 from model_export.spec.features import ModelSpec, TableSpec
 from service.core.manifest import FeatureEntry, Manifest, SignatureEntry, TableEntry, VocabularyEntry
-from service.core.types import SCALED_DTYPES, saved_dtype, stored_columns
+from service.core.types import SCALED_DTYPES, packed_dim, saved_dtype, stored_columns
 from service.lookup.bundle import read_bundle
 
 
@@ -88,4 +88,4 @@ def _table(artifact: Path, table: TableSpec, keys: tuple[str, str | None], index
     if (dtype in SCALED_DTYPES) != (scale is not None and scale.dtype == "float32"):
         raise ExportError(f"table {table.name!r}: {index}.index has no float32 scales under {scale_key!r}")
     named = None if scale is None else (str(scale_key), scale)
-    return table_entry(artifact, key, entry, named, packed_dim=table.embedding_dim if dtype == "int4" else None)
+    return table_entry(artifact, key, entry, named, packed_dim=packed_dim(dtype, table.embedding_dim))

@@ -33,7 +33,7 @@ def record_requests(
     warm: dict[str, list[Mapping[str, Array]]] = {}
     for name, entry in manifest.signatures.items():
         if entry.kind == "lookup":
-            warm[name] = list(_lookup_requests(artifact, manifest, entry, inputs[name]))
+            warm[name] = list(lookup_requests(artifact, manifest, entry, inputs[name]))
             continue
         described = parts.predict[name]
         signatures[name] = predict_entry(source.spec, tensor_features(described), list(inputs[name]))
@@ -57,9 +57,10 @@ def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[st
     return dtypes
 
 
-def _lookup_requests(
+def lookup_requests(
     artifact: Path, manifest: Manifest, entry: SignatureEntry, inputs: Mapping[str, InputInfo]
 ) -> list[dict[str, Array]]:
+    """Returns the warm-up requests of a lookup; inputs: those that its signature has in the SavedModel."""
     id_dtypes = {name: inputs[feature.ids].dtype for name, feature in entry.features.items()}
     writer = CaseWriter(manifest, entry, read_keys(artifact, manifest, id_dtypes), id_dtypes)
     return list(lookup_warmup(writer, {name: info.dtype for name, info in inputs.items()}))

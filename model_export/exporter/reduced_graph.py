@@ -8,7 +8,7 @@ from typing import Any
 
 from model_export.exporter.reduced_table import ReducedTable
 from model_export.tensorflow_setup import tf
-from service.core.types import saved_dtype
+from service.core.types import packed_dim, saved_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ReducedVariables:
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what build_lookup takes: the tables given, those of fewer bits in place of the trained ones."""
         own = {
-            name: GraphTable(numbers, self.scales.get(name), self._reduced[name].packed_dim)
+            name: _graph_table(self._reduced[name], numbers, self.scales.get(name))
             for name, numbers in self.tables.items()
         }
         return {**tables, **own}
@@ -75,11 +75,13 @@ class ReducedGraphVariables:
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
         self._tables = {
-            name: _unwritten(f"reduced/{name}/numbers", tf.as_dtype(saved_dtype(table.dtype)), table.numbers.shape)
+            name: unwritten_variable(
+                f"reduced/{name}/numbers", tf.as_dtype(saved_dtype(table.dtype)), table.numbers.shape
+            )
             for name, table in reduced.items()
         }
         self._scales = {
-            name: _unwritten(f"reduced/{name}/scales", tf.float32, table.scales.shape)
+            name: unwritten_variable(f"reduced/{name}/scales", tf.float32, table.scales.shape)
             for name, table in reduced.items()
             if table.scales is not None
         }
@@ -87,7 +89,7 @@ class ReducedGraphVariables:
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """See ReducedVariables."""
         own = {
-            name: GraphTable(numbers, self._scales.get(name), self._reduced[name].packed_dim)
+            name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
             for name, numbers in self._tables.items()
         }
         return {**tables, **own}
@@ -108,6 +110,10 @@ class ReducedGraphVariables:
         return {name: variable.op.name for name, variable in self._scales.items()}
 
 
+def _graph_table(table: ReducedTable, numbers: Any, scales: Any) -> GraphTable:
+    return GraphTable(numbers, scales, packed_dim(table.dtype, table.embedding_dim))
+
+
 def _unpacked(octets: Any, embedding_dim: int) -> Any:
     # [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7; of two columns the first is in the low half. Bits of four
     # are read as a number below 16, and those from 8 on stand for 16 less.
@@ -117,7 +123,8 @@ def _unpacked(octets: Any, embedding_dim: int) -> Any:
     return tf.reshape(numbers, columns)[..., :embedding_dim]
 
 
-def _unwritten(name: str, dtype: Any, shape: Any) -> Any:
+def unwritten_variable(name: str, dtype: Any, shape: Any) -> Any:
+    """Returns a variable of the current v1 graph whose initializer nobody runs: it takes no memory."""
     return tf.compat.v1.Variable(
         lambda: tf.zeros(shape, dtype), trainable=False, name=name, dtype=dtype, use_resource=True
     )

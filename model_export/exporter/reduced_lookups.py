@@ -29,7 +29,7 @@ from model_export.exporter.tpu_graph import TPU_TAGS, tpu_call
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 from service.core.manifest import Manifest, TableEntry
-from service.core.types import saved_dtype, stored_columns
+from service.core.types import packed_dim, saved_dtype, stored_columns
 from service.graph.restoring import saved_tensors
 
 _SCOPE = "reduced"
@@ -151,8 +151,7 @@ class _Variables:
                 scale, scales = entry.scale, None
                 if scale is not None:
                     (scales,) = self._values(entry, scale.variable, tf.float32, (shape[0], 1), scale.crc32c)
-                packed_dim = entry.embedding_dim if entry.dtype == "int4" else None
-                self._tables[name] = GraphTable(numbers[0], scales, packed_dim)
+                self._tables[name] = GraphTable(numbers[0], scales, packed_dim(entry.dtype, entry.embedding_dim))
         return self._tables[name]
 
     def saver(self, old: Any) -> Any:

@@ -26,7 +26,7 @@ from service.core.types import SCALED_DTYPES, TABLE_DTYPES, Array, stored_column
 from service.deltas.rounding import LARGEST, STEPS, rounded, unpacked
 
 TableDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-# In provenance: table -> what TableParity.to_json says.
+# In provenance: table -> what Rounding.to_json says, and more of a table that was reduced after its export.
 REDUCED_KEY = "reduced_tables"
 
 _CHUNK_BYTES = 16 << 20
@@ -51,14 +51,9 @@ class ReducedTable:
     largest_error: float
     error_bound: float
 
-    @property
-    def packed_dim(self) -> int | None:
-        """D of an int4 table, None of any other."""
-        return self.embedding_dim if self.dtype == "int4" else None
-
     def to_json(self) -> dict[str, str | float]:
         """Returns what provenance keeps of it."""
-        return {"dtype": self.dtype, "largest_error": self.largest_error, "error_bound": self.error_bound}
+        return _provenance(self.dtype, self.largest_error, self.error_bound)
 
 
 def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[str]) -> dict[str, TableDtype]:
@@ -81,14 +76,11 @@ def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[
     return {name: cast(TableDtype, dtype) for name, dtype in by_table.items() if dtype != "float32"}
 
 
-def reduced(
-    name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[int, int], Array], *, first_row: int = 0
-) -> ReducedTable:
+def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[int, int], Array]) -> ReducedTable:
     """Rounds a table, a few megabytes at a time.
 
     Args:
       rows: gives [stop - start, D] float32.
-      first_row: of these in the table, for errors.
 
     Raises:
       ExportError: a number is too large for the dtype; or NaN or infinite, for which int8 and int4 have no place.
@@ -96,18 +88,43 @@ def reduced(
     dim = rows(0, 1).shape[1]
     numbers = np.empty((vocabulary_size, stored_columns(dtype, dim)), TABLE_DTYPES[dtype])
     scales = np.empty((vocabulary_size, 1), np.float32) if dtype in SCALED_DTYPES else None
-    error = bound = 0.0
+    rounding = Rounding(name, dtype)
     step = max(1, _CHUNK_BYTES // (4 * dim))
     for start in range(0, vocabulary_size, step):
         stop = min(start + step, vocabulary_size)
-        trained = np.asarray(rows(start, stop), np.float32)
-        _check(name, dtype, trained, first_row + start)
-        numbers[start:stop], some = rounded(trained, dtype)
+        numbers[start:stop], some = rounding.add(np.asarray(rows(start, stop), np.float32))
         if scales is not None:
             scales[start:stop] = some
-        found, limit = _errors(trained, widened(numbers[start:stop], dtype, some, embedding_dim=dim), dtype, some)
-        error, bound = max(error, found), max(bound, limit)
-    return ReducedTable(dtype, dim, numbers, scales, error, bound)
+    return ReducedTable(dtype, dim, numbers, scales, rounding.largest_error, rounding.error_bound)
+
+
+class Rounding:
+    """Rounds the rows of one table, some at a time, in their order; keeps how far off they are.
+
+    Concurrency: one caller at a time.
+    """
+
+    def __init__(self, name: str, dtype: TableDtype) -> None:
+        self.largest_error = self.error_bound = 0.0
+        self._name, self._dtype, self._done = name, dtype, 0
+
+    def add(self, rows: Array) -> tuple[Array, Array | None]:
+        """Rounds the next [n, D] float32 rows; raises as `reduced`.
+
+        Returns:
+          Their numbers as ReducedTable has them, and of int8 and int4 their [n, 1] float32 scales.
+        """
+        _check(self._name, self._dtype, rows, self._done)
+        numbers, scales = rounded(rows, self._dtype)
+        stored = widened(numbers, self._dtype, scales, embedding_dim=rows.shape[1])
+        error, bound = _errors(rows, stored, self._dtype, scales)
+        self.largest_error, self.error_bound = max(self.largest_error, error), max(self.error_bound, bound)
+        self._done += len(rows)
+        return numbers, scales
+
+    def to_json(self) -> dict[str, str | float]:
+        """Returns what provenance keeps of the table."""
+        return _provenance(self._dtype, self.largest_error, self.error_bound)
 
 
 def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embedding_dim: int | None = None) -> Array:
@@ -122,6 +139,10 @@ def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embeddin
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     floats: Array = (unpacked(numbers, embedding_dim) if dtype == "int4" else numbers).astype(np.float32)
     return floats if scales is None else floats * scales
+
+
+def _provenance(dtype: TableDtype, largest_error: float, error_bound: float) -> dict[str, str | float]:
+    return {"dtype": dtype, "largest_error": largest_error, "error_bound": error_bound}
 
 
 def _check(name: str, dtype: TableDtype, rows: Array, start: int) -> None:

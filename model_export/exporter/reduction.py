@@ -14,14 +14,14 @@ from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.exporter.integrity import VARIABLES_PREFIX, table_chunks, table_entry
 from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE
-from model_export.exporter.reduced_table import REDUCED_KEY, TableDtype, chosen_dtypes, reduced, widened
+from model_export.exporter.reduced_table import REDUCED_KEY, Rounding, TableDtype, chosen_dtypes, widened
 from model_export.exporter.reduction_report import Losses, neighbours_kept, sample_rows
 from model_export.exporter.saved_table import SavedTable
 from model_export.exporter.signature_names import INIT_OP
 from model_export.report.table_health import Progress
 from service.codecs.protos import message_class
 from service.core.manifest import Manifest, SignatureEntry, TableEntry
-from service.core.types import Array, saved_dtype, stored_columns
+from service.core.types import TABLE_DTYPES, Array, packed_dim, saved_dtype
 from service.lookup.bundle import prefix_of, read_bundle
 
 # In provenance: the lookups that were built again, whose nodes do not have the names that adopt gives.
@@ -109,17 +109,12 @@ def reduce_tables(
     kept = {entry.variable for name, entry in manifest.tables.items() if name not in reduction.dtypes}
     kept |= {entry.scale.variable for entry in manifest.tables.values() if entry.scale is not None}
     old, new = artifact / VARIABLES_PREFIX, artifact / "reduced_variables" / "variables"
-    new.parent.mkdir()
-    writer = BundleWriter(new)
-    try:
+    with BundleWriter(new) as writer:
         # Of lookups alone nothing is left that reads another variable.
         writer.copy(old, (lambda key: key in kept) if reduction.is_alone else (lambda key: True))
         for name, dtype in reduction.dtypes.items():
             entry = manifest.tables[name]
             places[name], told[name] = _write_table(artifact, name, entry, dtype, writer, progress)
-        writer.finish()
-    finally:
-        writer.close()
     for name in reduction.dtypes:
         told[name] |= _neighbours(artifact, manifest.tables[name], new, places[name], told[name]["dtype"], progress)
     shutil.rmtree(old.parent)
@@ -173,33 +168,28 @@ def _write_table(
     writer: BundleWriter,
     progress: Callable[[str], Progress],
 ) -> tuple[tuple[str, str | None], dict[str, Any]]:
-    losses, bounds, scales = Losses(dtype), [0.0], []
+    losses, rounding = Losses(dtype), Rounding(name, dtype)
+    scales: list[Array] = []
     show = progress(f"reducing {name}")
 
-    def chunks() -> Iterator[bytes]:
+    def pieces() -> Iterator[Array]:
         for start, rows in table_chunks(artifact, entry):
-            part = reduced(name, dtype, len(rows), _slices(rows), first_row=start)
-            losses.add(rows, widened(part.numbers, dtype, part.scales, embedding_dim=entry.embedding_dim))
-            bounds.append(part.error_bound)
-            if part.scales is not None:
-                scales.append(part.scales)
+            numbers, some = rounding.add(rows)
+            losses.add(rows, widened(numbers, dtype, some, embedding_dim=entry.embedding_dim))
+            if some is not None:
+                scales.append(some)
             show(start + len(rows), entry.vocabulary_size)
-            yield part.numbers.tobytes()
+            yield numbers
 
     key, scale_key = f"reduced/{name}/numbers", None
-    shape = (entry.vocabulary_size, stored_columns(dtype, entry.embedding_dim))
-    writer.add(key, saved_dtype(dtype), shape, chunks())
-    nbytes = shape[0] * shape[1] * (2 if dtype in ("float16", "bfloat16") else 1)
+    rows, columns = writer.add(key, saved_dtype(dtype), pieces())
+    nbytes = rows * columns * np.dtype(TABLE_DTYPES[dtype]).itemsize
     if scales:
         scale_key = f"reduced/{name}/scales"
-        writer.add(scale_key, "float32", (shape[0], 1), (part.tobytes() for part in scales))
-        nbytes += 4 * shape[0]
-    told = losses.to_json() | {"error_bound": max(bounds), "bytes_before": entry.nbytes, "bytes_after": nbytes}
+        writer.add(scale_key, "float32", scales)
+        nbytes += 4 * rows
+    told = losses.to_json() | {"error_bound": rounding.error_bound, "bytes_before": entry.nbytes, "bytes_after": nbytes}
     return (key, scale_key), told
-
-
-def _slices(rows: Array) -> Callable[[int, int], Array]:
-    return lambda start, stop: rows[start:stop]
 
 
 def _neighbours(
@@ -229,8 +219,7 @@ def _entry(artifact: Path, prefix: Path, keys: tuple[str, str | None], old: Tabl
     index = read_bundle(prefix)
     key, scale_key = keys
     scale = None if scale_key is None else (scale_key, index[scale_key])
-    packed_dim = old.embedding_dim if dtype == "int4" else None
-    return table_entry(artifact, key, index[key], scale, packed_dim=packed_dim)
+    return table_entry(artifact, key, index[key], scale, packed_dim=packed_dim(dtype, old.embedding_dim))
 
 
 def _tables(

@@ -231,6 +231,11 @@ def stored_columns(dtype: str, embedding_dim: int) -> int:
     return (embedding_dim + 1) // 2 if dtype == "int4" else embedding_dim
 
 
+def packed_dim(dtype: str, embedding_dim: int) -> int | None:
+    """Returns D of a table whose rows hold two numbers a byte, None of any other."""
+    return embedding_dim if dtype == "int4" else None
+
+
 def saved_dtype(dtype: str) -> str:
     """Returns the dtype that a checkpoint's index has for a table of a dtype."""
     return "uint8" if dtype == "int4" else dtype

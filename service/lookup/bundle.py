@@ -23,9 +23,10 @@ from service.lookup.sorted_table import read_records, read_varint
 
 # (start, length) by dimension; length -1 is all of it.
 _Extents = tuple[tuple[int, int], ...]
+HEADER_KEY = b""
 _SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
 # DataType enum of tensorflow/core/framework/types.proto -> numpy's name; bfloat16 has no numpy dtype of its own.
-_DTYPES: Mapping[int, str] = {
+DTYPES: Mapping[int, str] = {
     1: "float32",
     2: "float64",
     3: "int32",
@@ -110,19 +111,42 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
         raise ArtifactError(f"{path}: {error}") from error
 
 
+def is_slice_key(key: bytes) -> bool:
+    """Says whether a record's key is that of a tensor's slice, and no name."""
+    return key.startswith(b"\0")
+
+
+def tensor_records(records: Mapping[bytes, bytes], prefix: Path, name: str) -> Iterator[tuple[bytes, BundleEntry]]:
+    """Yields the key and the place of each record of a tensor: its own, then those of its slices.
+
+    Args:
+      records: all of an index.
+      prefix: path of the checkpoint without ".index".
+    """
+    num_shards = _num_shards(records[HEADER_KEY])
+    entry, extents = _entry(records[name.encode()], prefix, num_shards)
+    yield name.encode(), entry
+    for extent in extents:
+        key = slice_key(name, extent)
+        yield key, _entry(records[key], prefix, num_shards)[0]
+
+
 def _parse_index(data: bytes, prefix: Path) -> dict[str, BundleEntry]:
     records = read_records(data)
-    header = dict(_proto_fields(records.pop(b"")))
-    if header.get(2, 0):
-        raise ValueError("big-endian checkpoints are not supported")
-    num_shards = _integer(header.get(1, 1))
+    num_shards = _num_shards(records.pop(HEADER_KEY))
     found = {key: _entry(value, prefix, num_shards) for key, value in records.items()}
-    # Keys of slices start with a zero byte and are no names.
     return {
         (name := key.decode()): _with_slices(name, entry, extents, found) if extents else entry
         for key, (entry, extents) in found.items()
-        if not key.startswith(b"\0")
+        if not is_slice_key(key)
     }
+
+
+def _num_shards(header: bytes) -> int:
+    fields = dict(_proto_fields(header))
+    if fields.get(2, 0):
+        raise ValueError("big-endian checkpoints are not supported")
+    return _integer(fields.get(1, 1))
 
 
 def _with_slices(
@@ -164,7 +188,7 @@ def _entry(value: bytes, prefix: Path, num_shards: int) -> tuple[BundleEntry, li
                 tuple((_signed(extent.get(1, 0)), _signed(extent.get(2, -1))) for extent in _messages(content, 1))
             )
     entry = BundleEntry(
-        dtype=_DTYPES.get(dtype, "other"),
+        dtype=DTYPES.get(dtype, "other"),
         shape=shape,
         file=prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{num_shards:05d}"),
         offset=offset,

@@ -1,4 +1,4 @@
-"""Checkpoints written tensor by tensor: TensorFlow reads them, and holds every tensor against its checksum."""
+"""Checkpoints written tensor by tensor: the server's reader and TensorFlow read them, and their checksums are right."""
 
 from __future__ import annotations
 
@@ -10,37 +10,62 @@ import pytest
 
 from model_export.exporter.bundle_writer import BundleWriter
 from service.lookup.bundle import read_bundle
-from tests.toy_model import masked_crc32c, write_bundle
+from service.lookup.sorted_table import read_records
+from tests.toy_model import masked_crc32c, stored_numbers, write_bundle
 
-TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
+TABLE = np.arange(30, dtype=np.float32).reshape(10, 3) - 4
 STEP = np.array(7, np.int64)
+DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
 
 
-def written(folder: Path, source: Path) -> Path:
-    """Copies "table" of a checkpoint and adds two tensors, one of them in chunks; returns the new one's prefix."""
-    writer = BundleWriter(folder / "made")
-    try:
-        writer.copy(source, lambda key: key != "step")
-        writer.add("numbers", "uint8", (2, 300), (bytes([i % 256]) * 100 for i in range(6)))
-        writer.add("halves", "bfloat16", (1, 2), [np.array([0x3F80, 0xC000], "<u2").tobytes()])
-        writer.finish()
-    finally:
-        writer.close()
-    return folder / "made"
+def new_tensors() -> dict[str, tuple[str, np.ndarray]]:
+    """Returns key -> dtype and numbers: every dtype, and more keys than one restart of the index has."""
+    stored = {f"t/{dtype}": (dtype, stored_numbers(TABLE + 4, dtype)) for dtype in DTYPES}
+    return stored | {f"more/{i:02}": ("float32", TABLE[: i % 9 + 1]) for i in range(40)}
 
 
-def test_what_is_copied_and_what_is_added_is_read_back(tmp_path: Path) -> None:
+def written(folder: Path, source: Path | None = None) -> dict[str, np.ndarray]:
+    """Writes folder/made: new tensors in pieces, after those of a source but "step"; returns the new ones."""
+    added = new_tensors()
+    with BundleWriter(folder / "made") as writer:
+        if source is not None:
+            writer.copy(source, lambda key: not key.startswith("step"))
+        for key, (dtype, numbers) in added.items():
+            shape = writer.add(key, dtype, (numbers[start : start + 4] for start in range(0, len(numbers), 4)))
+            assert shape == numbers.shape
+    return {key: numbers for key, (_, numbers) in added.items()}
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_entries_say_where_the_bytes_are(tmp_path: Path, is_copied: bool) -> None:
     write_bundle(tmp_path / "old", {"step": STEP, "table": TABLE})
-    found = read_bundle(written(tmp_path, tmp_path / "old"))
-    assert set(found) == {"table", "numbers", "halves"}
-    assert (found["numbers"].dtype, found["numbers"].shape) == ("uint8", (2, 300))
-    assert (found["halves"].dtype, found["halves"].shape, found["halves"].nbytes) == ("bfloat16", (1, 2), 4)
+    stored = written(tmp_path, tmp_path / "old" if is_copied else None)
+    if is_copied:
+        stored["table"] = TABLE
+    entries = read_bundle(tmp_path / "made")
+    assert entries.keys() == stored.keys()
     data = (tmp_path / "made.data-00000-of-00001").read_bytes()
-    assert len(data) == TABLE.nbytes + 600 + 4
-    for entry in found.values():
-        assert entry.crc32c == masked_crc32c(data[entry.offset : entry.offset + entry.nbytes])
-    table = found["table"]
-    assert data[table.offset : table.offset + table.nbytes] == TABLE.tobytes()
+    for key, numbers in stored.items():
+        entry = entries[key]
+        assert data[entry.offset : entry.offset + entry.nbytes] == numbers.tobytes()
+        assert entry.crc32c == masked_crc32c(numbers.tobytes())
+        assert (entry.shape, entry.offset % 64) == (numbers.shape, 0)
+    assert {entries[f"t/{dtype}"].dtype for dtype in DTYPES} == set(DTYPES)
+
+
+def test_pieces_that_do_not_lie_in_one_row_are_written_as_they_read(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "new" / "made") as writer:
+        assert writer.add("t", "float32", [TABLE.T[:, ::2], TABLE.T[:, ::2] + 1]) == (6, 5)
+    data = (tmp_path / "new" / "made.data-00000-of-00001").read_bytes()
+    assert np.frombuffer(data, np.float32).reshape(6, 5)[0].tolist() == [-4, 2, 8, 14, 20]
+    assert np.frombuffer(data, np.float32).reshape(6, 5)[5].tolist() == [-1, 5, 11, 17, 23]
+
+
+def test_a_failure_leaves_no_index(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), BundleWriter(tmp_path / "v") as writer:
+        writer.add("t", "float32", [TABLE])
+        raise RuntimeError
+    assert not (tmp_path / "v.index").exists()
 
 
 def test_a_shard_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
@@ -49,26 +74,58 @@ def test_a_shard_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(OSError, match="ends before a tensor does"):
         written(tmp_path, tmp_path / "old")
+    assert not (tmp_path / "made.index").exists()
+
+
+def save(tf: Any, prefix: Path, tensors: dict[str, Any], slices: list[str] | None = None) -> str:
+    """Saves a checkpoint of one shard with TensorFlow; returns its prefix."""
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=slices or [""] * len(tensors),
+        tensors=[tf.constant(value) for value in tensors.values()],
+    )
+    return str(prefix)
 
 
 @pytest.mark.tf
-def test_tensorflow_reads_it_and_its_own_shards_are_copied(tf: Any, tmp_path: Path) -> None:
-    v1, sources = tf.compat.v1, []
-    for number, tensors in enumerate(
-        [{"table": TABLE, "name": np.array([b"x", b"long" * 99], object)}, {"step": STEP}]
-    ):
-        sources.append(str(tmp_path / f"part{number}"))
-        tf.raw_ops.SaveV2(
-            prefix=sources[-1],
-            tensor_names=list(tensors),
-            shape_and_slices=[""] * len(tensors),
-            tensors=[tf.constant(value) for value in tensors.values()],
+def test_tensorflow_reads_what_is_added(tf: Any, tmp_path: Path) -> None:
+    stored = written(tmp_path)
+    reader = tf.train.load_checkpoint(str(tmp_path / "made"))
+    assert set(reader.get_variable_to_shape_map()) == set(stored)
+    assert {reader.get_variable_to_dtype_map()[f"t/{dtype}"] for dtype in DTYPES} == set(map(tf.as_dtype, DTYPES))
+    # TensorFlow compares the checksum of what it reads.
+    for key, numbers in stored.items():
+        read = reader.get_tensor(key)
+        np.testing.assert_array_equal(read.view(numbers.dtype), numbers)
+
+
+@pytest.mark.tf
+def test_tensorflow_reads_what_is_copied_from_several_shards(tf: Any, tmp_path: Path) -> None:
+    words = np.array([b"x", b"long" * 99], object)
+    # Each part of a partitioned tensor is saved apart: rows 0 to 3 of 10 in one shard, the rest in the other.
+    parts = [
+        save(
+            tf,
+            tmp_path / f"part{number}",
+            {"parted": TABLE[start:stop], "step_parts": TABLE[start:stop], **whole},
+            [f"10 3 {start},{stop - start}:-"] * 2 + [""] * len(whole),
         )
-    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=sources, destination_prefix=str(tmp_path / "old"))
+        for number, (start, stop, whole) in enumerate(
+            [(0, 4, {"table": TABLE, "name": words}), (4, 10, {"step": STEP})]
+        )
+    ]
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(tmp_path / "old"))
     assert len(list(tmp_path.glob("old.data-*-of-00002"))) == 2
-    reader = v1.train.NewCheckpointReader(str(written(tmp_path, tmp_path / "old")))
-    assert set(reader.get_variable_to_shape_map()) == {"table", "name", "numbers", "halves"}
+    stored = written(tmp_path, tmp_path / "old")
+    reader = tf.train.load_checkpoint(str(tmp_path / "made"))
+    assert set(reader.get_variable_to_shape_map()) == {"parted", "table", "name", *stored}
     assert np.array_equal(reader.get_tensor("table"), TABLE)
-    assert reader.get_tensor("name").tolist() == [b"x", b"long" * 99]
-    assert reader.get_tensor("numbers").reshape(-1)[::100].tolist() == [0, 1, 2, 3, 4, 5]
-    assert reader.get_tensor("halves").astype(np.float32).tolist() == [[1, -2]]
+    assert reader.get_tensor("name").tolist() == words.tolist()
+    read = tf.raw_ops.RestoreV2(
+        prefix=str(tmp_path / "made"), tensor_names=["parted"], shape_and_slices=[""], dtypes=[tf.float32]
+    )
+    np.testing.assert_array_equal(read[0], TABLE)
+    # Parts of a tensor that is left out are left out with it.
+    keys = read_records((tmp_path / "made.index").read_bytes())
+    assert sum(key.startswith(b"\0") for key in keys) == 2

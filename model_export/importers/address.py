@@ -1,0 +1,69 @@
+"""Where a table lies: PATH[:NAME][?OPTION=VALUE&...].
+
+>>> address = Address.parse("vectors.parquet?key=user_id&vector=embedding")
+>>> address.path.name, address.name, dict(address.options)
+('vectors.parquet', None, {'key': 'user_id', 'vector': 'embedding'})
+>>> Address.parse("model.safetensors:encoder.emb").name
+'encoder.emb'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+from model_export.errors import ExportError
+
+_OPTIONS = re.compile(r"\w+=[^?]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed address.
+
+    name: the array or variable in the file; None where the address has none.
+    scratch: folder for temporary files, on the disk that the model is written to; None: the system's.
+    """
+
+    text: str
+    path: Path
+    name: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    scratch: Path | None = None
+
+    @staticmethod
+    def parse(text: str, scratch: Path | None = None) -> Address:
+        """Parses an address; %26, %3D and the like in an option stand for characters. Raises ExportError."""
+        rest, separator, query = text.rpartition("?")
+        options: dict[str, str] = {}
+        if separator and _OPTIONS.fullmatch(query):
+            for part in query.split("&"):
+                key, equals, value = part.partition("=")
+                if not (key and equals) or key in options:
+                    raise ExportError(f"{text}: {part!r} is no option; write ?key=COLUMN&vector=COLUMN")
+                options[key] = unquote(value)
+        else:
+            rest = text
+        # A path may have a colon of its own.
+        path, _, name = ("", "", rest) if Path(rest).exists() else rest.rpartition(":")
+        if not path:
+            return Address(text, Path(rest), None, options, scratch)
+        return Address(text, Path(path), name, options, scratch)
+
+    def chosen(self, names: Sequence[str], what: str) -> str:
+        """Returns the name that is meant: the address's, or the only one there is.
+
+        Raises:
+          ExportError: no such name, or several and the address says none; the names are listed.
+        """
+        listed = f"its {what} are {', '.join(map(repr, names[:50]))}{' ...' if len(names) > 50 else ''}"
+        if self.name is None:
+            if len(names) == 1:
+                return names[0]
+            raise ExportError(f"{self.path}: say which table with {self.path.name}:NAME; {listed if names else 'none'}")
+        if self.name not in names:
+            raise ExportError(f"{self.path} has no {self.name!r}; {listed if names else 'it has none'}")
+        return self.name

@@ -1,0 +1,184 @@
+"""Arrays that tensorstore reads: Orbax checkpoints (OCDBT or a folder per array) and zarr folders.
+
+An array is stored in blocks that are read as a whole. Blocks that are larger than a chunk are written to an
+uncompressed temporary file first, one at a time, so that memory holds one of them and not all.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.importers.address import Address
+from model_export.importers.extra import missing_library
+from model_export.importers.stacked_tables import StackMember, find_member
+from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, rows_per_chunk
+from service.core.types import Array
+
+# What ends the key of an array's description -> tensorstore's driver of such arrays.
+_DESCRIPTIONS = {".zarray": "zarr", "zarr.json": "zarr3"}
+# CheckpointManager saves a state below the step's folder by this name.
+_ORBAX_ITEMS = ("default", "state")
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+def is_array_store(folder: Path) -> bool:
+    """Says whether a folder looks like what open_array_store opens."""
+    return any(_root(candidate) is not None for candidate in _candidates(folder))
+
+
+def open_array_store(address: Address) -> TableReader:
+    """Opens CHECKPOINT:ARRAY, or CHECKPOINT:TABLE of a stacked table that a JSON file describes. Raises ExportError."""
+    try:
+        import tensorstore  # noqa: F401
+    except ImportError as error:
+        raise missing_library("tensorstore", "Orbax checkpoints and zarr arrays") from error
+    folder = next((candidate for candidate in _candidates(address.path) if _root(candidate) is not None), None)
+    if folder is None:
+        raise ExportError(
+            f"{address.path} is no Orbax checkpoint and no zarr array: it has no manifest.ocdbt, .zarray or zarr.json; "
+            "of a CheckpointManager's folder, name a step's"
+        )
+    arrays = _arrays(folder)
+    member = find_member(address, folder)
+    name = member.array if member is not None else address.chosen(sorted(arrays), "arrays")
+    if name not in arrays:
+        raise ExportError(f"{folder} has no {name!r}, which the stacked table is in; its arrays are {sorted(arrays)}")
+    store = _opened(folder, name, arrays[name])
+    if store.dtype.name not in _FLOATS:
+        raise ExportError(f"{folder}:{name} holds {store.dtype.name}; a table holds {', '.join(_FLOATS)}")
+    if member is not None:
+        member.check_array(f"{folder}:{name}", tuple(store.shape))
+        return _Stored(store, member, address.scratch)
+    if store.rank != 2:
+        raise ExportError(f"{folder}:{name} has shape {list(store.shape)}; a table is a matrix")
+    return _Stored(store, None, address.scratch)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    return [folder, *(folder / item for item in _ORBAX_ITEMS)]
+
+
+def _root(folder: Path) -> dict[str, Any] | None:
+    # The key-value store that holds the arrays of a folder.
+    location = {"driver": "file", "path": f"{folder.absolute()}/"}
+    if (folder / "manifest.ocdbt").is_file():
+        return {"driver": "ocdbt", "base": location}
+    if any((folder / end).is_file() for end in _DESCRIPTIONS) or any(
+        (array / end).is_file() for array in (folder.iterdir() if folder.is_dir() else ()) for end in _DESCRIPTIONS
+    ):
+        return location
+    return None
+
+
+def _arrays(folder: Path) -> dict[str, str]:
+    # Array -> driver. A folder that is itself an array has the name "".
+    import tensorstore
+
+    root = tensorstore.KvStore.open(_root(folder)).result()
+    found = {}
+    for key in root.list().result():
+        for end, driver in _DESCRIPTIONS.items():
+            if (text := key.decode()) == end or text.endswith("/" + end):
+                found[text.removesuffix(end).removesuffix("/")] = driver
+    return found
+
+
+def _opened(folder: Path, name: str, driver: str) -> Any:
+    import tensorstore
+
+    root = dict(_root(folder) or {})
+    root["path"] = (root.get("path") or "") + (f"{name}/" if name else "")
+    # Blocks that two chunks share are decoded once.
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 2 * CHUNK_BYTES}})
+    return tensorstore.open({"driver": driver, "kvstore": root}, read=True, context=context).result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    store: Any
+    member: StackMember | None
+    scratch: Path | None
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.store.shape[0]) if self.member is None else self.member.vocabulary_size
+
+    def chunks(self) -> Iterator[Chunk]:
+        with ExitStack() as stack:
+            source, spool = self.store, None
+            if _block_bytes(source) > CHUNK_BYTES:
+                spool = stack.enter_context(_Spool(self.store, self.scratch))
+                source = spool.array
+            # A member's rows are read alike from every shard, so a chunk is a whole number of rows of each.
+            shards = 1 if self.member is None else self.member.num_shards
+            dim = int(self.store.shape[-1])
+            step = -(-rows_per_chunk(dim) // shards) * shards
+            for start in range(0, self.num_rows, step):
+                yield Chunk(self._rows(source, start, min(start + step, self.num_rows)))
+                if spool is not None:
+                    spool.forget()
+
+    def _rows(self, source: Any, start: int, stop: int) -> Array:
+        if self.member is None:
+            return _read([source[start:stop]])[0]
+        member = self.member
+        out: Array | None = None
+        slices = list(member.slices(start, stop, tuple(source.shape)))
+        parts = _read([source[where] for _, where in slices])
+        for (residue, _), part in zip(slices, parts, strict=True):
+            if out is None:
+                out = np.empty((stop - start, member.embedding_dim), part.dtype)
+            out[residue :: member.num_shards] = part
+        assert out is not None  # a chunk has at least one row
+        return out
+
+
+def _read(views: list[Any]) -> list[Array]:
+    if isinstance(views[0], np.ndarray):
+        return [np.array(view) for view in views]
+    futures = [view.read() for view in views]
+    arrays = [future.result() for future in futures]
+    # ml_dtypes' bfloat16, which tensorstore brings, becomes float32 without loss.
+    return [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
+
+
+def _block_bytes(store: Any) -> int:
+    return int(np.prod(store.chunk_layout.read_chunk.shape)) * int(store.dtype.numpy_dtype.itemsize)
+
+
+class _Spool:
+    """An array as a map of a temporary file. Concurrency: one caller at a time."""
+
+    def __init__(self, store: Any, scratch: Path | None) -> None:
+        dtype = np.dtype(np.float32) if store.dtype.name == "bfloat16" else store.dtype.numpy_dtype
+        with tempfile.TemporaryFile(dir=scratch) as file:
+            file.truncate(int(store.size) * dtype.itemsize)
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.array: Array = np.frombuffer(self._map, dtype).reshape(store.shape)
+        block = store.chunk_layout.read_chunk.shape
+        corners = product(*(range(0, size, step) for size, step in zip(store.shape, block, strict=True)))
+        for corner in corners:
+            where = tuple(slice(a, min(a + n, s)) for a, n, s in zip(corner, block, store.shape, strict=True))
+            self.array[where] = _read([store[where]])[0]
+            self.forget()
+
+    def forget(self) -> None:
+        """Takes the file's pages out of the process's memory; the file keeps them."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The map goes with the array: a view of it may still be in a caller's hands.
+        del self.array

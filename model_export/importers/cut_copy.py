@@ -1,0 +1,55 @@
+"""A small twin of a large model: the first rows of each table under the same graph.
+
+TensorFlow holds whole tables when it answers. The twin lets the graph be compared with the numpy oracle in little
+memory; the large model differs from it in the number of rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from model_export.exporter.bundle_writer import BundleWriter
+from model_export.importers.table_copy import CopiedTable
+from model_export.spec.features import FeatureSpec, ModelSpec
+from service.core.manifest import Manifest, TableEntry, TableScale
+from service.core.types import TABLE_DTYPES, Array, saved_dtype
+
+
+def cut_spec(spec: ModelSpec, rows: int) -> ModelSpec:
+    """Returns a spec of tables of at most some rows; keys of rows beyond are left out, policies read the last row."""
+    tables = tuple(replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in spec.tables)
+    return ModelSpec(tables, tuple(_cut(feature, rows) for feature in spec.features))
+
+
+def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
+    """Returns the same tables with at most some rows."""
+    return [replace(t, read=replace(t.read, vocabulary_size=min(rows, t.read.vocabulary_size))) for t in tables]
+
+
+def copy_first_rows(artifact: Path, manifest: Manifest, tables: Sequence[CopiedTable], prefix: Path) -> None:
+    """Writes a checkpoint of the first rows of an artifact's tables, as many as each of `tables` has."""
+    with BundleWriter(prefix) as writer:
+        for table in tables:
+            entry, rows = manifest.tables[table.read.name], table.read.vocabulary_size
+            part = entry.nbytes // entry.vocabulary_size * rows
+            writer.add(table.key, saved_dtype(table.dtype), [_rows(artifact, entry, table.dtype, part, rows)])
+            if entry.scale is not None and table.scale_key is not None:
+                writer.add(table.scale_key, "float32", [_rows(artifact, entry.scale, "float32", 4 * rows, rows)])
+
+
+def _rows(artifact: Path, part: TableEntry | TableScale, dtype: str, nbytes: int, rows: int) -> Array:
+    with (artifact / part.file).open("rb") as file:
+        file.seek(part.offset)
+        return np.frombuffer(file.read(nbytes), TABLE_DTYPES[dtype]).reshape(rows, -1)
+
+
+def _cut(feature: FeatureSpec, rows: int) -> FeatureSpec:
+    vocabulary = feature.vocabulary
+    if vocabulary is not None:
+        oov = None if vocabulary.oov_id is None else min(vocabulary.oov_id, rows - 1)
+        vocabulary = replace(vocabulary, keys=vocabulary.keys[:rows], oov_id=oov)
+    return replace(feature, vocabulary=vocabulary, default_id=min(feature.default_id, rows - 1))

@@ -1,0 +1,208 @@
+"""Makes a served model from files of numbers, table by table and chunk by chunk.
+
+Rows go from their file into the checkpoint of a stock SavedModel; TensorFlow builds the graph around it and never
+holds a table. The model appears in one step, after its graph has been compared with the numpy oracle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.exporter.bundle_writer import BundleWriter
+from model_export.exporter.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
+from model_export.exporter.lookup_features import lookup_entry
+from model_export.exporter.parity_report import ParityReport
+from model_export.exporter.reduced_table import REDUCED_KEY, chosen_dtypes
+from model_export.exporter.signature_names import LOOKUP
+from model_export.exporter.versions import new_version_folder
+from model_export.importers.address import Address
+from model_export.importers.cut_copy import copy_first_rows, cut_spec, cut_tables
+from model_export.importers.formats import open_table
+from model_export.importers.key_file import read_keys
+from model_export.importers.table_copy import CopiedTable, Progress, TableCopy
+from model_export.importers.table_options import OovPolicy, check_name, choose_features, model_spec
+from model_export.importers.table_reader import TableReader
+from model_export.spec.features import ModelSpec
+from service.core.manifest import Manifest
+
+# Larger models are compared with the oracle by their first rows.
+_WHOLE_CHECK_BYTES = 64 << 20
+_COMPARED_ROWS = 1000
+# In provenance: how many rows of each table were compared, where it was not all of them.
+COMPARED_ROWS_KEY = "compared_rows"
+
+
+def import_tables(
+    out: str | Path,
+    tables: Mapping[str, str],
+    *,
+    features: Mapping[str, str] | None = None,
+    keys: Mapping[str, str | Path] | None = None,
+    oov: Mapping[str, str] | None = None,
+    table_dtype: str | Mapping[str, str] | None = None,
+    version: int | None = None,
+    allow_nonfinite: bool = False,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    progress: Callable[[str], Progress] | None = None,
+) -> Path:
+    """Writes out/<version>/, a stock SavedModel with a lookup manifest, and returns that folder.
+
+    Args:
+      tables: name -> PATH[:NAME][?OPTION=VALUE&...] of its rows (docs/import.md).
+      features: name -> TABLE (one id a row) or TABLE:COMBINER (any number of ids a row); a table that none reads has
+        one of its own name, one id a row.
+      keys: table -> file of what clients call its rows, in their order: text, one key a line, or .npy.
+      oov: table -> what an unknown key or an id beyond the table does: "error" (the default), "zero", "row:N", or
+        "mean", which adds a row.
+      table_dtype: "float16", "bfloat16", "int8", "int4" or "float32", one for all tables or by table.
+      version: a new number; None takes the one after the highest that out holds, or 1.
+      allow_nonfinite: import NaN and infinity; the manifest then says how many.
+      clock: gives the time that the manifest records.
+      progress: called with a table's name before it is read; gives what is told how far it is.
+
+    Raises:
+      ExportError: a file, a key, a name or a number is at fault. Nothing is left in out then.
+      ArtifactError: the index of a TensorFlow checkpoint can not be read.
+    """
+    base = Path(out)
+    target = new_version_folder(base, version)
+    plan = _Plan.of(tables, features or {}, keys or {}, oov or {}, table_dtype, allow_nonfinite=allow_nonfinite)
+    made_base = not base.exists()
+    base.mkdir(parents=True, exist_ok=True)
+    # Same file system as the target, so that the rename is one step; no server takes the name for a version.
+    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
+    try:
+        copied = plan.copy(temporary, progress or (lambda _: lambda done, total: None))
+        spec = model_spec([table.read for table in copied], plan.features, plan.oov)
+        _finish(temporary, target, spec, copied, clock())
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if made_base and not any(base.iterdir()):
+            base.rmdir()
+    return target
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Plan:
+    copies: tuple[TableCopy, ...]
+    keys: Mapping[str, Path]
+    features: Sequence[Any]
+    oov: Mapping[str, OovPolicy]
+
+    @staticmethod
+    def of(
+        tables: Mapping[str, str],
+        features: Mapping[str, str],
+        keys: Mapping[str, str | Path],
+        oov: Mapping[str, str],
+        table_dtype: str | Mapping[str, str] | None,
+        *,
+        allow_nonfinite: bool,
+    ) -> _Plan:
+        """Checks everything that can be checked before a file is read."""
+        if not tables:
+            raise ExportError("no tables to import; name one with --table NAME=FILE")
+        for name in tables:
+            check_name("table", name)
+        for option, named in (("keys", keys), ("oov", oov)):
+            if unknown := sorted(set(named) - set(tables)):
+                raise ExportError(f"{option} names {unknown}; the tables are {', '.join(tables)}")
+        policies = {table: OovPolicy.parse(table, text) for table, text in oov.items()}
+        chosen = choose_features(features, list(tables))
+        dtypes = chosen_dtypes(table_dtype, list(tables))
+        copies = tuple(
+            TableCopy(
+                name,
+                str(source),
+                dtypes.get(name, "float32"),
+                adds_mean=name in policies and policies[name].kind == "mean",
+                allow_nonfinite=allow_nonfinite,
+            )
+            for name, source in tables.items()
+        )
+        return _Plan(copies, {name: Path(path) for name, path in keys.items()}, chosen, policies)
+
+    def copy(self, temporary: Path, progress: Callable[[str], Progress]) -> list[CopiedTable]:
+        """Writes the checkpoint below temporary."""
+        # All are opened before the first is copied, for an early refusal.
+        readers: dict[str, TableReader] = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
+        keys = {name: read_keys(path) for name, path in self.keys.items()}
+        try:
+            with BundleWriter(temporary / VARIABLES_PREFIX) as writer:
+                return [
+                    copy.run(readers[copy.name], keys.get(copy.name), writer, progress(copy.name))
+                    for copy in self.copies
+                ]
+        except OSError as error:
+            raise ExportError(f"cannot write the tables: {error}") from error
+
+
+def _finish(temporary: Path, target: Path, spec: ModelSpec, tables: list[CopiedTable], created: datetime) -> None:
+    # Late, since it starts TensorFlow: a file at fault is told at once.
+    from model_export.exporter.artifact import base_provenance
+    from model_export.exporter.finishing import finish
+    from model_export.exporter.verify import check_parity
+
+    artifact = temporary / target.name
+    nonfinite = {table.read.name: table.nonfinite for table in tables if table.nonfinite}
+    reduced = {table.read.name: table.rounding for table in tables if table.rounding is not None}
+    provenance = {
+        **base_provenance(int(target.name), created),
+        "imported_from": {table.read.name: Address.parse(table.source).path.name for table in tables},
+        **({REDUCED_KEY: reduced} if reduced else {}),
+        **({NONFINITE_KEY: nonfinite} if nonfinite else {}),
+    }
+    manifest = _saved(artifact, (temporary / VARIABLES_PREFIX).parent, spec, tables, provenance)
+    if sum(table.nbytes for table in manifest.tables.values()) > _WHOLE_CHECK_BYTES:
+        manifest = dataclasses.replace(manifest, provenance={**manifest.provenance, COMPARED_ROWS_KEY: _COMPARED_ROWS})
+        parity = _twin_parity(artifact, manifest, spec, tables, temporary / "twin")
+    else:
+        parity = check_parity(artifact, manifest)
+    finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target)
+
+
+def _saved(
+    artifact: Path, variables: Path, spec: ModelSpec, tables: Sequence[CopiedTable], provenance: Mapping[str, Any]
+) -> Manifest:
+    from model_export.exporter.artifact import vocabulary_files
+    from model_export.exporter.manifest_builder import build_manifest
+    from model_export.exporter.recording import lookup_requests
+    from model_export.exporter.signature_runner import read_signature_inputs
+    from model_export.exporter.warmup_requests import write_warmup
+    from model_export.importers.serving_graph import write_saved_model
+
+    lookups = {LOOKUP: lookup_entry(spec, "cpu")}
+    files = vocabulary_files(spec, artifact.parent / f"vocabularies-{artifact.name}")
+    write_saved_model(artifact, variables, spec, tables, lookups, files)
+    manifest = build_manifest(
+        artifact,
+        spec,
+        lookups,
+        {table.read.name: table.key for table in tables},
+        provenance=provenance,
+        table_scales={table.read.name: table.scale_key for table in tables if table.scale_key is not None},
+        table_dtypes={table.read.name: table.dtype for table in tables},
+    )
+    inputs = read_signature_inputs(artifact)
+    requests = {name: lookup_requests(artifact, manifest, entry, inputs[name]) for name, entry in lookups.items()}
+    write_warmup(artifact, {name: list(several) for name, several in requests.items()})
+    return dataclasses.replace(manifest, files=file_sizes(artifact))
+
+
+def _twin_parity(
+    artifact: Path, manifest: Manifest, spec: ModelSpec, tables: Sequence[CopiedTable], twin: Path
+) -> ParityReport:
+    from model_export.exporter.verify import check_parity
+
+    cut = cut_tables(tables, _COMPARED_ROWS)
+    copy_first_rows(artifact, manifest, cut, twin / VARIABLES_PREFIX)
+    small = twin / "1"
+    described = _saved(small, (twin / VARIABLES_PREFIX).parent, cut_spec(spec, _COMPARED_ROWS), cut, {})
+    return check_parity(small, described)

@@ -1,0 +1,33 @@
+"""Keys of a table's rows from a file of their own: a text file with one a line, or a .npy of integers or strings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.exporter.oracle import vocabulary_lines
+from model_export.importers.table_reader import Keys
+
+
+def read_keys(path: Path) -> Keys:
+    """Returns the keys in the order of the rows. Raises ExportError."""
+    try:
+        if path.suffix == ".npy":
+            return _numpy_keys(path)
+        return [line.decode() for line in vocabulary_lines(path)] if path.stat().st_size else []
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path}: keys are UTF-8 text, one a line: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ExportError(f"cannot read keys from {path}: {error}") from error
+
+
+def _numpy_keys(path: Path) -> Keys:
+    keys = np.load(path, allow_pickle=False)
+    if keys.ndim != 1 or keys.dtype.kind not in "iuUS":
+        raise ExportError(f"{path} holds {keys.dtype} {list(keys.shape)}; keys are one row of whole numbers or strings")
+    if keys.dtype.kind == "S":
+        return [key.decode() for key in keys.tolist()]
+    listed: Keys = keys.tolist()
+    return listed

@@ -1,0 +1,97 @@
+"""A matrix that lies uncompressed in a file, read in chunks; not mapped, since pages of a map count as memory in use.
+
+C order is read as it lies. Fortran order is read column by column for the rows of a chunk, and transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.exporter.reduced_table import widened
+from model_export.importers.table_reader import Chunk, rows_per_chunk
+from service.core.types import Array
+from service.files.crc32c import crc32c_of, masked
+
+
+@dataclass(frozen=True, slots=True)
+class NumberType:
+    """How a number is stored. dtype: numpy's, with its byte order; of bfloat16 (numpy has none) the 16 bits."""
+
+    dtype: np.dtype[np.generic]
+    is_bfloat16: bool = False
+
+    def numbers(self, stored: Array) -> Array:
+        """Returns stored numbers as floats; those of bfloat16 as float32."""
+        return widened(stored, "bfloat16") if self.is_bfloat16 else stored
+
+
+@dataclass(frozen=True, slots=True)
+class RawMatrix:
+    """A TableReader of [num_rows, dim] numbers at an offset of a file.
+
+    crc32c: masked checksum of the bytes, compared as they are read from first to last; None: there is none.
+    """
+
+    path: Path
+    offset: int
+    num_rows: int
+    dim: int
+    number: NumberType
+    is_fortran: bool = False
+    crc32c: int | None = None
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields all rows. Raises ExportError where the file is too short or its checksum is another."""
+        self.check_size()
+        step, crc = rows_per_chunk(self.dim), 0
+        with self.path.open("rb", buffering=0) as file:
+            for start in range(0, self.num_rows, step):
+                stored = self._stored(file, start, min(start + step, self.num_rows))
+                if self.crc32c is not None:
+                    crc = crc32c_of(stored, crc)
+                yield Chunk(self.number.numbers(stored))
+        if self.crc32c is not None and masked(crc) != self.crc32c:
+            raise ExportError(f"{self.path} is damaged: its numbers do not have the checksum that was saved with them")
+
+    def read(self, start: int, stop: int) -> Array:
+        """Returns rows start to stop."""
+        with self.path.open("rb", buffering=0) as file:
+            return self.number.numbers(self._stored(file, start, stop))
+
+    def check_size(self) -> None:
+        """Raises ExportError where the file ends before the matrix does."""
+        end = self.offset + self.num_rows * self.dim * self.number.dtype.itemsize
+        size = self.path.stat().st_size
+        if size < end:
+            raise ExportError(
+                f"{self.path} is cut short: {self.num_rows} rows of {self.dim} numbers end at byte {end:,}, the file "
+                f"at {size:,}; copy it again"
+            )
+
+    def _stored(self, file: BinaryIO, start: int, stop: int) -> Array:
+        rows, item = stop - start, self.number.dtype.itemsize
+        if not self.is_fortran:
+            whole = np.empty((rows, self.dim), self.number.dtype)
+            file.seek(self.offset + start * self.dim * item)
+            self._fill(file, whole)
+            return whole
+        columns = np.empty((self.dim, rows), self.number.dtype)
+        for column in range(self.dim):
+            file.seek(self.offset + (column * self.num_rows + start) * item)
+            self._fill(file, columns[column])
+        return np.ascontiguousarray(columns.T)
+
+    def _fill(self, file: BinaryIO, numbers: Array) -> None:
+        # A read of more than 2 GB returns less than was asked for.
+        view = numbers.reshape(-1).view(np.uint8).data
+        while view:
+            count = file.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise ExportError(f"{self.path} became shorter while it was read")
+            view = view[count:]

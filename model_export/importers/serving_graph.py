@@ -1,0 +1,74 @@
+"""The stock SavedModel around a checkpoint that is already written: lookups of variables that are never filled here."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_export.exporter.lookup_graph import build_lookup
+from model_export.exporter.reduced_graph import GraphTable, unwritten_variable
+from model_export.exporter.signature_runner import SERVE
+from model_export.exporter.vocabulary_graph import vocabulary_tables
+from model_export.importers.table_copy import CopiedTable
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from service.core.manifest import SignatureEntry
+from service.core.types import packed_dim, saved_dtype, stored_columns
+
+
+def write_saved_model(
+    folder: Path,
+    variables: Path,
+    spec: ModelSpec,
+    tables: Sequence[CopiedTable],
+    lookups: Mapping[str, SignatureEntry],
+    vocabularies: Mapping[str, Path],
+) -> None:
+    """Writes a SavedModel of one {serve} MetaGraph.
+
+    Args:
+      folder: a new one.
+      variables: folder of the checkpoint `variables`, which moves into it.
+      vocabularies: feature -> file of its keys, which becomes an asset.
+    """
+    v1 = tf.compat.v1
+    with warnings.catch_warnings(), tf.Graph().as_default():
+        # TensorFlow advises tf.saved_model.save, which wants every table in memory.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        builder = _builder(folder)
+        os.rename(variables, folder / "variables")
+        shapes = {table.name: (table.vocabulary_size, table.embedding_dim) for table in spec.tables}
+        parts = {table.read.name: _graph_table(table, shapes[table.read.name]) for table in tables}
+        keys = vocabulary_tables(spec, vocabularies)
+        definitions = {
+            name: build_lookup(entry, spec, parts, keys).signature_def(name) for name, entry in lookups.items()
+        }
+        builder.add_meta_graph(
+            list(SERVE),
+            definitions,
+            assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+            main_op=v1.train.Scaffold.default_local_init_op(),
+            saver=v1.train.Saver(sharded=True),
+            strip_default_attrs=True,
+        )
+        builder.save()
+
+
+def _graph_table(table: CopiedTable, shape: tuple[int, int]) -> Any:
+    rows, dim = shape
+    dtype = tf.as_dtype(saved_dtype(table.dtype))
+    numbers = unwritten_variable(table.key, dtype, (rows, stored_columns(table.dtype, dim)))
+    if table.dtype == "float32":
+        return numbers
+    scales = None if table.scale_key is None else unwritten_variable(table.scale_key, tf.float32, (rows, 1))
+    return GraphTable(numbers, scales, packed_dim(table.dtype, dim))
+
+
+def _builder(folder: Path) -> Any:
+    builder = tf.compat.v1.saved_model.Builder(str(folder))
+    # The checkpoint lies there already; the builder would save it from a session, whole in memory.
+    builder._has_saved_variables = True
+    return builder

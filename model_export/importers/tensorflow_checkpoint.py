@@ -1,0 +1,81 @@
+"""Variables of TensorFlow checkpoints and SavedModels, whole or partitioned, read without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.exporter.adopt_spec import candidate_lines, find_variable, is_table
+from model_export.exporter.integrity import VARIABLES_PREFIX
+from model_export.importers.address import Address
+from model_export.importers.raw_matrix import NumberType, RawMatrix
+from model_export.importers.table_reader import Chunk, TableReader, rows_per_chunk
+from service.core.types import Array
+from service.lookup.bundle import BundleEntry, read_bundle
+
+_NUMBERS = {
+    "float16": NumberType(np.dtype("<f2")),
+    "float32": NumberType(np.dtype("<f4")),
+    "float64": NumberType(np.dtype("<f8")),
+    "bfloat16": NumberType(np.dtype("<u2"), is_bfloat16=True),
+}
+
+
+def open_checkpoint(address: Address) -> TableReader:
+    """Opens PREFIX:VARIABLE, or SAVED_MODEL_FOLDER:VARIABLE. Raises ExportError, ArtifactError."""
+    prefix = address.path / VARIABLES_PREFIX if (address.path / "saved_model.pb").is_file() else address.path
+    # "ckpt-1.index" is what a person sees in the folder.
+    prefix = prefix.with_suffix("") if prefix.suffix == ".index" and prefix.is_file() else prefix
+    variables = read_bundle(prefix)
+    if address.name is None:
+        tables = [key for key, entry in variables.items() if is_table(entry, _NUMBERS)]
+        if len(tables) != 1:
+            lines = "\n".join(candidate_lines(variables))
+            raise ExportError(f"{address.path}: say which variable with {address.path.name}:VARIABLE:\n{lines}")
+    name = tables[0] if address.name is None else address.name
+    entry = variables[find_variable(name, variables, dtypes=_NUMBERS)]
+    parts = tuple((part.start, _matrix(part.entry)) for part in entry.slices) or (((0, 0), _matrix(entry)),)
+    for _, part in parts:
+        if not part.path.is_file():
+            raise ExportError(f"{part.path} is missing: it holds a part of {name!r}")
+    return parts[0][1] if len(parts) == 1 else _Partitioned(entry.shape[0], entry.shape[1], parts)
+
+
+def _matrix(entry: BundleEntry) -> RawMatrix:
+    rows, dim = entry.shape
+    return RawMatrix(entry.file, entry.offset, rows, dim, _NUMBERS[entry.dtype], crc32c=entry.crc32c)
+
+
+@dataclass(frozen=True, slots=True)
+class _Partitioned:
+    """Parts by rows, by columns or both; they cover the matrix, none of it twice."""
+
+    num_rows: int
+    dim: int
+    parts: tuple[tuple[tuple[int, ...], RawMatrix], ...]
+
+    def chunks(self) -> Iterator[Chunk]:
+        covered = sum(part.num_rows * part.dim for _, part in self.parts)
+        if covered != self.num_rows * self.dim:
+            raise ExportError(f"the saved parts hold {covered:,} numbers, the variable {self.num_rows * self.dim:,}")
+        for _, part in self.parts:
+            part.check_size()
+        if all(part.dim == self.dim for _, part in self.parts):
+            # Parts by rows come one behind the other, and their checksums are compared on the way.
+            for _, part in self.parts:
+                yield from part.chunks()
+            return
+        step = rows_per_chunk(self.dim)
+        for start in range(0, self.num_rows, step):
+            yield Chunk(self._rows(start, min(start + step, self.num_rows)))
+
+    def _rows(self, start: int, stop: int) -> Array:
+        out = np.empty((stop - start, self.dim), np.result_type(self.parts[0][1].read(0, 0)))
+        for (row, column), part in self.parts:
+            first, last = max(start, row), min(stop, row + part.num_rows)
+            if first < last:
+                out[first - start : last - start, column : column + part.dim] = part.read(first - row, last - row)
+        return out

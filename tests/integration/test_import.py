@@ -1,0 +1,54 @@
+"""From files of vectors to answers: imported by the command, served by the real server, asked over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import save_file
+
+from tests.integration.process import ROOT, ServerProcess, environment
+
+pytestmark = pytest.mark.tf
+
+_USERS = np.random.default_rng(1).normal(size=(300, 8)).astype(np.float32)
+_ITEMS = np.random.default_rng(2).normal(size=(40, 4)).astype(np.float32)
+
+
+def test_imported_vectors_are_what_http_answers(tmp_path: Path) -> None:
+    keys = [f"user-{i}" for i in range(300)]
+    pq.write_table(pa.table({"id": keys, "vector": list(_USERS)}), tmp_path / "users.parquet", row_group_size=70)
+    save_file({"emb": _ITEMS}, tmp_path / "item.safetensors")
+    command = [sys.executable, "-m", "model_export", "import", "--out", tmp_path / "m"]
+    command += ["--table", f"user={tmp_path}/users.parquet?key=id&vector=vector", "--oov", "user=zero"]
+    command += ["--table", f"item={tmp_path}/item.safetensors:emb", "--feature", "items=item:mean"]
+    np.save(tmp_path / "film.npy", np.asfortranarray(_ITEMS.astype(np.float64)))
+    np.save(tmp_path / "film_ids.npy", np.arange(40) * 10**12 - 7)
+    command += [
+        "--table",
+        f"film={tmp_path}/film.npy",
+        "--keys",
+        f"film={tmp_path}/film_ids.npy",
+        "--oov",
+        "film=row:1",
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"imported and verified: {tmp_path}/m/1")
+    with ServerProcess(model_base_path=tmp_path / "m").ready() as server:
+        asked = {
+            "user": ["user-299", "nobody", "user-0"],
+            "items": [[0, 39], [], [5]],
+            "film": [39 * 10**12 - 7, 8, -7],
+        }
+        got = {name: np.array(rows, np.float32) for name, rows in server.lookup(asked).items()}
+        refused = server.http.post("/v1/models/default:lookup", json={"features": {"items": [[40]]}})
+    np.testing.assert_array_equal(got["user"], [_USERS[299], np.zeros(8), _USERS[0]])
+    np.testing.assert_allclose(got["items"], [_ITEMS[[0, 39]].mean(axis=0), np.zeros(4), _ITEMS[5]], rtol=1e-6)
+    np.testing.assert_array_equal(got["film"], _ITEMS[[39, 1, 0]])
+    assert refused.status_code == 400 and "40" in refused.json()["error"]

@@ -1,0 +1,1 @@
+"""Readers of files of numbers, and the models made of them."""
