@@ -87,6 +87,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="names of your own for tables and features (default: what the graph looks up is found out by trying it)",
     )
     adopt.add_argument(
+        "--allow_rounding",
+        action="store_true",
+        help="look up in mapped tables too where sums then differ from TensorFlow's in the last bits",
+    )
+    adopt.add_argument(
         "--no_measure", action="store_true", help="do not time what TensorFlow still runs; its lookups are cut out"
     )
     adopt.add_argument(

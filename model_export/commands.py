@@ -115,6 +115,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
         arguments.out,
         version=arguments.version,
         measure=not arguments.no_measure,
+        allow_rounding=arguments.allow_rounding,
         say=say,
     )
     say(f"adopted and verified: {artifact}")

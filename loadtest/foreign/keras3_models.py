@@ -51,7 +51,7 @@ for _save_name, _save_by in {"export": _export, "saved_model_save": _save}.items
         ZOO.add(f"keras3_{_network.__name__}_{_save_name}", _inputs, _built_by(_network, _save_by))
 
 
-@ZOO.foreign(FUNCTIONAL, is_refused=True)
+@ZOO.foreign(FUNCTIONAL)
 def keras3_saved_without_its_variables(folder: Path, rows: Rows) -> None:
     """Saves a model by tf.saved_model.save as it is: the graph reads variables that no session restores."""
     import tensorflow as tf

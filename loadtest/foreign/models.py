@@ -47,14 +47,12 @@ class ForeignModel:
     build: writes the SavedModel into a folder that does not exist yet; raises Skip.
     keras: the Keras that tf.keras is in the process of the builder.
     inputs: what a request holds, by input name; of all signatures.
-    is_refused: whether TensorFlow itself answers no request, because the SavedModel lacks something.
     """
 
     name: str
     build: Builder
     keras: Keras
     inputs: Mapping[str, Kind]
-    is_refused: bool = False
 
 
 @dataclass(slots=True)
@@ -70,20 +68,17 @@ class Zoo:
         build: Builder,
         *,
         keras: Keras = "keras3",
-        is_refused: bool = False,
     ) -> None:
         """Adds a model; raises ValueError where the name is taken."""
         if name in self.models:
             raise ValueError(f"two models are named {name!r}")
-        self.models[name] = ForeignModel(name, build, keras, inputs, is_refused)
+        self.models[name] = ForeignModel(name, build, keras, inputs)
 
-    def foreign(
-        self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3", is_refused: bool = False
-    ) -> Callable[[Builder], Builder]:
+    def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
         """Returns a decorator that adds a builder under its function's name."""
 
         def register(build: Builder) -> Builder:
-            self.add(build.__name__, inputs, build, keras=keras, is_refused=is_refused)
+            self.add(build.__name__, inputs, build, keras=keras)
             return build
 
         return register

@@ -13,17 +13,22 @@ from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 from loadtest.foreign.comparing import Refused
 from loadtest.foreign.kinds import InputSpec, Tensors
 
+_LOST_VARIABLE = "Could not find variable"
 PREDICT = "tensorflow/serving/predict"
 
 
 class Reference:
     """A SavedModel as TensorFlow Serving loads it: a session, whose callables do not judge shapes before the graph.
 
+    Where a session lacks a variable, because Keras 3 saved two handles for it, tf.saved_model.load answers.
+
     signatures: inputs by name, of every signature that Predict can be asked for. A sparse input has the names that the
       server gives it: <name>__values and <name>__row_splits.
     """
 
     def __init__(self, saved_model: Path) -> None:
+        self._folder = saved_model
+        self._object: Any = None
         self._session = tf.compat.v1.Session(graph=tf.Graph())
         meta_graph = SavedModelLoader(str(saved_model)).load(self._session, ["serve"])
         self._definitions = {
@@ -46,6 +51,8 @@ class Reference:
         try:
             return {name: np.asarray(value) for name, value in self._session.run(fetches, feeds).items()}
         except tf.errors.OpError as error:
+            if _LOST_VARIABLE in str(error.message):
+                return self._by_object(signature, inputs)
             code = type(error).__name__.removesuffix("Error")
             # Above TensorFlow's reason may stand only that a graph failed.
             text = str(error.message).removeprefix("Graph execution error:").strip()
@@ -53,6 +60,14 @@ class Reference:
         except ValueError as error:
             # A placeholder of another shape.
             raise Refused("InvalidArgument", str(error)) from error
+
+    def _by_object(self, signature: str, inputs: Tensors) -> Tensors:
+        self._object = self._object or tf.saved_model.load(str(self._folder))
+        tensors = {name: tf.constant(array) for name, array in inputs.items()}
+        try:
+            return {name: value.numpy() for name, value in self._object.signatures[signature](**tensors).items()}
+        except tf.errors.OpError as error:
+            raise Refused(type(error).__name__.removesuffix("Error"), str(error.message)) from error
 
     def close(self) -> None:
         """Frees the session."""

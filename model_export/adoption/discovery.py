@@ -54,11 +54,12 @@ class Discovery:
     opened: OpenedGraph
 
 
-def discover(artifact: Path, progress: Progress = lambda text: None) -> Discovery:
+def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_rounding: bool = False) -> Discovery:
     """Reads a SavedModel's graph and finds out by trying what it looks up and how.
 
     Args:
       progress: told what is looked at.
+      allow_rounding: describe lookups too whose sums differ from the graph's in the last bits.
 
     Raises:
       ExportError: it is no SavedModel, or no signature reads a table row by row; the message lists its variables.
@@ -84,7 +85,7 @@ def discover(artifact: Path, progress: Progress = lambda text: None) -> Discover
             if name in reasons:
                 found.append(FoundSignature(name, SignatureEntry("predict", {}), reasons[name]))
             else:
-                found.append(_signature(probe, graphs[name], features))
+                found.append(_signature(probe, graphs[name], features, allow_rounding=allow_rounding))
     finally:
         probe.close()
     return Discovery(names, features.named, tuple(found), opened)
@@ -108,10 +109,10 @@ class _Features:
         return name
 
 
-def _signature(probe: Probe, graph: SignatureGraph, features: _Features) -> FoundSignature:
+def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allow_rounding: bool) -> FoundSignature:
     found = {}
     for read in graph.reads:
-        feature = find_feature(probe, graph, read)
+        feature = find_feature(probe, graph, read, allow_rounding=allow_rounding)
         if feature is not None:
             found[read] = feature
     entries: dict[str, LookupFeature] = {}

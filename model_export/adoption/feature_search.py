@@ -47,15 +47,21 @@ class FoundFeature:
     is_exact: bool
 
 
-def find_feature(probe: Probe, graph: SignatureGraph, read: Read) -> FoundFeature | None:
-    """Returns the lookup that a read belongs to, with as much of the graph as is a lookup; None where it is none."""
+def find_feature(
+    probe: Probe, graph: SignatureGraph, read: Read, *, allow_rounding: bool = False
+) -> FoundFeature | None:
+    """Returns the lookup that a read belongs to, with as much of the graph as is a lookup; None where it is none.
+
+    Args:
+      allow_rounding: take a lookup too whose sums differ from the graph's in the last bits.
+    """
     found = None
     for tensor in graph.behind(read):
         if not _is_lookup_alone(graph, read, tensor):
             break
         for roles in possible_roles(graph, tensor, [gather.ids for gather in read.gathers]):
             better = _Trial(probe, graph, read, tensor, roles).found(found)
-            if better is not None:
+            if better is not None and (better.is_exact or allow_rounding):
                 found = better
                 break
     return found

@@ -45,6 +45,9 @@ class Probe:
         except (NotProven, ArtifactError, tf.errors.OpError) as error:
             raise ExportError(f"TensorFlow can not run the graph of {opened.artifact}: {error}") from error
 
+        # An input that nothing reads is not in the session's graph.
+        self._known = {operation.name for operation in self.session.graph.get_operations()}
+
     def close(self) -> None:
         """Frees the session."""
         self.session.close()
@@ -52,9 +55,8 @@ class Probe:
     def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:
         """Returns tensors of the graph for a request, of those inputs that it reads."""
         to_feed, names = request_feed(graph.spec, graph.sparse)
-        known = self.session.graph._nodes_by_name
         fed = dict(zip(names, to_feed(request), strict=True))
-        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
+        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in self._known}
 
     def run(
         self, graph: SignatureGraph, request: Mapping[str, Array], read: Read, tensors: Sequence[str]

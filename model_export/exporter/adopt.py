@@ -46,6 +46,7 @@ def adopt(
     *,
     version: int | None = None,
     measure: bool = True,
+    allow_rounding: bool = False,
     say: Say = lambda line: None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Path:
@@ -58,6 +59,8 @@ def adopt(
       version: a new number; None takes the one after the highest that out holds, or 1.
       measure: time each signature that TensorFlow still runs, whole and with its lookups cut out, and serve it the
         faster way; otherwise lookups are cut out.
+      allow_rounding: look up in mapped tables too where sums differ from TensorFlow's in the last bits; otherwise such
+        sums are left to TensorFlow.
       say: told what is being done, and at the end how each signature is served.
       clock: gives the time that the manifest records.
 
@@ -72,7 +75,7 @@ def adopt(
     if (folder / MANIFEST_PATH).exists():
         raise ExportError(f"{folder} has a lookup manifest already")
     if spec is None:
-        found = discover(folder, say)
+        found = discover(folder, say, allow_rounding=allow_rounding)
         opened, plan = found.opened, plan_of_discovery(found)
     else:
         opened = open_graph(folder)

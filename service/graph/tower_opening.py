@@ -195,12 +195,17 @@ def _left(candidate: _Candidate) -> set[str]:
 def _cut(candidate: _Candidate, session: Any, mapped: MappedTables, sparse: Mapping[str, SparseNames]) -> CutSignature:
     spec, flat = candidate.spec, candidate.flat
     to_feed, names = request_feed(spec, sparse)
+    known = {operation.name for operation in session.graph.get_operations()}
+
+    def feed(request: Tensors) -> dict[str, Array]:
+        # An input that nothing reads is not in the session's graph.
+        fed = dict(zip(names, to_feed(request), strict=True))
+        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
+
     sources: dict[str, RowSource] = {}
     exact = []
     for read in candidate.reads:
-        tensor, source, is_exact = _source(
-            candidate, read, session, mapped, lambda request: dict(zip(names, to_feed(request), strict=True))
-        )
+        tensor, source, is_exact = _source(candidate, read, session, mapped, feed)
         sources[tensor] = source
         exact.append(is_exact)
     id_tensors = tuple(sorted({source.tensor for source in sources.values() if isinstance(source, ComputedRows)}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import get_ident
@@ -244,7 +245,8 @@ class SignaturePlan:
     def _output(self, name: str, parts: list[Array], inputs: Tensors) -> Array:
         output = self.outputs[name]
         if output.rank == 2:
-            parts = [part if part.ndim == 2 else part.reshape(part.shape[0], -1) for part in parts]
+            # No rows have no size to infer a width from.
+            parts = [p if p.ndim == 2 else p.reshape(p.shape[0], math.prod(p.shape[1:])) for p in parts]
         if len(parts) == 1:
             return parts[0]
         if len({part.shape[:-1] for part in parts}) > 1:

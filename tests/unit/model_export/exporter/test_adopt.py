@@ -113,7 +113,7 @@ def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Pa
     assert artifact == tmp_path / "out" / "1"
     manifest = manifest_of(artifact)
     # score takes the same input and answers the same name, but no rows of the table.
-    assert list(manifest.signatures) == ["serving_default"]
+    assert {n: e.kind for n, e in manifest.signatures.items()} == {"serving_default": "lookup", "score": "predict"}
     assert manifest.tables["film"].variable == "embedding/film/.ATTRIBUTES/VARIABLE_VALUE"
     assert manifest.provenance["created"].startswith("2024-05-06") and manifest.provenance["adopted_from"] == "1"
     copied = contents(artifact)
@@ -144,9 +144,10 @@ def test_where_none_fits_a_lookup_is_added_and_the_rest_still_runs(tf2_model: Pa
     artifact = adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out", version=7)
     manifest = manifest_of(artifact)
     assert artifact.name == "7"
-    assert sorted(manifest.signatures) == ["lookup", "lookup_tpu_tensor_core"]
+    lookups = sorted(name for name, entry in manifest.signatures.items() if entry.kind == "lookup")
+    assert lookups == ["lookup", "lookup_tpu_tensor_core"]
     assert manifest.signatures["lookup_tpu_tensor_core"].batch_sizes == (2, 4)
-    assert (artifact / "assets/films.txt").read_text() == "x\ny\n"
+    assert (artifact / "assets.extra/vocabulary_films.txt").read_text() == "x\ny\n"
     ids = {"films__values": [1, 2, -1], "films__row_splits": [0, 3, 3]}
     assert served(artifact, "lookup", ids) == {"films": [[6, 8], [0, 0]]}
     with open_signatures(artifact) as runner:
@@ -242,19 +243,47 @@ def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> Non
         adopt(first, tmp_path / "spec.toml", tmp_path / "out")
 
 
-def test_the_command_lists_variables_and_adopts_beside_the_version(
+def test_the_command_needs_no_spec_and_tells_how_each_signature_is_served(
     tf2_model: Path, tf1_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = shutil.copytree(tf2_model, tmp_path / "model" / "1")
     assert main(["adopt", str(version)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any("table? embedding/film/.ATTRIBUTES/VARIABLE_VALUE  [10, 2] float32" in line for line in lines)
-    assert any(line.split() == ["step/.ATTRIBUTES/VARIABLE_VALUE", "[]", "int64"] for line in lines)
+    told = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in told.splitlines() if line}
+    assert lines["serving_default"][1:3] == ["lookup", "nothing"] and lines["serving_default"][-1] == "film"
+    assert "score: output 'film' is computed from looked-up rows by MatMul" in told
+    assert f"adopted and verified: {tmp_path / 'model' / '2'}" in told
+    assert served(tmp_path / "model" / "2", "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
     assert main(["adopt", str(version), "--spec", str(spec_file(tmp_path, ONE_FEATURE))]) == 0
-    assert "adopted and verified" in capsys.readouterr().out and (tmp_path / "model" / "2").is_dir()
-    assert main(["adopt", str(tf1_model)]) == 0
-    assert "film  [10, 2] float32, in parts" in capsys.readouterr().out
+    assert "adopted and verified" in capsys.readouterr().out and (tmp_path / "model" / "3").is_dir()
     assert main(["adopt", str(tf1_model), "--spec", str(tmp_path / "spec.toml")]) == 1
     assert "is not a version of a model; say where the copy goes" in capsys.readouterr().err
     assert main(["adopt", str(tmp_path)]) == 1
     assert "saved_model.pb" in capsys.readouterr().err
+
+
+def test_a_variable_in_parts_is_found_without_a_spec(tf1_model: Path, tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+
+    lines: list[str] = []
+    artifact = adopt(tf1_model, out=tmp_path / "out", say=lines.append)
+    manifest = manifest_of(artifact)
+    assert list(manifest.signatures) == ["serving_default"] and list(manifest.tables) == ["film"]
+    assert served(artifact, "serving_default", {"ids": [5, 9]}) == {"vectors": [[10, 11], [18, 19]]}
+    assert any("timing signature serving_default" in line for line in lines)
+
+
+def test_what_reads_no_table_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
+    from model_export.exporter.adopt import adopt
+    from model_export.tensorflow_setup import tf
+
+    class Model(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])  # type: ignore[untyped-decorator]
+        def double(self, x: Any) -> dict[str, Any]:
+            return {"y": 2 * x}
+
+    model = Model()
+    tf.saved_model.save(model, str(tmp_path / "saved"), signatures={"serving_default": model.double})
+    with pytest.raises(ExportError, match="no signature reads rows of a variable"):
+        adopt(tmp_path / "saved", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
