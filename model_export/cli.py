@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         "adopt",
         help="copy a SavedModel that is not ours, with a manifest, so that its lookups are served from mapped tables",
         description="Copies a foreign SavedModel, finds out which tables it looks up and how, and writes that into a "
-        f"manifest.\n\nA spec file, for names of your own:\n\n{SPEC_EXAMPLE}",
+        f"manifest.\n\nA spec file of tables and features, for what is not found:\n\n{SPEC_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     adopt.add_argument("saved_model", type=Path, metavar="DIR", help="folder of saved_model.pb; it is not changed")
@@ -84,7 +84,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--spec",
         type=Path,
         metavar="FILE",
-        help="names of your own for tables and features (default: what the graph looks up is found out by trying it)",
+        help="a file of names, as --print_spec prints it, or of tables and features (default: found out by trying the "
+        "graph)",
+    )
+    adopt.add_argument(
+        "--print_spec", action="store_true", help="write nothing; print what is found as a file of names for --spec"
     )
     adopt.add_argument(
         "--allow_rounding",

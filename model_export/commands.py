@@ -17,7 +17,7 @@ from model_export.datasets import movielens
 from model_export.datasets.ratings import RatingData
 from model_export.datasets.synthetic import synthetic_ratings
 from model_export.errors import ExportError
-from model_export.exporter.adopt_spec import read_spec
+from model_export.exporter.adopt_spec import read_names, read_spec
 from model_export.exporter.delta_commands import delta, fold
 from model_export.exporter.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.folder_checks import check_run, check_saved_model
@@ -104,8 +104,13 @@ def _adopt(arguments: argparse.Namespace) -> None:
     check_saved_model(arguments.saved_model)
     # All that can be refused at once is, before TensorFlow starts.
     new_version_folder(arguments.out or arguments.saved_model.absolute().parent, arguments.version)
-    if arguments.spec is not None:
+    if arguments.spec is not None and read_names(arguments.spec) is None:
         read_spec(arguments.spec, read_bundle(arguments.saved_model / VARIABLES_PREFIX))
+    if arguments.print_spec:
+        from model_export.exporter.adopt import print_spec
+
+        say(print_spec(arguments.saved_model, allow_rounding=arguments.allow_rounding))
+        return
     say("starting TensorFlow")
     from model_export.exporter.adopt import adopt
 

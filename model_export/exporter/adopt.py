@@ -20,8 +20,9 @@ from model_export.adoption.discovery import discover
 from model_export.adoption.opened_graph import OpenedGraph, open_graph
 from model_export.errors import ExportError
 from model_export.exporter.adopt_graph import add_lookups, write_graph
+from model_export.exporter.adopt_names import names_text, with_names
 from model_export.exporter.adopt_plan import AdoptPlan, plan_of_discovery, plan_of_spec
-from model_export.exporter.adopt_spec import read_spec
+from model_export.exporter.adopt_spec import Names, read_names, read_spec
 from model_export.exporter.adopt_summary import Served, summary_lines
 from model_export.exporter.artifact import base_provenance
 from model_export.exporter.finishing import finish
@@ -54,7 +55,8 @@ def adopt(
 
     Args:
       saved_model: the folder that holds saved_model.pb.
-      spec: TOML file, see adopt_example.SPEC_EXAMPLE; None: what the graph looks up is found out by trying it.
+      spec: TOML file; None: what the graph looks up is found out by trying it. A file of names, as print_spec writes
+        it, renames what is found; a file of tables and features is taken at its word, see adopt_example.SPEC_EXAMPLE.
       out: folder of the versions; None: the one that saved_model is a version of.
       version: a new number; None takes the one after the highest that out holds, or 1.
       measure: time each signature that TensorFlow still runs, whole and with its lookups cut out, and serve it the
@@ -74,12 +76,13 @@ def adopt(
     inputs = read_signature_inputs(folder)
     if (folder / MANIFEST_PATH).exists():
         raise ExportError(f"{folder} has a lookup manifest already")
-    if spec is None:
-        found = discover(folder, say, allow_rounding=allow_rounding)
+    names = Names() if spec is None else read_names(Path(spec))
+    if names is not None:
+        found = with_names(discover(folder, say, allow_rounding=allow_rounding), names)
         opened, plan = found.opened, plan_of_discovery(found)
     else:
         opened = open_graph(folder)
-        plan = plan_of_spec(read_spec(Path(spec), opened.bundle), inputs, opened)
+        plan = plan_of_spec(read_spec(Path(str(spec)), opened.bundle), inputs, opened)
     is_new = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
@@ -101,6 +104,11 @@ def adopt(
     for line in summary_lines(plan, served):
         say(line)
     return target
+
+
+def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
+    """Returns a file of names with what is found in a SavedModel, TOML; raises ExportError as adopt does."""
+    return names_text(discover(Path(saved_model), allow_rounding=allow_rounding))
 
 
 class _Copy:

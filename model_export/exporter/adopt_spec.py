@@ -1,4 +1,4 @@
-"""What a person says of a foreign SavedModel: which variables are tables, which features read them; no TensorFlow."""
+"""What a person says of a foreign SavedModel, in names or as tables and features; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from model_export.adoption.names import valid
 from model_export.errors import ExportError
 from model_export.exporter.api import lookup_devices
 from model_export.exporter.oracle import vocabulary_lines
@@ -62,18 +63,40 @@ class AdoptSpec:
     batch_sizes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Name that was found -> name to be used."""
+
+    tables: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_names(path: Path) -> Names | None:
+    """Reads a file of names; None where it is a spec of tables and features.
+
+    Raises:
+      ExportError: it can not be read, is no TOML, or holds something else beside names.
+    """
+    data = _parsed(path)
+    names = data.get("names")
+    if names is None:
+        return None
+    if set(data) != {"names"} or not isinstance(names, dict) or not set(names) <= {"tables", "features"}:
+        raise ExportError(f"{path}: a file of names holds [names.tables] and [names.features] and nothing else")
+    for section in names.values():
+        for name in section.values() if isinstance(section, dict) else [section]:
+            if not isinstance(name, str) or valid(name) != name:
+                raise ExportError(f"{path}: {name!r} is no name; use letters, digits and _, a letter first")
+    return Names(names.get("tables", {}), names.get("features", {}))
+
+
 def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
     """Reads a spec file against the variables of a SavedModel.
 
     Raises:
       ExportError: it is no TOML, has a key that there is not, or names a variable that is no table.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ExportError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ExportError(f"cannot read {path}: it is no TOML: {error}") from error
+    data = _parsed(path)
     _refuse_unknown(path, "", data, ("tables", "features", "signatures", "lookup"))
     keys, tables = {}, []
     for name, entry in _sections(path, data, "tables").items():
@@ -138,6 +161,15 @@ def candidate_lines(variables: Mapping[str, BundleEntry]) -> list[str]:
             mark = "table?" if is_table(entry) else "      "
             lines.append(f"  {mark} {key}  {list(entry.shape)} {entry.dtype}{parts}")
     return lines
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExportError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ExportError(f"cannot read {path}: it is no TOML: {error}") from error
 
 
 def _feature(path: Path, name: str, entry: Mapping[str, Any]) -> FeatureSpec:

@@ -287,3 +287,37 @@ def test_what_reads_no_table_is_refused_and_leaves_no_folder(tmp_path: Path) -> 
     with pytest.raises(ExportError, match="no signature reads rows of a variable"):
         adopt(tmp_path / "saved", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_found_can_be_given_other_names(
+    tf2_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from model_export.exporter.adopt import adopt
+
+    assert main(["adopt", str(tf2_model), "--print_spec"]) == 0
+    text = capsys.readouterr().out
+    assert 'film = "film"  # embedding/film/.ATTRIBUTES/VARIABLE_VALUE, 10 x 2 float32' in text
+    assert 'film = "film"  # rows by film of table film' in text
+    renamed = text.replace('film = "film"  # e', 'film = "films"  # e').replace(
+        'film = "film"  # r', 'film = "seen"  # r'
+    )
+    artifact = adopt(tf2_model, spec_file(tmp_path, renamed), tmp_path / "out", measure=False)
+    manifest = manifest_of(artifact)
+    assert list(manifest.tables) == ["films"]
+    assert manifest.features["seen"].table == "films"
+    assert served(artifact, "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[names.tables]\nfilms = "x"\n', "no table 'films' was found; those are film"),
+        ('[names.features]\nfilm = "2 x"\n', "'2 x' is no name; use letters, digits and _"),
+        ("[names]\n[tables.film]\n", r"holds \[names.tables\] and \[names.features\] and nothing else"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(tf2_model: Path, tmp_path: Path, text: str, message: str) -> None:
+    from model_export.exporter.adopt import adopt
+
+    with pytest.raises(ExportError, match=message):
+        adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
