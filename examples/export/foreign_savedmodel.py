@@ -2,10 +2,11 @@
 
   python examples/export/foreign_savedmodel.py --out models/foreign
 
-The same from a shell; the first line lists the variables:
+The same from a shell; without --spec, `adopt` finds out by itself what the graph looks up:
 
-  model-export adopt DIR
   model-export adopt DIR --spec spec.toml --out models/foreign
+
+The spec adds a lookup that the graph does not have: means of ragged ids.
 """
 
 from __future__ import annotations
