@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from service.graph.run_comparison import compare_runs
 
 from model_export.exporter.adopt_summary import Served, Times
 from model_export.exporter.oracle import vocabulary_lines
@@ -16,6 +15,7 @@ from service.codecs.signature_def import read_signatures
 from service.core.errors import ServiceError
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
 from service.core.types import Array, Backend, SignatureSpec
+from service.graph.run_comparison import compare_runs
 from service.graph.savedmodel import open_savedmodel
 from service.loading.towers import open_towers
 from service.lookup.backend import open_lookups
