@@ -162,6 +162,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.graph",
             "service.lookup",
             "service.loading.towers",
+            # Kernels that the server has compiled, `adopt` need not compile again.
+            "service.configuration.settings_reading",
         },
         {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from model_export.adoption.feature_search import FoundFeature, find_feature
 from model_export.adoption.keys import FoundKeys
-from model_export.adoption.names import table_names, unique, valid
+from model_export.adoption.names import is_nameless_input, table_names, unique, valid
 from model_export.adoption.opened_graph import OpenedGraph, SignatureGraph, open_graph
 from model_export.adoption.outputs import find_outputs
 from model_export.adoption.probing import Probe
@@ -100,7 +100,8 @@ class _Features:
 
     def name(self, found: FoundFeature, taken: Iterable[str]) -> str:
         wanted = NamedFeature(found.read.key, found.keys)
-        plain = valid(feature_name(found.roles))
+        given = feature_name(found.roles)
+        plain = self.tables[found.read.key] if is_nameless_input(given) else valid(given)
         for name in (plain, f"{plain}_{self.tables[found.read.key]}"):
             if name not in taken and self.named.setdefault(name, wanted) == wanted:
                 return name

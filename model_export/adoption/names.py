@@ -12,6 +12,9 @@ _KINDS = re.compile(
 )
 _NAMELESS = re.compile(r"variable(_\d+)?$", re.IGNORECASE)
 
+# What Keras and TensorFlow call inputs that the program gave no name.
+_NAMELESS_INPUT = re.compile(r"(keras_tensor|inputs?|input_layer|args)(_\d+)*$")
+
 
 def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, str]:
     """Returns key in the checkpoint -> a name for its table; no two are alike.
@@ -40,6 +43,15 @@ def unique(name: str, taken: set[str]) -> str:
     while found in taken:
         found, number = f"{name}_{number}", number + 1
     return found
+
+
+def is_nameless_input(name: str) -> bool:
+    """Says whether an input has a name that Keras or TensorFlow made up.
+
+    >>> is_nameless_input("keras_tensor_3"), is_nameless_input("args_0_1"), is_nameless_input("input_ids")
+    (True, True, False)
+    """
+    return _NAMELESS_INPUT.match(name) is not None
 
 
 def valid(name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+import model_export.kernel_cache  # noqa: F401  # first: kernels are compiled where their modules are imported
 from model_export.adoption.discovery import discover
 from model_export.adoption.opened_graph import OpenedGraph, open_graph
 from model_export.errors import ExportError
@@ -26,7 +27,13 @@ from model_export.exporter.adopt_spec import Names, read_names, read_spec
 from model_export.exporter.adopt_summary import Served, summary_lines
 from model_export.exporter.artifact import base_provenance
 from model_export.exporter.finishing import finish
-from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, saved_rows, table_entry
+from model_export.exporter.integrity import (
+    VARIABLES_PREFIX,
+    file_sizes,
+    saved_rows,
+    table_entry,
+    with_nonfinite,
+)
 from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry
 from model_export.exporter.parity_report import Disagreements
 from model_export.exporter.signature_runner import read_signature_inputs
@@ -48,6 +55,7 @@ def adopt(
     version: int | None = None,
     measure: bool = True,
     allow_rounding: bool = False,
+    allow_nonfinite: bool = True,
     say: Say = lambda line: None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Path:
@@ -63,12 +71,13 @@ def adopt(
         faster way; otherwise lookups are cut out.
       allow_rounding: look up in mapped tables too where sums differ from TensorFlow's in the last bits; otherwise such
         sums are left to TensorFlow.
+      allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.
       say: told what is being done, and at the end how each signature is served.
       clock: gives the time that the manifest records.
 
     Raises:
       ExportError: nothing in it is looked up, the spec says what the graph does not do, or the folder is no SavedModel
-        or has a manifest already. Nothing is left in out then.
+        or has a manifest already, or a table holds NaN or infinity and may not. Nothing is left in out then.
     """
     folder = Path(saved_model)
     base = _base(folder, out)
@@ -96,6 +105,7 @@ def adopt(
             artifact, opened, plan, {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
         )
         manifest, served = copy.described(say, measure=measure)
+        manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
         finish(artifact, manifest, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -16,8 +16,8 @@ from service.core.manifest import LookupDevice
 
 ACCEPTED = (
     "an EmbeddingEstimator (with serving_input_receiver_fn=...), a Keras model with TPUEmbedding layers or such a "
-    "layer alone, a keras-rs model or layer, a `model-export train` run (its folder), or anything with the methods of "
-    "model_export.exporter.source.ExportSource"
+    "layer alone, a keras-rs model or layer, any other built Keras model, a `model-export train` run (its folder), or "
+    "anything with the methods of model_export.exporter.source.ExportSource"
 )
 _SOURCE_MEMBERS = ("spec", "provenance", "predict_names", "save", "table_rows", "predict")
 # Where a class of the model's ancestry is defined, and its name -> what makes a source of such a model. Looked up by
@@ -29,6 +29,8 @@ _SOURCES = (
     ("tensorflow_recommenders", "TPUEmbedding", "model_export.layers.export_source", "LayerSource"),
     ("tf_keras", "Model", "model_export.layers.export_source", "LayerSource"),
 )
+
+_KERAS_OPTIONS = ("inputs", "measure", "say")
 
 
 def export(
@@ -54,7 +56,8 @@ def export(
 
     Args:
       model: an EmbeddingEstimator, a Keras model with TPUEmbedding layers or such a layer alone, a keras-rs model or
-        layer, the folder of a `model-export train` run, or any ExportSource.
+        layer, any other built model of Keras 3 or tf_keras, the folder of a `model-export train` run, or any
+        ExportSource.
       signatures: names of those to write: "lookup", "lookup_tpu_tensor_core" and the model's predictions; None: all.
       lookup_device: "cpu", "tpu_tensor_core" or both in a list: which lookups there are. The second pads rows to
         max_ids_per_row of each feature, and combines by sum or mean only.
@@ -67,7 +70,8 @@ def export(
       table_dtype: what lookups read tables as: "float32", "float16", "bfloat16", "int8" or "int4" (with a float32
         scale per row), one for all tables or by table. Answers stay float32, and predictions read the trained tables.
       clock: gives the time that the manifest records.
-      source_options: what this kind of model needs beside: arguments of EstimatorSource, LayerSource or KerasRsSource.
+      source_options: what this kind of model needs beside: arguments of EstimatorSource, LayerSource or KerasRsSource,
+        or of a Keras model without such layers `inputs`, `measure` and `say` (keras_export.export_keras).
 
     Raises:
       TypeError: model is none of these, or an option is not one of its source's.
@@ -77,6 +81,20 @@ def export(
     devices = lookup_devices(lookup_device)
     # Before the slow part, for an early refusal.
     new_version_folder(Path(base_path), version)
+    if _is_plain_keras(model):
+        _refuse_arguments(devices, signatures, batch_sizes, export_to_tpu, table_dtype)
+        _refuse_options("a Keras model without TPU embedding layers", source_options, _KERAS_OPTIONS)
+        from model_export.exporter.keras_export import export_keras
+
+        return export_keras(
+            model,
+            Path(base_path),
+            version=version,
+            allow_nonfinite=allow_nonfinite,
+            extra_files=extra_files or {},
+            clock=clock,
+            **source_options,
+        )
     source = as_source(model, **source_options)
     # Late, since it starts TensorFlow: a wrong argument is told at once.
     from model_export.exporter.artifact import write_artifact
@@ -138,6 +156,41 @@ def _is_a(model: Any, defined_in: str, class_name: str) -> bool:
     return any(cls.__name__ == class_name and cls.__module__.startswith(defined_in) for cls in type(model).__mro__)
 
 
-def _refuse_options(what: str, options: dict[str, Any]) -> None:
-    if options:
-        raise TypeError(f"export: {what} takes no options, got {sorted(options)}")
+def _is_plain_keras(model: Any) -> bool:
+    """Says whether a model is of Keras, without layers that have a source of their own."""
+    if _is_a(model, "keras_rs", "DistributedEmbedding") or _is_a(model, "tensorflow_recommenders", "TPUEmbedding"):
+        return False
+    if _is_a(model, "keras.", "Model"):
+        return not import_module("model_export.layers.keras_rs").has_embedding_layer(model)
+    if _is_a(model, "tf_keras", "Model"):
+        return not import_module("model_export.layers.introspection").has_embedding_layer(model)
+    return False
+
+
+def _refuse_arguments(
+    devices: Sequence[LookupDevice],
+    signatures: Sequence[str] | None,
+    batch_sizes: Sequence[int],
+    export_to_tpu: bool,
+    table_dtype: Any,
+) -> None:
+    """Refuses what only layers for TPU embeddings can have, and says what to do."""
+    tpu = "it needs a TPUEmbedding or DistributedEmbedding layer in place of Embedding (docs/migration.md)"
+    refused = {
+        "lookup_device": (tuple(devices) != ("cpu",), tpu),
+        "export_to_tpu": (export_to_tpu, tpu),
+        "batch_sizes": (tuple(batch_sizes) != tuple(DEFAULT_BATCH_SIZES), "of padded lookups; " + tpu),
+        "signatures": (signatures is not None, "the model keeps its own, and `lookup` is added; leave it out"),
+        "table_dtype": (
+            table_dtype is not None,
+            "export first, then run `model-export compact VERSION --table_dtype=...`",
+        ),
+    }
+    if told := [f"{name}: {why}" for name, (is_given, why) in refused.items() if is_given]:
+        raise ExportError("a Keras model with plain Embedding layers can not be exported so:\n" + "\n".join(told))
+
+
+def _refuse_options(what: str, options: dict[str, Any], known: Sequence[str] = ()) -> None:
+    if unknown := sorted(set(options) - set(known)):
+        takes = f"takes {', '.join(known)}" if known else "takes no options"
+        raise TypeError(f"export: {what} {takes}, got {unknown}")

@@ -20,7 +20,7 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.finishing import finish
-from model_export.exporter.integrity import NONFINITE_KEY, file_sizes, table_chunks
+from model_export.exporter.integrity import file_sizes, table_chunks, with_nonfinite
 from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry, predict_entry, tensor_features
 from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
 from model_export.exporter.recording import record_requests
@@ -29,7 +29,6 @@ from model_export.exporter.reduced_table import (
     ReducedTable,
     TableDtype,
     chosen_dtypes,
-    widened,
 )
 from model_export.exporter.reduced_table import (
     reduced as reduced_table,
@@ -90,7 +89,7 @@ def write_artifact(
         reduced = _reduced_tables(source, dtypes)
         parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu, reduced), predict)
         _add_missing_vocabularies(artifact, files)
-        _add_extra_files(artifact, extra_files or {})
+        add_extra_files(artifact, extra_files or {})
         manifest = build_manifest(
             artifact,
             source.spec,
@@ -104,9 +103,8 @@ def write_artifact(
             table_scales=parts.table_scales,
             table_dtypes=dtypes,
         )
-        nonfinite = _check_tables(artifact, manifest, source, reduced, allow_nonfinite=allow_nonfinite)
-        if nonfinite:
-            manifest = dataclasses.replace(manifest, provenance={**manifest.provenance, NONFINITE_KEY: nonfinite})
+        _check_tables(artifact, manifest, source, reduced)
+        manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
         manifest = record_requests(artifact, manifest, source, parts, warmup=warmup)
         manifest = dataclasses.replace(manifest, files=file_sizes(artifact))
         parity = check_parity(artifact, manifest)
@@ -163,7 +161,8 @@ def _add_missing_vocabularies(artifact: Path, files: Mapping[str, Path]) -> None
             raise ExportError(f"{asset.name}: another asset of the model has the name of feature {feature!r}")
 
 
-def _add_extra_files(artifact: Path, files: Mapping[str, Path]) -> None:
+def add_extra_files(artifact: Path, files: Mapping[str, Path]) -> None:
+    """Copies files below assets.extra, by their paths there. Raises ExportError for a path outside or taken."""
     for name, file in files.items():
         target = artifact / "assets.extra" / name
         is_below = not Path(name).is_absolute() and ".." not in Path(name).parts
@@ -187,17 +186,10 @@ def _reduced_tables(source: ExportSource, dtypes: Mapping[str, TableDtype]) -> d
 
 
 def _check_tables(
-    artifact: Path,
-    manifest: Manifest,
-    source: ExportSource,
-    reduced: Mapping[str, ReducedTable],
-    *,
-    allow_nonfinite: bool,
-) -> dict[str, int]:
+    artifact: Path, manifest: Manifest, source: ExportSource, reduced: Mapping[str, ReducedTable]
+) -> None:
     # Chunk by chunk: a table may fill most of the memory.
-    nonfinite = {}
     for name, entry in manifest.tables.items():
-        bad = 0
         few_bits = reduced.get(name)
         scales = read_scales(artifact, entry)
         if scales is not None and (few_bits is None or scales.tobytes() != np.asarray(few_bits.scales).tobytes()):
@@ -209,15 +201,6 @@ def _check_tables(
             )
             if trained.dtype != saved.dtype or trained.tobytes() != saved.tobytes():
                 raise ExportError(f"table {name!r}: the saved bytes are not the trained variable")
-            bad += int(np.count_nonzero(~np.isfinite(widened(saved, entry.dtype))))
-        if bad and not allow_nonfinite:
-            raise ExportError(
-                f"table {name!r} holds {bad} numbers that are NaN or infinity; training went wrong, nothing was "
-                "exported (allow_nonfinite exports it all the same)"
-            )
-        if bad:
-            nonfinite[name] = bad
-    return nonfinite
 
 
 def base_provenance(version: int, created: datetime) -> dict[str, Any]:

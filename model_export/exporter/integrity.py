@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,26 @@ def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
         if len(words) != entry.size or len(set(words)) != len(words):
             faults.append(f"vocabulary {name!r}: {len(words)} lines, {len(set(words))} distinct, not {entry.size}")
     return faults
+
+
+def with_nonfinite(artifact: Path, manifest: Manifest, *, allow: bool) -> Manifest:
+    """Returns the manifest, which says of each table how many of its numbers are NaN or infinity, if any are.
+
+    Raises:
+      ExportError: there are some, and they are not allowed.
+    """
+    found = {}
+    for name, entry in manifest.tables.items():
+        chunks = (rows for _, rows in table_chunks(artifact, entry))
+        bad = sum(int(np.count_nonzero(~np.isfinite(widened(rows, entry.dtype)))) for rows in chunks)
+        if bad and not allow:
+            raise ExportError(
+                f"table {name!r} holds {bad} numbers that are NaN or infinity; training went wrong, nothing was "
+                "exported (allow_nonfinite exports it all the same)"
+            )
+        if bad:
+            found[name] = bad
+    return replace(manifest, provenance={**manifest.provenance, NONFINITE_KEY: found}) if found else manifest
 
 
 def _number_faults(artifact: Path, manifest: Manifest) -> list[str]:

@@ -29,11 +29,15 @@ def embedding_layers(model: Any) -> list[Any]:
     Raises:
       ExportError: there is none.
     """
-    kind = tfrs.layers.embedding.TPUEmbedding
-    layers = [model] if isinstance(model, kind) else [part for part in model.submodules if isinstance(part, kind)]
+    layers = _embedding_layers(model)
     if not layers:
         raise ExportError(f"{type(model).__name__} {model.name!r} has no TPUEmbedding layer")
     return layers
+
+
+def has_embedding_layer(model: Any) -> bool:
+    """Says whether a Keras model or tf.Module is or holds a TPUEmbedding layer."""
+    return bool(_embedding_layers(model))
 
 
 def feature_config(layer: Any) -> Any:
@@ -75,3 +79,8 @@ def unmatched(status: Any, root: Any, aside: Sequence[Any]) -> list[str]:
         # Nothing by name: what is missing are slots, which are nobody's children.
         return sorted(names) or ([] if aside else ["slots of the optimizer"])
     return []
+
+
+def _embedding_layers(model: Any) -> list[Any]:
+    kind = tfrs.layers.embedding.TPUEmbedding
+    return [model] if isinstance(model, kind) else [part for part in model.submodules if isinstance(part, kind)]

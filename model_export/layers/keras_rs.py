@@ -79,6 +79,11 @@ class KerasRsSource(LookupSource):
         super().__init__(spec, tables, {"trained_with": "keras-rs DistributedEmbedding", **(provenance or {})})
 
 
+def has_embedding_layer(model: Any) -> bool:
+    """Says whether a Keras model holds a DistributedEmbedding layer."""
+    return next(_layers(model), None) is not None
+
+
 def _layers(model: Any) -> Iterator[Any]:
     if hasattr(model, "get_embedding_tables"):
         yield model

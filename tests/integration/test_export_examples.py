@@ -23,6 +23,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples/export").glob("*.py"))
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "feature_columns.py": ([], {"city": [["Lima"]], "tag": [[3, 4]], "clicks": [[5, 6, 7]]}),
     "foreign_savedmodel.py": ([], {"film_id": [7], "seen": [[1, 2]]}),
+    "keras_model.py": ([], {"user": ["ann"], "film": [3]}),
     "layer_functional.py": ([], {"user": [3], "seen": [[4, 5]], "clicks": [[6]]}),
     "layer_subclass.py": ([], {"genres": [["drama", "never heard of"]]}),
     "movielens_estimator.py": (

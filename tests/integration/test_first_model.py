@@ -1,0 +1,77 @@
+"""docs/first-model.md does what it says: its files are written, its commands run, and answers look as shown there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.integration.process import ROOT, environment, until, unused_ports
+
+pytestmark = pytest.mark.tf
+
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/first-model.md").read_text(), re.MULTILINE | re.DOTALL)
+PROGRAMS = {"python": "", "embedding-server": "-m service"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder with the programs that the document calls."""
+    for name, module in PROGRAMS.items():
+        program = tmp_path / ".venv/bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {module} "$@"\n')
+        program.chmod(0o755)
+    return tmp_path
+
+
+def shape_of(answer: str) -> str:
+    """Returns an answer with N for each number that has a point: what a model learned depends on the processor."""
+    return re.sub(r"-?\d+\.\d+(e[-+]?\d+)?", "N", answer.strip())
+
+
+def test_every_block_runs_and_answers_as_shown(home: Path) -> None:
+    grpc_port, http_port = unused_ports(2)
+
+    def here(text: str) -> str:
+        return text.replace("127.0.0.1:8501", f"127.0.0.1:{http_port}").replace(":8500", f":{grpc_port}")
+
+    def run(command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=home, env=environment(), capture_output=True, text=True, timeout=300
+        )
+        # curl fails until the server listens; until() asks again.
+        assert done.returncode == 0 or command.startswith("curl"), done.stdout + done.stderr
+        return done.stdout
+
+    servers: list[subprocess.Popen[bytes]] = []
+    compared, command, said = 0, "", ""
+    try:
+        for kind, text in BLOCKS:
+            if kind == "python":
+                (home / text.splitlines()[0].removeprefix("# ")).write_text(here(text))
+            elif kind == "sh" and "embedding-server" in text:
+                serving = f"exec {text.strip()} --port={grpc_port} --rest_api_port={http_port}"
+                servers.append(subprocess.Popen(["bash", "-c", serving], cwd=home, env=environment()))
+            elif kind == "sh":
+                command = here(text)
+                said = run(command)
+            elif "signature  " in text:
+                heading, *_, last = text.splitlines()
+                assert heading.split() in [line.split() for line in said.splitlines()]
+                assert said.splitlines()[-1] == last
+                compared += 1
+            else:
+                until(partial(lambda asked, shown: shape_of(run(asked)) == shape_of(shown), command, text))
+                compared += 1
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(60)
+    assert compared == 5
+    assert sorted(os.listdir(home / "models/films")) == ["1", "2"]
