@@ -15,10 +15,10 @@ import os
 import sys
 from pathlib import Path
 
-from loadtest.bench import report
+from loadtest.bench import foreign_model, report
 from loadtest.bench.artifact import prepared
 from loadtest.bench.cases import cases
-from loadtest.bench.rounds import Measured, Options, can_run, measure, write_answers
+from loadtest.bench.rounds import Measured, Options, Place, can_run, measure, write_answers
 from loadtest.bench.start import measure_starts
 from loadtest.bench.workloads import FULL, TINY, Data
 from loadtest.live_server import ROOT
@@ -47,11 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
     measured: list[Measured] = []
     if wanted:
         _say("preparing the models ...")
-        prepared(folder / "models", size)
-        write_answers(folder / "answers", data)
+        places = {False: Place(folder, data)}
+        if any(not case.is_foreign for case in wanted):
+            prepared(folder / "models", size)
+            write_answers(folder / "answers", data)
+        if any(case.is_foreign for case in wanted):
+            places[True] = _foreign(options.folder, "quick" if options.quick and not options.tiny else size)
         how = Options(rounds, seconds, options.connections, options.streams, *_cores())
         _say(f"starting servers for {len(wanted)} cases ...")
-        measured = measure(wanted, folder, data, how, _say)
+        measured = measure(wanted, lambda case: places[case.is_foreign], how, _say)
     starts = None
     if has_start:
         _say("starting with 10 GB of tables, and with tiny ones ...")
@@ -83,6 +87,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="JSON of the results (default: results.json in that folder)")
     parser.add_argument("--write_docs", action="store_true", help="puts the tables into docs/performance.md")
     return parser
+
+
+def _foreign(folder: Path, size: str) -> Place:
+    foreign_model.prepare(folder / size / "models", size)
+    return Place(folder / size, foreign_model.ForeignData(foreign_model.SIZES[size]))
 
 
 def _matches(name: str, patterns: list[str] | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.bench import foreign_model
 from loadtest.bench.messages import BINARY, GRPC, JSON, Wire
 from loadtest.bench.processes import Baseline, Service
 from loadtest.bench.workloads import MODEL, WORKLOADS
@@ -23,6 +24,7 @@ class Case:
     path: asked in place of the wire's own.
     is_constant: answers one thing, whatever is asked.
     is_free: server and generator may use every core.
+    is_foreign: asks the model of foreign_model.
     """
 
     row: str
@@ -32,6 +34,7 @@ class Case:
     path: str = ""
     is_constant: bool = False
     is_free: bool = False
+    is_foreign: bool = False
 
     @property
     def name(self) -> str:
@@ -61,6 +64,8 @@ def _baseline(module: str, *more: str) -> Start:
 
 
 _LOOKUPS = "--graph_signatures=off"
+# The whole graph takes so long for W3 that requests would be refused, which is not what is measured.
+_PATIENT = ("--max_queue_ms=60000",)
 SERVERS: Mapping[str, Start] = {
     "service": _service("model", _LOOKUPS),
     "service with TensorFlow": _service("model"),
@@ -68,6 +73,8 @@ SERVERS: Mapping[str, Start] = {
     "service with TensorFlow, grpcio": _service("model", "--grpc_transport=grpcio"),
     "TensorFlow lookup": _service("graph_lookup"),
     "TensorFlow predict": _service("graph_predict"),
+    "foreign, adopted": _service(foreign_model.ADOPTED, *_PATIENT),
+    "foreign, whole": _service(foreign_model.WHOLE, *_PATIENT),
     "one worker": _service("model", _LOOKUPS, "--workers=1"),
     "two workers": _service("model", _LOOKUPS, "--workers=2"),
     "grpcio constant": _baseline("grpcio_constant"),
@@ -112,6 +119,18 @@ def cases() -> Iterator[Case]:
     yield Case(ENCODE_ALONE, "W2", "orjson", JSON, is_constant=True)
     for workload in ("W1", "W2", "W3", "W4"):
         yield Case("binary", workload, "service", BINARY)
+    yield from _foreign()
+
+
+def _foreign() -> Iterator[Case]:
+    # A foreign model, adopted without a spec, and beside each of its cases the same signature of the original.
+    for row, wire, workloads in (
+        ("gRPC", foreign_model.GRPC, WORKLOADS),
+        ("JSON", foreign_model.JSON, ("W1", "W2")),
+    ):
+        for workload in workloads:
+            for server in ("foreign, adopted", "foreign, whole"):
+                yield Case(f"{row}, {server}", workload, server, wire, is_foreign=True)
 
 
 RATIOS = (
@@ -124,4 +143,9 @@ RATIOS = (
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     # Server and generator share two cores: over gRPC the generator's part of them is no longer small.
     Ratio("JSON, two workers/W2", "JSON, one worker/W2", 1.6),
+    *(
+        Ratio(case.name, f"{case.row.replace('adopted', 'whole')}/{case.workload}", 1.5)
+        for case in _foreign()
+        if case.server == "foreign, adopted"
+    ),
 )

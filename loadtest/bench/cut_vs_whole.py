@@ -9,12 +9,13 @@ tables, as far as the manifest says which; other integers are 0 or 1 and strings
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from loadtest.bench.lookup_vs_graph import machine, write
-from service.core.types import SignatureSpec, Tensors
+from service.core.types import Backend, SignatureSpec, Tensors
 from service.core.validation import checked
 from service.graph.probes import random_request
 from service.graph.run_comparison import compare_runs
@@ -38,14 +39,19 @@ def main() -> None:
         parser.error(f"signature {name!r} runs as a whole; the server's log says why at a load")
     spec = cut.signatures[name]
     requests = {rows: request(spec, rows) for rows in options.rows}
-    backends = cut.backends[name], whole.backends[name]
-    found = compare_runs(*backends, name, tuple(spec.outputs), requests, threads=options.callers)
+    outputs = tuple(spec.outputs)
+    runs = [partial(_run, servable.backends[name], name, outputs) for servable in (cut, whole)]
+    found = compare_runs(*runs, requests, threads=options.callers)
     write(machine())
     write(f"{'rows':>6} {'cut 1/s':>10} {'whole 1/s':>10} {'cut/whole':>10}")
     for rows, rates in found.items():
         write(f"{rows:>6} {rates.cut:>10.0f} {rates.whole:>10.0f} {rates.ratio:>10.2f}")
     cut.close()
     whole.close()
+
+
+def _run(backend: Backend, name: str, outputs: tuple[str, ...], inputs: Tensors) -> Tensors:
+    return backend.run(name, inputs, outputs)
 
 
 def request(spec: SignatureSpec, rows: int) -> Tensors:

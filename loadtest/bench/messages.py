@@ -14,7 +14,7 @@ import orjson
 from loadtest.bench.workloads import LOOKUP, MODEL, Arrays, signature_of
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-_JSON_TYPE = ("content-type", "application/json")
+JSON_TYPE = ("content-type", "application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ def _encode_grpc(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
     return message.SerializeToString(), ()
 
 
-def _decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
+def decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
+    """Returns the outputs of a PredictResponse, all of them float32 in float_val."""
     answer = message_classes()[1].FromString(body)
     return {
         name: np.array(tensor.float_val, np.float32).reshape([dim.size for dim in tensor.tensor_shape.dim])
@@ -55,7 +56,7 @@ def _by_row(inputs: Arrays) -> dict[str, Any]:
 
 
 def _encode_json(_workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
-    return orjson.dumps({"features": _by_row(inputs)}), (_JSON_TYPE,)
+    return orjson.dumps({"features": _by_row(inputs)}), (JSON_TYPE,)
 
 
 def _decode_json(body: bytes, _headers: dict[str, str]) -> Arrays:
@@ -70,7 +71,7 @@ def _encode_binary(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[st
     parameters = {"signature_name": signature_of(workload), "binary_data_output": True}
     head = orjson.dumps({"inputs": described, "parameters": parameters})
     body = b"".join([head, *(ids.astype("<i8").tobytes() for ids in inputs.values())])
-    return body, (_JSON_TYPE, ("inference-header-content-length", str(len(head))))
+    return body, (JSON_TYPE, ("inference-header-content-length", str(len(head))))
 
 
 def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
@@ -83,7 +84,7 @@ def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
     return found
 
 
-GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, _decode_grpc)
+GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, decode_grpc)
 JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:{LOOKUP}", _encode_json, _decode_json)
 BINARY = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_binary, _decode_binary)
 

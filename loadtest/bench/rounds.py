@@ -23,6 +23,8 @@ from loadtest.live_server import ROOT, Held
 
 _WARM_SHARE = 0.2
 
+Places = Callable[[Case], "Place"]
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -34,6 +36,14 @@ class Options:
     streams: int
     server_cores: frozenset[int]
     generator_cores: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the models lie that cases ask, below models, and what is asked of them."""
+
+    folder: Path
+    data: Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ def can_run(wanted: Sequence[Case]) -> list[Case]:
 
 
 @contextmanager
-def running(wanted: Sequence[Case], folder: Path, options: Options) -> Iterator[dict[str, Server]]:
+def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator[dict[str, Server]]:
     """Gives the servers of cases, all of them ready."""
     servers: dict[str, Server] = {}
     everything = frozenset(os.sched_getaffinity(0))
@@ -70,7 +80,7 @@ def running(wanted: Sequence[Case], folder: Path, options: Options) -> Iterator[
         for case in wanted:
             if case.server not in servers:
                 cores = everything if case.is_free else options.server_cores
-                servers[case.server] = SERVERS[case.server](folder, cores)
+                servers[case.server] = SERVERS[case.server](place(case).folder, cores)
                 if len(servers) == 1:
                     # The first may have kernels to compile; the others find them.
                     servers[case.server].wait()
@@ -82,13 +92,13 @@ def running(wanted: Sequence[Case], folder: Path, options: Options) -> Iterator[
             server.stop()
 
 
-def measure(
-    wanted: Sequence[Case], folder: Path, data: Data, options: Options, say: Callable[[str], None]
-) -> list[Measured]:
+def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callable[[str], None]) -> list[Measured]:
     """Measures cases in interleaved rounds; raises AssertionError or LoadError at a wrong answer."""
-    with running(wanted, folder, options) as servers:
+    with running(wanted, place, options) as servers:
         pids = {name: tree(server.pid) for name, server in servers.items()}
-        asks = {case.name: _ask(case, data, servers[case.server]) for case in wanted if case.row != ENCODE_ALONE}
+        asks = {
+            case.name: _ask(case, place(case).data, servers[case.server]) for case in wanted if case.row != ENCODE_ALONE
+        }
         shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
         held: dict[str, Held] = {}
         for number in range(options.rounds):
@@ -114,7 +124,7 @@ def measure(
         # Still right after all of it.
         for case in wanted:
             if case.row != ENCODE_ALONE:
-                _ask(case, data, servers[case.server])
+                _ask(case, place(case).data, servers[case.server])
         return [Measured(case, tuple(shots[case.name]), held[case.name]) for case in wanted]
 
 

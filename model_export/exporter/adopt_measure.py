@@ -8,34 +8,41 @@ from pathlib import Path
 
 import numpy as np
 
+from model_export.exporter.adopt_serving import Answer, answering, predict_request
 from model_export.exporter.adopt_summary import Served, Times
 from model_export.exporter.oracle import vocabulary_lines
 from model_export.exporter.signature_runner import SERVE
 from service.codecs.signature_def import read_signatures
 from service.core.errors import ServiceError
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
+from service.core.servable import Servable
 from service.core.types import Array, Backend, SignatureSpec
+from service.direct import predict
 from service.graph.run_comparison import compare_runs
 from service.graph.savedmodel import open_savedmodel
-from service.loading.towers import open_towers
-from service.lookup.backend import open_lookups
+from service.graph.tower import TowerBackend
+from service.loading.towers import open_towers, tower_shortcuts
+from service.lookup.backend import OpenedLookups, open_lookups
 
-# Rows of the requests that are timed; the times of the larger one are told.
-_ROWS = (1, 32)
+# Rows of the requests that are timed; the times of the largest are told.
+_ROWS = (1, 32, 256)
 # Of the requests whose answers are compared besides.
 _COMPARED_ROWS = (2, 7, 20, 64, 130)
 _IDS_PER_ROW = 5
 # A cut signature that is slower than this share of the whole graph's rate, at any size, is not cut.
 _LEAST_RATIO = 0.97
 _TURNS = 5
-_CALLERS = 8
 _SEED = 37
+_MODEL = "adopted"
 
 
 def measured(
     artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
 ) -> dict[str, Served]:
     """Returns the signatures with their times; a predict whose whole graph is faster runs whole from now on.
+
+    Requests are timed from bytes to bytes, as the server answers them. A graph's run alone is a third of that, and a
+    cut signature may spare the server the arrays and checks that the whole graph needs.
 
     A signature that no request can be made up for keeps what it has.
     """
@@ -46,20 +53,21 @@ def measured(
     predicts = {name: spec for name, spec in named.items() if name not in lookups.lookup_names}
     whole = open_savedmodel(artifact, specs, tags, threads=1)
     towers = open_towers(artifact, manifest, lookups, predicts, tags, threads=1) if predicts else None
+    adopted = _adopted(lookups, towers)
+    original = Servable(_MODEL, 1, specs, dict.fromkeys(specs, whole))
+    answers = answering(adopted), answering(original)
     found = dict(served)
     try:
         for name, one in served.items():
-            now: Backend | None = lookups.backend if name in lookups.lookup_names else None
-            if now is None and towers is not None and name in towers.cuts:
-                now = towers
-            if now is None:
+            if name not in adopted.backends:
                 continue
             say(f"timing signature {name}")
             requests = _requests(artifact, manifest, one.entry, named[name])
-            ratio, times = _compared(now, whole, named[name], {rows: requests[rows] for rows in _ROWS})
+            timed = {rows: predict_request(adopted, name, requests[rows]) for rows in _ROWS}
+            ratio, times = _compared(*answers, timed)
             entry, reason = one.entry, one.reason
             if entry.kind == "predict":
-                differs = _differs(now, whole, named[name], requests.values())
+                differs = _differs(adopted.backends[name], whole, named[name], requests.values())
                 if differs:
                     reason = f"{reason}; its bits change where lookups are cut out"
                 if differs or (ratio is not None and ratio < _LEAST_RATIO):
@@ -73,14 +81,17 @@ def measured(
     return found
 
 
-def _compared(
-    now: Backend, whole: Backend, spec: SignatureSpec, requests: Mapping[int, Mapping[str, Array]]
-) -> tuple[float | None, Times | None]:
+def _adopted(lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
+    cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)
+    backends: dict[str, Backend] = {**dict.fromkeys(lookups.lookup_names, lookups.backend), **cuts}
+    ways = predict.shortcuts(lookups, _MODEL, 1) | tower_shortcuts(cuts, _MODEL, 1)
+    return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables, shortcuts=ways)
+
+
+def _compared(adopted: Answer, original: Answer, requests: Mapping[int, bytes]) -> tuple[float | None, Times | None]:
     """Returns the smallest ratio of rates over all sizes, and the times at the largest."""
     try:
-        # The server answers lookups where they arrive, and lets several threads run graphs.
-        threads = 1 if spec.kind == "lookup" else _CALLERS
-        rates = compare_runs(now, whole, spec.name, tuple(spec.outputs), requests, threads=threads, turns=_TURNS)
+        rates = compare_runs(adopted, original, requests, turns=_TURNS)
     except ServiceError:
         return None, None
     largest = rates[max(rates)]

@@ -33,7 +33,10 @@ POLICY, DEFAULT_ROW, COMBINER, AT_LEAST_ONE, POSITIVE_ONLY = 6, 7, 8, 9, 10
 MAX_IDS, IS_TRUNCATED, LENGTH = 11, 12, 13
 IDS_DTYPE, SPLITS_DTYPE = 14, 15
 POSITION = 18
-COLUMNS = 19
+# Which rows must have an id that counts: a request that lacks one takes the general path.
+NEEDS_IDS = 19
+COLUMNS = 20
+NO_ROW, LAST_ROW, ALL_ROWS = 0, 1, 2
 
 # An answer's shape is one array: the address of its template, how many pieces, blocks and marks there are, and those.
 SHAPE_HEAD = 4
@@ -88,6 +91,15 @@ def _are_splits(splits, count):  # type: ignore[no-untyped-def]
             return False
         last = split
     return last == count
+
+
+@njit(types.boolean(INTS, _INT), cache=True, nogil=True)
+def _have_ids(splits, needed):  # type: ignore[no-untyped-def]
+    last = splits.shape[0] - 1
+    for row in range(0 if needed == ALL_ROWS else last - 1, last):
+        if splits[row] == splits[row + 1]:
+            return False
+    return True
 
 
 @njit(_INT(INTS, INTS, _INT, _INT, INTS, INTS, _INT), cache=True, nogil=True)
@@ -153,6 +165,8 @@ def compiled_answer(  # type: ignore[no-untyped-def]
                 return UNUSUAL
             if not _are_splits(splits, count):
                 return UNUSUAL
+            if plan[f, NEEDS_IDS] != NO_ROW and not _have_ids(splits, plan[f, NEEDS_IDS]):
+                return UNUSUAL
             if w >= 0 and plan[f, LENGTH] <= 0:
                 num_weights = found[w, SIZE]
                 weights_at = data_at + found[w, VALUES_AT]
@@ -166,6 +180,9 @@ def compiled_answer(  # type: ignore[no-untyped-def]
             if stopped != kernels.OK:
                 missing += kernels.MISSING - stopped
             b += 1
+        if missing and plan[f, NEEDS_IDS] != NO_ROW and plan[f, POLICY] in (kernels.DROP, kernels.DROP_NEGATIVE):
+            # The ids of a row may all be dropped.
+            return UNUSUAL
         found[1 + f, MISSING] = missing
     for f in range(num_features):
         counts = ints_at(counts_at + 16 * plan[f, POSITION], 2)

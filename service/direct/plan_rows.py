@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from service.core.manifest import LookupFeature
 from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.scan import INT32, INT64, MAX_INPUTS
@@ -84,6 +85,12 @@ def row_limit(features: Mapping[str, FeaturePlan]) -> int | None:
     return min((feature.max_rows for feature in features.values() if feature.max_rows is not None), default=None)
 
 
+def _rows_that_need_ids(lookup: LookupFeature) -> int:
+    if lookup.on_empty_row != "zeros":
+        return gather.ALL_ROWS
+    return gather.LAST_ROW if lookup.trailing_empty_rows == "cut" else gather.NO_ROW
+
+
 def _plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str, int]) -> list[int]:
     lookup = feature.feature
     row = [-1] * gather.COLUMNS
@@ -105,4 +112,5 @@ def _plan_row(feature: FeaturePlan, spec: SignatureSpec, positions: Mapping[str,
     row[gather.IS_TRUNCATED] = lookup.on_too_many_ids == "truncate"
     row[gather.LENGTH] = lookup.max_sequence_length or 0
     row[gather.POSITION] = feature.position
+    row[gather.NEEDS_IDS] = _rows_that_need_ids(lookup)
     return row

@@ -1,20 +1,20 @@
-"""How many requests two backends answer in a second, measured in turns in one process."""
+"""How many requests a second two ways of answering take, measured in turns in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import TypeVar
-
-from service.core.types import Backend, Tensors
 
 # One turn lasts about this long: many times the interpreter's switch interval of 5 ms.
 _TURN_S = 0.06
 
 Name = TypeVar("Name", bound=Hashable)
+Request = TypeVar("Request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,51 +31,43 @@ class Rates:
 
 
 def compare_runs(
-    cut: Backend,
-    whole: Backend,
-    signature_name: str,
-    outputs: tuple[str, ...],
-    requests: Mapping[Name, Tensors],
+    cut: Callable[[Request], object],
+    whole: Callable[[Request], object],
+    requests: Mapping[Name, Request],
     *,
     threads: int = 8,
     turns: int = 9,
 ) -> dict[Name, Rates]:
-    """Measures both backends on each request, turn by turn: cut, whole, cut, whole.
+    """Measures both on each request, turn by turn: cut, whole, cut, whole.
 
     Args:
-      requests: by a name of the caller's, the number of rows for instance; each has passed core.validation.
+      cut, whole: answer a request: from bytes to bytes as a server does, or by a backend alone.
+      requests: by a name of the caller's, the number of rows for instance.
       threads: callers at the same time. A server has several, and what they do in Python they do one by one, which a
         single caller does not show: 8 small tables cost one caller 0.6 of the whole graph's time, and 8 callers more.
-      turns: of each backend; a turn is as many runs as take about 60 ms.
+      turns: of each; a turn is as many runs as take about 60 ms.
 
     Raises:
-      ServiceError: a backend refuses a request.
+      ServiceError: a request is refused.
     """
     found: dict[Name, Rates] = {}
     with ThreadPoolExecutor(threads, "comparison") as pool:
         for name, request in requests.items():
-            callers = [_Callers(pool, threads, backend, signature_name, request, outputs) for backend in (cut, whole)]
+            callers = [_Callers(pool, threads, answer, request) for answer in (cut, whole)]
             rates = [[caller.rate() for caller in callers] for _ in range(turns)]
             found[name] = Rates(*(median(column) for column in zip(*rates, strict=True)))
     return found
 
 
 class _Callers:
-    # Threads that run one request on one backend again and again.
+    # Threads that have one request answered again and again.
 
     def __init__(
-        self,
-        pool: ThreadPoolExecutor,
-        threads: int,
-        backend: Backend,
-        signature_name: str,
-        request: Tensors,
-        outputs: tuple[str, ...],
+        self, pool: ThreadPoolExecutor, threads: int, answer: Callable[[Request], object], request: Request
     ) -> None:
         self._pool = pool
         self._threads = threads
-        self._backend = backend
-        self._arguments = signature_name, request, outputs
+        self._answer = partial(answer, request)
         # The first run makes what later ones use.
         self._seconds(1)
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
@@ -92,4 +84,4 @@ class _Callers:
 
     def _run(self, runs: int) -> None:
         for _ in range(runs):
-            self._backend.run(*self._arguments)
+            self._answer()

@@ -146,9 +146,8 @@ def _plan_of(source: RowSource) -> FeaturePlan | None:
     assert isinstance(table, MappedTable)  # as open_towers gives them
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        cuts_rows = source.claim.feature.trailing_empty_rows == "cut"
-        is_plain = isinstance(lookup, FeatureLookup) and source.claim.vocabulary is None and not cuts_rows
-        return lookup.plan.features[lookup.name] if is_plain and isinstance(lookup, FeatureLookup) else None
+        assert isinstance(lookup, FeatureLookup)  # as _claims makes them
+        return lookup.plan.features[lookup.name] if source.claim.vocabulary is None else None
     is_row_for_row = isinstance(source, InputRows) and source.row_shape == (table.info.embedding_dim,)
     if not is_row_for_row or table.info.dtype != "float32" or not isinstance(source, InputRows):
         return None

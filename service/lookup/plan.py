@@ -60,12 +60,16 @@ class FeaturePlan:
 
     @property
     def is_plain(self) -> bool:
-        """Says whether one kernel does all of the lookup."""
+        """Says whether one kernel does all of the lookup, as long as rows that the feature treats apart have ids."""
+        feature = self.feature
+        treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (
             self.dtype == "float32"
             and self.ids_rank == 1
             and self.table.info.dtype != "float64"
-            and not self.feature.needs_format_4
+            and feature.max_norm is None
+            # Whether an id counts is then known from its weight only.
+            and not (treats_rows_apart and feature.on_nonpositive_weight == "drop")
         )
 
     def num_rows(self, inputs: Tensors) -> int:

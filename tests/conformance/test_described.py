@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,54 @@ def test_rows_without_ids_follow_the_manifest(served: Served, feature: str, want
         np.testing.assert_array_equal(served.wires[name].send(sent)[feature], np.array(wanted, np.float32), name)
     status, answer = served.post("empty", "lookup", features={feature: [[], [1, 2], []]})
     assert status == 200 and len(answer["embeddings"][feature]) == len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "splits", "is_direct"),
+    [
+        ("cut", [1, 2, 3], [0, 2, 2, 3], True),
+        ("cut", [1, 2], [0, 1, 2, 2], False),
+        ("nan", [1, 2, 3], [0, 1, 3], True),
+        ("nan", [1, 2, 3], [0, 2, 2, 3], False),
+        ("row", [1, 2, 3], [0, 1, 3], True),
+        ("row", [1, 2, -1], [0, 2, 3], False),
+        ("zero", [1], [0, 0, 1, 1], True),
+    ],
+)
+def test_rows_with_ids_are_answered_directly(
+    served: Served, feature: str, values: list[int], splits: list[int], is_direct: bool
+) -> None:
+    inputs = {f"{feature}__values": values, f"{feature}__row_splits": splits}
+    data, direct = served.predict("empty", **inputs)
+    assert (direct is not None) == is_direct
+    assert direct in (None, service_methods(served.engine)[PREDICT](data, None))
+
+
+def test_bounded_vectors_are_not_answered_directly(served: Served) -> None:
+    assert served.predict("bounded", one=[1])[1] is None
+
+
+@pytest.mark.parametrize("summation", ["blocks_of_8", "four_lanes"])
+def test_orders_of_additions_and_ids_that_wrap_are_answered_directly(tmp_path: Path, summation: str) -> None:
+    base = tmp_path / "described"
+    write_described_model(base / "1")
+
+    def edit(data: dict[str, Any]) -> None:
+        features = data["signatures"]["named"]["features"]
+        features["film"]["on_bad_id"] = "wrap"
+        features["own"]["summation"] = summation
+
+    rewrite_manifest(base / "1", edit)
+    engine = Engine(serving(base, name="described"), RecordingObserver())
+    one = Served(engine, {}, None)  # type: ignore[arg-type]
+    random = np.random.default_rng(5)
+    for lengths in ((1, 40, 0, 17), (8,), (16, 9, 3)):
+        splits = np.cumsum([0, *lengths]).tolist()
+        inputs = {"film_id": random.integers(-9, 9, len(lengths)).tolist()}
+        inputs |= {"own": random.integers(0, 9, splits[-1]).tolist(), "own_rows": splits}
+        data, direct = one.predict("named", **inputs)
+        assert direct is not None and direct == service_methods(engine)[PREDICT](data, None)
+    assert one.predict("named", film_id=[0, -10, 1])[1] is None
 
 
 def test_dropped_ids_do_not_count(served: Served) -> None:

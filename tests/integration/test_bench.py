@@ -30,6 +30,9 @@ CASES = [
     "JSON, FastAPI constant/W2",
     "orjson alone/W2",
     "binary/W3",
+    *(f"gRPC, foreign, {side}/{workload}" for workload in WORKLOADS for side in ("adopted", "whole")),
+    "JSON, foreign, adopted/W1",
+    "JSON, foreign, whole/W2",
 ]
 
 
@@ -48,6 +51,7 @@ def test_a_run_has_a_row_for_each_case(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(shot["requests"] > 0 for case in found["cases"].values() for shot in case["rounds"])
     measured = {(r["of"], r["over"]) for r in found["ratios"] if r["measured"] is not None}
     assert ("gRPC/W1", "gRPC, grpcio constant/W1") in measured
+    assert ("gRPC, foreign, adopted/W5", "gRPC, foreign, whole/W5") in measured
     assert found["commit"] and found["machine"]["cores"]
 
 

@@ -21,6 +21,8 @@ from service.transports.grpc.methods import service_methods
 from service.transports.grpc.paths import PREDICT
 from tests.conftest import RecordingObserver
 from tests.tower_model import write_tower_model
+from tests.tower_zoo import SIGNATURE, write_zoo_model
+from tests.unit.graph.test_claims import SIZE, TAGS, described, tags_request
 from tests.unit.graph.test_tower import CUT, int64, random_inputs
 from tests.unit.transports.test_grpc_methods import predict_request
 
@@ -50,7 +52,19 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Model "m", its graphs cut where they can be."""
-    folder: Path = write_tower_model(tf, tmp_path_factory.mktemp("towers"))
+    yield from serve(write_tower_model(tf, tmp_path_factory.mktemp("towers")))
+
+
+@pytest.fixture(scope="module")
+def tags(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A tower on means by tf.math.segment_mean, which ends with the last row that has a tag."""
+    folder = write_zoo_model(tf, "tags", tmp_path_factory.mktemp("tags"), SIZE)
+    described(folder, {"tags": ("t02", TAGS)}, {})
+    yield from serve(folder)
+
+
+def serve(folder: Path) -> Iterator[Served]:
+    """Loads a version as version 1 of model "m"."""
     registry = Registry(lambda name, status: None)
     registry.add_model("m")
     registry.start("m", 1)
@@ -99,6 +113,17 @@ def test_answers_are_equal_to_the_byte(served: Served, name: str) -> None:
 )
 def test_what_is_unusual_is_left_to_the_general_path(served: Served, inputs: dict[str, Any]) -> None:
     assert served.direct(predict_request(inputs).SerializeToString()) is None
+
+
+def test_rows_behind_the_last_that_has_a_tag_are_refused_as_tensorflow_does(tags: Served) -> None:
+    with_gaps = predict_request(tags_request(0, 2, 0, 30), signature_name=SIGNATURE).SerializeToString()
+    answer = tags.direct(with_gaps)
+    assert answer is not None and answer == tags.general(with_gaps)
+    for lengths in ((3, 1, 0), (0, 0), (0,)):
+        data = predict_request(tags_request(*lengths), signature_name=SIGNATURE).SerializeToString()
+        assert tags.direct(data) is None
+        with pytest.raises(InvalidRequest, match="ConcatV2|ConcatOp"):
+            service_methods(tags.engine, predict_directly=DirectPredict(tags.engine, "grpc"))[PREDICT](data, None)
 
 
 def test_a_graph_runs_where_nothing_may_wait_once_it_is_known_to_be_quick(

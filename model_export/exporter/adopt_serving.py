@@ -1,0 +1,57 @@
+"""Answers requests of an adopted version and of its original as the server does, from bytes to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from service.codecs.protos import message_class
+from service.codecs.tensor_proto import encode_tensor
+from service.core.engine import Engine
+from service.core.registry import Registry
+from service.core.servable import Servable
+from service.core.types import Array, SignatureKind
+from service.direct.predict import DirectPredict
+from service.transports.grpc.methods import service_methods
+from service.transports.grpc.paths import API, PREDICT
+
+# A serialized PredictRequest to a serialized PredictResponse; raises ServiceError.
+Answer = Callable[[bytes], bytes]
+
+
+class _Unobserved:
+    def finished(
+        self,
+        *,
+        api: str,
+        method: str,
+        model: str,
+        version: int | None,
+        signature: str,
+        kind: SignatureKind,
+        error: BaseException | None,
+        seconds: float,
+        run_seconds: float,
+        rows: int,
+    ) -> None:
+        """Counts nothing."""
+
+
+def answering(servable: Servable) -> Answer:
+    """Returns what answers a Predict over gRPC for a version, by its shortcuts where it has them."""
+    registry = Registry(lambda model, status: None)
+    registry.add_model(servable.name)
+    registry.start(servable.name, servable.version)
+    registry.publish(servable)
+    engine = Engine(registry, _Unobserved())
+    predict = service_methods(engine, predict_directly=DirectPredict(engine, API))[PREDICT]
+    return lambda request: predict(request, None)
+
+
+def predict_request(servable: Servable, signature_name: str, inputs: Mapping[str, Array]) -> bytes:
+    """Returns a serialized PredictRequest."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = servable.name, signature_name
+    for name, array in inputs.items():
+        request.inputs[name].ParseFromString(b"".join(encode_tensor(name, array)))
+    data: bytes = request.SerializeToString()
+    return data
