@@ -18,7 +18,7 @@ CONFIG_EXAMPLE = """\
 factory = "my_package.training:trained_model"   # called without arguments; what it returns is exported
 # run = "runs/movielens"                        # or: the folder of a `model-export train` run
 # adopt = "saved_models/ranker"                 # or: a foreign SavedModel,
-# spec = "ranker.toml"                          #     with its spec (`model-export adopt --help`)
+# spec = "ranker.toml"                          #     perhaps with names of your own (`model-export adopt --help`)
 out = "models/mine"
 version = 3                                     # default: the next
 lookup_device = ["cpu", "tpu_tensor_core"]      # default: "cpu"
@@ -118,7 +118,6 @@ def run_config(config: ExportConfig) -> Path:
     if config.kind == "adopt":
         from model_export.exporter.adopt import adopt
 
-        assert config.spec is not None  # read_config has looked
         return adopt(config.model, config.spec, config.out, version=config.arguments.get("version"))
     from model_export.exporter.api import export
 
@@ -130,8 +129,6 @@ def run_config(config: ExportConfig) -> Path:
 
 
 def _check_adopt(path: Path, data: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    if "spec" not in data:
-        raise ExportError(f"{path}: adopt needs spec, a file that says which variables are tables")
     if superfluous := sorted((set(arguments) - {"version"}) | ({"options"} & set(data))):
         raise ExportError(f"{path}: {superfluous} do not go with adopt; its spec says what is added")
 
