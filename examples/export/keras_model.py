@@ -19,7 +19,7 @@ FILMS = 20
 
 
 def make_model():
-    """Returns a model of a user's name, the number of a film and its age; it answers how they would rate it."""
+    """Returns a model whose inputs are a user's name, a film's number and its age; it predicts the user's rating."""
     user = keras.Input((), dtype="string", name="user")
     film = keras.Input((), dtype="int64", name="film")
     age = keras.Input((1,), dtype="float32", name="age")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-# TensorFlow tells of every processor feature, and of every session.
+# Keeps TensorFlow from logging processor features and sessions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from loadtest.foreign.estimator_models import GOLDEN_VARIABLE
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Namespace) -> int:
     sys.stderr.write(f"building and adopting {len(models)} models\n")
-    # They import TensorFlow, which a mistake in the arguments need not wait for.
+    # Imported late: they import TensorFlow, and a mistake in the arguments should be reported at once.
     from loadtest.foreign.campaign import Plan, run
     from loadtest.foreign.report import details, header, row, summary
 

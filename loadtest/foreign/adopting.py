@@ -17,9 +17,9 @@ _MANIFEST = Path("assets.extra/lookup_manifest.json")
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What `adopt` came to.
+    """The result of `adopt` for one model.
 
-    version: the adopted version's folder; None where there is none, and reason says why.
+    version: the adopted version's folder; None where adopt failed, and reason says why.
     runs: by signature of the manifest: "lookup", "cut" or "whole".
     """
 

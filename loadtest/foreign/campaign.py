@@ -1,4 +1,4 @@
-"""Takes foreign models through everything: build, adopt, serve twice, compare, time."""
+"""Builds foreign models, adopts them, serves both versions, compares their answers, and times them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
 from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 from loadtest.live_server import LiveServer
 
-# Of the requests over gRPC, how many go over REST as well.
+# Number of the gRPC requests that are sent over REST as well.
 _REST_SHARE = 10
 # Of these, those that TensorFlow answers are timed.
 _MOST_DRAWN = 64
@@ -31,7 +31,7 @@ _NUM_VALID = 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done with each model.
+    """The work on each model.
 
     requests: over gRPC, of each signature.
     seconds: of each turn of the timing; 0 leaves it out.
@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(slots=True)
 class SignatureResult:
-    """One signature: by wire, the adopted version's answers and the original's, both held against TensorFlow's."""
+    """One signature: by wire, the comparison of the adopted version's and the original's answers with TensorFlow's."""
 
     adopted: dict[str, Tally] = field(default_factory=dict)
     original: dict[str, Tally] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Work on many models in one process of its own, which may end too early: then on those that are left in a new one."""
+"""Runs a module on many models in a child process; if that process dies, a new one continues with the next model."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]
 
 SEED = 7
-# What the reason begins with of a model that was left out.
+# The reason of a model that was left out begins with this text.
 SKIPPED = "skipped: "
 _FILES = (
     "keras3_models",
@@ -46,7 +46,7 @@ class ForeignModel:
 
     build: writes the SavedModel into a folder that does not exist yet; raises Skip.
     keras: the Keras that tf.keras is in the process of the builder.
-    inputs: what a request holds, by input name; of all signatures.
+    inputs: kinds of random values, by input name, for all signatures.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The model that teams have most: rows put side by side, ragged means by segment_mean, a dense tower."""
+"""Builds a typical team's model: joined rows, ragged means by segment_mean, and a dense tower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random valid requests for a signature, by what the model declares of its inputs; some with one id too far."""
+"""Draws random requests for a signature by the kinds that the model declares; some have an id outside its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_ROWS, _BAD_ID = 0.01, 0.04
 
 
 class NoKind(Exception):
-    """An input that the model declares nothing of."""
+    """An input for which the model declares no kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RandomRequests:
             yield self._one(Draw(rng, num_rows, self.scale, bad))
 
     def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
-        """Returns requests of so many rows, all valid."""
+        """Returns valid requests, each of the given number of rows."""
         rng = np.random.default_rng([self.seed, num_rows])
         return [self._one(Draw(rng, num_rows, self.scale, "")) for _ in range(count)]
 

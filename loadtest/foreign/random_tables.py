@@ -19,7 +19,7 @@ def normal(name: str, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
 
 
 def variable(name: str, *shape: int, dtype: str = "float32", scale: float = 1.0) -> Any:
-    """Returns a tf.Variable of such numbers."""
+    """Returns a tf.Variable of the numbers that normal returns."""
     import tensorflow as tf
 
     return tf.Variable(tf.cast(normal(name, *shape, scale=scale), dtype), name=name)

@@ -84,7 +84,7 @@ def wide_and_deep(folder: Path, rows: Rows) -> None:
 
     def score(user: Any, word: Any, tag_values: Any, tag_splits: Any) -> Any:
         mean = tf.reduce_mean(tf.RaggedTensor.from_row_splits(tf.gather(tags, tag_values), tag_splits), axis=1)
-        # The mean of no row is not a number.
+        # tf.reduce_mean of an empty row gives NaN.
         mean = tf.where(tf.math.is_nan(mean), tf.zeros_like(mean), mean)
         crossed = tf.strings.join([tf.strings.as_string(user), word], separator="_X_")
         linear = tf.gather(wide, tf.strings.to_hash_bucket_fast(crossed, rows(1000)))

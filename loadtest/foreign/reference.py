@@ -54,7 +54,7 @@ class Reference:
             if _LOST_VARIABLE in str(error.message):
                 return self._by_object(signature, inputs)
             code = type(error).__name__.removesuffix("Error")
-            # Above TensorFlow's reason may stand only that a graph failed.
+            # TensorFlow may put a line "Graph execution error" above its reason.
             text = str(error.message).removeprefix("Graph execution error:").strip()
             raise Refused(code, text.partition("\n")[0]) from error
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""A server of many models, of which some may fail to load."""
+"""Starts a server of many models, and waits for each; some models may fail to load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def serve(bases: Mapping[str, Path], config: Path) -> LiveServer:
         f'config {{ name: "{name}" base_path: "{base}" model_platform: "tensorflow" }}' for name, base in bases.items()
     ]
     config.write_text("model_config_list {\n" + "\n".join(lines) + "\n}\n")
-    # A model that can not be loaded is not tried again: a minute is between two tries.
+    # Without retries: the server would wait a minute before it loads a broken model again.
     once = ("--file_system_poll_wait_seconds=0", "--max_num_load_retries=0")
     return LiveServer(f"--model_config_file={config}", *once)
 

@@ -80,7 +80,7 @@ def tfrs_tpu_embedding(folder: Path, rows: Rows) -> None:
     module.layers = [layer, tower]
 
     def vectors(user: Any, film: Any, seen: Any) -> Any:
-        # Padding is no id.
+        # Leaves padding out: it is no id.
         ids = {"user": user, "film": film, "seen": tf.sparse.from_dense(seen)}
         return layer(ids)
 

@@ -1,4 +1,4 @@
-"""What a SavedModel that is not ours looks up: its tables, its features, and which signatures are lookups."""
+"""Finds the tables and features of a foreign SavedModel, and decides which of its signatures are lookups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class NamedFeature:
-    """A feature of the manifest: a table by its key in the checkpoint, and keys that its ids may be sent as."""
+    """A feature of the manifest. table: key of its variable in the checkpoint; keys: its vocabulary, None for ids."""
 
     table: str
     keys: FoundKeys | None
@@ -29,10 +29,11 @@ class NamedFeature:
 
 @dataclass(frozen=True, slots=True)
 class FoundSignature:
-    """What is known of one signature.
+    """One signature of the SavedModel, as the search found it.
 
-    entry: for the manifest.
-    reason: why it is no lookup; is_exact: whether every lookup that is described gave the graph's very bits.
+    entry: its entry for the manifest.
+    reason: why the signature is no lookup, "" for a lookup.
+    is_exact: whether the kernels gave the same bits as the graph for every feature of entry.
     """
 
     name: str
@@ -43,9 +44,9 @@ class FoundSignature:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What a manifest can say of a SavedModel.
+    """The tables, features and signatures that discover found in a SavedModel.
 
-    tables: key in the checkpoint -> name. features: by name. opened: the graph that all of it was found in.
+    tables: key in the checkpoint -> name. features: by name. opened: the graph that was searched.
     """
 
     tables: Mapping[str, str]
@@ -55,11 +56,11 @@ class Discovery:
 
 
 def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_rounding: bool = False) -> Discovery:
-    """Reads a SavedModel's graph and finds out by trying what it looks up and how.
+    """Reads a SavedModel's graph and finds its lookups, by running parts of the graph on chosen requests.
 
     Args:
-      progress: told what is looked at.
-      allow_rounding: describe lookups too whose sums differ from the graph's in the last bits.
+      progress: called with the name of each signature before the search.
+      allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
 
     Raises:
       ExportError: it is no SavedModel, or no signature reads a table row by row; the message lists its variables.
@@ -93,7 +94,7 @@ def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_ro
 
 @dataclass(slots=True)
 class _Features:
-    """Names features over all signatures: one name is one table and one vocabulary."""
+    """Names the features of all signatures. Features of one name share one table and one vocabulary."""
 
     tables: Mapping[str, str]
     named: dict[str, NamedFeature] = field(default_factory=dict)
@@ -144,11 +145,11 @@ def _not_a_lookup(
 ) -> str:
     unknown = [read for read in graph.reads if read not in found]
     if unknown:
-        return f"what it does with {unknown[0].key!r} is no lookup that is known here"
+        return f"adopt does not recognize its lookup of variable {unknown[0].key!r}"
     if isinstance(outputs, str):
         return outputs
     if rest := sorted(set(graph.spec.inputs) - used):
-        return f"input {rest[0]!r} is not looked up"
+        return f"input {rest[0]!r} belongs to no lookup"
     return ""
 
 
@@ -157,5 +158,6 @@ def _no_tables(opened: OpenedGraph, reasons: Mapping[str, str]) -> str:
     because = "".join(f"\nsignature {name!r}: {why}" for name, why in reasons.items())
     listed = "\n".join(lines) if lines else "  none"
     return (
-        f"no signature reads rows of a variable, so there is nothing to look up.{because}\nMatrices it has:\n{listed}"
+        f"no signature reads rows of a variable, so there is nothing to look up.{because}\n"
+        f"Matrices of the model:\n{listed}"
     )

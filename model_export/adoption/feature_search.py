@@ -1,4 +1,4 @@
-"""Finds the lookup behind one read of a table by trying the graph: its inputs, its combiner and its policies."""
+"""Runs a graph on chosen requests to find the lookup behind one read of a table: inputs, combiner and policies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from service.graph.probes import Constants, is_same_sum
 from service.lookup.plan import compile_signature
 
 _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
-# Lengths of rows: long ones too, for a graph may add up many vectors in another order than few.
+# Number of ids in each row of the requests. A graph may add the vectors of a long row in another order.
 _LENGTHS = ((3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (1,), (0, 0), (8, 16, 24, 10))
 _SEED = 31
-# Keys that are hashed to find one for each row, and rows that a default row is searched among.
+# Number of keys that are hashed to find one for each row; number of rows that are searched for a default row.
 _HASHED_KEYS = 4096
 _SEARCHED_ROWS = 1 << 16
 
@@ -34,9 +34,9 @@ _SEARCHED_ROWS = 1 << 16
 class FoundFeature:
     """A lookup that a signature's graph does.
 
-    tensor: the tensor of the graph that holds it, [B, D]; of ids that are not combined, the rows, in whatever shape.
-    read: the rows that it is made of.
-    is_exact: whether the kernels gave the graph's very bits.
+    tensor: the graph's tensor with the result: [B, D], or any shape if the ids are not combined.
+    read: the read of the table whose rows the lookup uses.
+    is_exact: whether the kernels gave the same bits as the graph.
     """
 
     roles: Roles
@@ -50,10 +50,10 @@ class FoundFeature:
 def find_feature(
     probe: Probe, graph: SignatureGraph, read: Read, *, allow_rounding: bool = False
 ) -> FoundFeature | None:
-    """Returns the lookup that a read belongs to, with as much of the graph as is a lookup; None where it is none.
+    """Returns the lookup that a read belongs to, up to the last tensor that is still a lookup; None if there is none.
 
     Args:
-      allow_rounding: take a lookup too whose sums differ from the graph's in the last bits.
+      allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
     """
     found = None
     for tensor in graph.behind(read):
@@ -68,7 +68,7 @@ def find_feature(
 
 
 def _is_lookup_alone(graph: SignatureGraph, read: Read, tensor: str) -> bool:
-    """Says whether a tensor is made of these rows and of the request, and of no other variable."""
+    """Says whether a tensor depends on the read's rows and on the request only, and on no other variable."""
     for name in graph.flat.ancestors([tensor], cut=read.rows, follow=graph.follow):
         node = graph.flat.nodes[name]
         if node.op in ("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "ResourceGather"):
@@ -77,7 +77,7 @@ def _is_lookup_alone(graph: SignatureGraph, read: Read, tensor: str) -> bool:
 
 
 class _Trial:
-    """One tensor of the graph, held against lookups of inputs in certain roles."""
+    """Compares one tensor of the graph with the lookups that its inputs allow, each input in a given role."""
 
     def __init__(self, probe: Probe, graph: SignatureGraph, read: Read, tensor: str, roles: Roles) -> None:
         self._probe, self._graph, self._read, self._tensor, self._roles = probe, graph, read, tensor, roles
@@ -89,10 +89,10 @@ class _Trial:
         self._key_of: dict[int, Any] = {}
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
-        """Returns the lookup that the tensor is.
+        """Returns the lookup that computes the tensor; None if no lookup does.
 
         Args:
-          before: what a tensor nearer to the rows is: with the same roles, this one can be no other lookup.
+          before: the lookup of a tensor nearer to the rows. After it, a tensor whose ids are not combined is no lookup.
         """
         if self._roles.row_splits is None:
             if before is not None:
@@ -162,7 +162,7 @@ class _Trial:
         return [n for n in _constants(self._graph, self._tensor).floats if 1e-6 < n < 1e6 and n != 1.0] + [1.0]
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
-        """Returns whether the graph gives the lookup's very bits; None where it gives other sums."""
+        """Returns whether graph and lookup give the same bits; None where sums differ by more than rounding."""
         entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
         plan = compile_signature(entry, {"it": self._read.key}, self._probe.tables)
         is_exact = True
@@ -182,7 +182,7 @@ class _Trial:
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
-        """Yields requests, as they are sent and with rows in place of keys."""
+        """Yields pairs: a request as the graph gets it, and the same request with row numbers in place of keys."""
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
@@ -224,7 +224,7 @@ class _Trial:
     def _policy(self, outcome: Callable[[Any], Outcome | None]) -> tuple[Any, int] | None:
         """Returns on_bad_id and default_row."""
         if self._keys is not None:
-            # What the vocabulary gives is in the table; what it gives for a key that it lacks may not be.
+            # Known keys always become rows of the table. Only an unknown key may get an id outside the table.
             entry = self._keys.entry
             if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
                 return "error", 0
@@ -254,14 +254,14 @@ class _Trial:
         return row_of(got[0], self._rows)
 
     def _learn_keys(self) -> bool:
-        """Finds out what is sent for a row; returns whether there is such a thing."""
+        """Finds the key to send for each row of the table, if the input takes keys; returns False if there is none."""
         tensor = self._graph.spec.inputs[self._roles.ids]
         ids = None
         if tensor.dtype != "string":
             probe_rows = [[0] * self._width, [min(1, self._size - 1)] * self._width]
             ids = self._probe.ids(self._graph, self._read, self._roles.request(self._graph.spec, probe_rows))
             if len(self._read.gathers) > 1:
-                # Where the parts lie, the graph works out; that rows come out right is tried below.
+                # The graph maps an id to a part and a row of it. _single and _combined compare the rows that it gives.
                 return True
             if (
                 ids is not None
@@ -282,7 +282,7 @@ class _Trial:
         return True
 
     def _draw(self, count: int) -> Array:
-        """Returns random rows of the table that something can be sent for, [N] int64."""
+        """Returns the numbers of random rows, [N] int64; with a vocabulary, only rows that a known key reads."""
         if self._keys is None:
             return self._random.integers(0, self._size, count)
         return self._random.choice(np.fromiter(self._key_of, np.int64), count)

@@ -1,4 +1,4 @@
-"""Finds the vocabulary or the hash that a graph maps keys to rows by, from its own tables and by trying it."""
+"""Finds the vocabulary or the hash by which a graph maps keys to rows: exports its lookup tables and sends it keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STRANGERS = (
     *(f"stranger {n}" for n in range(60)),
 )
 _INTEGER_STRANGERS = tuple(10**9 + 7 * n for n in range(30)) + tuple(-5 - n for n in range(30))
-# More keys are asked for together or not at all.
+# If the graph refuses keys sent together, up to this many keys are sent one by one.
 _MOST_SINGLY = 2000
 _HASHES = ("StringToHashBucketFast",)
 
@@ -47,9 +47,9 @@ class FoundKeys:
 
 
 def find_keys(probe: Probe, graph: SignatureGraph, read: Read, roles: Roles) -> FoundKeys | None:
-    """Returns what turns the ids input into the ids of a read; None where that is no vocabulary and no known hash.
+    """Returns the vocabulary or hash that turns the ids input into the ids of a read; None where there is neither.
 
-    Unknown keys that become no row are errors in what is returned; whether the graph drops them is not tried here.
+    An unknown key without a row is an error in the returned entry; feature_search tries whether the graph drops it.
     """
     tensor = graph.spec.inputs[roles.ids]
     if tensor.dtype not in ("string", "int64"):
@@ -125,7 +125,7 @@ class _Search:
         return FoundKeys(replace(entry, empty_key_id=row), lines) if 0 <= row < self._size else None
 
     def _strangers(self, lines: set[bytes]) -> tuple[int | None, int, OovPolicy] | None:
-        """Returns the first row of unknown keys, over how many rows they are spread, and what becomes of others."""
+        """Returns the first row that unknown keys get, the number of such rows, and on_oov; None: no rule found."""
         keys = [key for key in self._unknown(lines) if _line(key) not in lines]
         rows = self._rows(np.array(keys, object if self._key_dtype == "string" else np.int64))
         if rows is None or not ((rows >= 0) & (rows < self._size)).any():
@@ -152,7 +152,7 @@ class _Search:
         return sorted({int(node.attr["num_buckets"].i) for node in nodes if node.op in _HASHES})
 
     def _rows(self, keys: Array) -> Array | None:
-        """Returns the ids that the graph makes of keys, [N]; None where it refuses them or makes others of them."""
+        """Returns the [N] ids that the graph computes from N keys; None where it refuses or gives another count."""
         found = self._ask(keys.tolist())
         if found is None and 1 < len(keys) <= _MOST_SINGLY:
             # A graph may look each distinct id up once, so that there are fewer of them than keys.

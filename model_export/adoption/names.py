@@ -1,4 +1,4 @@
-"""Names for tables and features, from what the program called its variables and inputs."""
+"""Makes names for tables and features from the names of variables and inputs in the program."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 
 _ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Last parts of a variable's name that say what it is and not whose it is.
+# Last parts of a variable's name that every layer uses, so they do not tell tables apart.
 _KINDS = re.compile(
     r"(embeddings?|embedding_weights|weights?|table|variable|_?kernel|value)(_\d+)?(:0)?$", re.IGNORECASE
 )
 _NAMELESS = re.compile(r"variable(_\d+)?$", re.IGNORECASE)
 
-# What Keras and TensorFlow call inputs that the program gave no name.
+# Names that Keras and TensorFlow make up for inputs without a name.
 _NAMELESS_INPUT = re.compile(r"(keras_tensor|inputs?|input_layer|args)(_\d+)*$")
 
 
@@ -38,7 +38,7 @@ def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, 
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """Returns a name that is not taken, with a number behind it if need be."""
+    """Returns the name; if it is taken, the name with a number appended."""
     number, found = 2, name
     while found in taken:
         found, number = f"{name}_{number}", number + 1

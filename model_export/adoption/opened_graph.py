@@ -1,4 +1,4 @@
-"""A foreign SavedModel's graph, taken apart: its variables, and where each signature reads rows of them."""
+"""Opens the graph of a foreign SavedModel: its variables, and the gathers by which each signature reads their rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.graph.table_reads import NotProven, bottlenecks, has_effect, needed
 from service.lookup.bundle import BundleEntry, read_bundle
 
 _TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
-# TensorFlow's own signature, which fills vocabularies.
+# The signature that TensorFlow adds to initialize vocabularies.
 _INIT_OP = "__saved_model_init_op"
 
 
@@ -53,11 +53,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SignatureGraph:
-    """What one signature computes.
+    """One signature as a flat graph.
 
-    outputs: output -> the tensor of the flat graph that it is.
-    needed: the nodes that the outputs need.
-    reads: every read of a table, of those tables that are read row by row.
+    outputs: name of the output -> its tensor in the flat graph.
+    needed: the nodes that the outputs depend on.
+    reads: every read of the tables that the signature reads row by row.
     otherwise: key of a variable -> why its reads in this signature are no lookups.
     """
 
@@ -71,9 +71,9 @@ class SignatureGraph:
     follow: Any = field(repr=False)
 
     def behind(self, read: Read) -> list[str]:
-        """Returns the tensors that all goes through that the read rows have an effect on, nearest first.
+        """Returns the tensors that every path from the read's rows to the outputs passes, nearest first.
 
-        The last ones may be outputs of the signature.
+        The outputs of the signature come last.
         """
         found = bottlenecks(self.flat, self.needed, self.outputs.values(), read.gathers[0].rows, self.follow)
         return found + [tensor for tensor in self.outputs.values() if tensor not in found]
@@ -97,8 +97,9 @@ class SignatureGraph:
 class OpenedGraph:
     """The {serve} MetaGraph of a SavedModel.
 
-    bundle: key in the checkpoint -> entry. variables: those of them that may be tables and that the graph restores.
-    handles: node of the graph -> what it is restored from; repaired: how many handles nothing restored before.
+    bundle: key in the checkpoint -> entry. variables: the entries that the graph restores and that may be tables.
+    handles: node of the graph -> the tensor of the checkpoint that it is restored from.
+    repaired: number of handles that nothing restored until repair_handles replaced them.
     """
 
     artifact: Path
@@ -119,7 +120,7 @@ class OpenedGraph:
         return variable_names(self.meta_graph, self.artifact)
 
     def alias(self, key: str) -> str:
-        """Returns the key of the same numbers that the graph restores: a program may save a variable twice."""
+        """Returns the key that the graph restores, if a program saved the same numbers under two keys; else key."""
         if key in self.variables:
             return key
         entry = self.bundle.get(key)
@@ -139,7 +140,7 @@ class OpenedGraph:
         tensors = [*spec.inputs.values(), *spec.outputs.values()]
         splits = {names.row_splits for names in spec.ragged_names}
         if composite := [t.name for t in tensors if not t.tensor_name and t.name not in splits]:
-            raise NotProven(f"{composite[0]!r} is no plain tensor")
+            raise NotProven(f"{composite[0]!r} is a composite tensor, such as a sparse one")
         flat = flatten(self.meta_graph.graph_def, [tensor.tensor_name for tensor in spec.outputs.values()])
         outputs = {name: flat.resolved(tensor.tensor_name) for name, tensor in spec.outputs.items()}
         follow = has_effect(flat, frozenset())
@@ -166,7 +167,7 @@ class OpenedGraph:
         if counts == {1}:
             return [Read(key, tuple(gathers[0] for gathers in of_parts))]
         if counts != {0}:
-            raise NotProven(f"variable {key!r} is saved in parts, which are read more than once")
+            raise NotProven(f"variable {key!r} is saved in parts, and the signature reads the parts more than once")
         return []
 
 
@@ -202,5 +203,5 @@ def _content(entry: BundleEntry) -> tuple[object, ...]:
 
 
 def _first_row(part: str) -> int:
-    # "20 4 5,5:0,4": the whole shape, then start and length of each dimension.
+    # A part reads like "20 4 5,5:0,4": the variable's shape, then start and length of the part in each dimension.
     return int(part.split(" ")[-1].partition(",")[0]) if part else 0

@@ -1,4 +1,4 @@
-"""Which outputs of a signature are looked-up features, alone or side by side."""
+"""Finds the outputs of a signature that hold only looked-up features, alone or side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from model_export.adoption.opened_graph import SignatureGraph
 from model_export.tensorflow_setup import tf
 from service.graph.flat_graph import node_of
 
-# They change a shape and no number.
+# Ops that change a shape and no number.
 _RESHAPES = ("Identity", "Reshape", "Squeeze", "ExpandDims")
 # For what TensorFlow runs: reading and passing on is no work worth naming.
 _PLUMBING = frozenset(
@@ -17,10 +17,10 @@ _PLUMBING = frozenset(
 
 
 def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str, list[str]] | str:
-    """Returns output -> the features side by side in it; or a sentence that says which output is more than that.
+    """Returns output -> the features side by side in it; or a sentence that names an output which computes more.
 
     Args:
-      tensors: tensor of the graph -> the feature whose lookup it is.
+      tensors: tensor of the graph -> name of the feature that it holds.
     """
     outputs = {}
     for name, tensor in graph.outputs.items():
@@ -32,7 +32,7 @@ def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str,
 
 
 def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> list[str] | str:
-    """Returns the features that a tensor consists of, or the op that makes more than that of them."""
+    """Returns the features that a tensor holds side by side; or the name of the op that computes with them."""
     if tensor in tensors:
         return [tensors[tensor]]
     node = graph.flat.nodes[node_of(tensor)]
@@ -52,5 +52,5 @@ def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> li
 
 def _is_last_axis(graph: SignatureGraph, tensor: str, axis: str) -> bool:
     node = graph.flat.nodes[node_of(axis)]
-    # With rank 2, as answers of lookups have that hold several features.
+    # Axis 1 is the last one: an output that joins several features has rank 2.
     return node.op == "Const" and int(tf.make_ndarray(node.attr["value"].tensor)) in (1, -1)

@@ -1,4 +1,4 @@
-"""What a graph does with an id that its table has no row for, found out by trying."""
+"""Finds the policy of a graph for ids without a row in the table, from the outcome of a few bad ids."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 from service.core.manifest import BadIdPolicy
 from service.core.types import Array
 
-# What became of one id: the graph refused it, dropped it, or read that row.
+# The graph's reaction to one id: it refused the request, dropped the id, or read the row of this number.
 Outcome = Literal["refused", "dropped"] | int
 
 
 @dataclass(frozen=True, slots=True)
 class IdPolicy:
-    """As LookupFeature has it."""
+    """A policy for bad ids; both fields are as in manifest.LookupFeature."""
 
     on_bad_id: BadIdPolicy
     default_row: int = 0
 
 
 def find_policy(outcome: Callable[[int], Outcome | None], vocabulary_size: int, largest: int) -> IdPolicy | None:
-    """Returns the policy that explains what becomes of ids outside [0, V); None where no policy does.
+    """Returns the policy that explains the outcomes of ids outside [0, V); None where no policy does.
 
     Args:
-      outcome: of one id; None: its vector is neither a row nor that of an empty row.
-      largest: the largest number of the ids' dtype.
+      outcome: tries one id. It returns None where the id's vector is neither a row of the table nor an empty row's.
+      largest: the largest id to try, beyond the table.
     """
     size = vocabulary_size
     below = [outcome(bad) for bad in (-1, -2, -size, -size - 1)]
@@ -50,6 +50,6 @@ def find_policy(outcome: Callable[[int], Outcome | None], vocabulary_size: int, 
 
 
 def row_of(vector: Array, rows: Array) -> int | None:
-    """Returns which row of a [V, D] table a [D] vector is; None where it is none."""
+    """Returns the number of the row of a [V, D] table that equals a [D] vector; None where no row does."""
     found = np.flatnonzero((rows == vector).all(axis=1))
     return int(found[0]) if found.size else None

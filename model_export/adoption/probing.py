@@ -1,4 +1,4 @@
-"""Asks a foreign graph what it does with ids, without loading its tables: rows of a random table are fed instead."""
+"""Runs parts of a foreign graph without loading its tables: rows of a random table are fed in place of theirs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from service.graph.tower import request_feed
 from service.lookup.bundle import BundleEntry
 from service.lookup.table import MappedTable, open_tables
 
-# A larger table is read where it lies: its numbers are taken for random.
+# A larger table is mapped and its own rows are fed, on the assumption that no two of them are equal.
 _MOST_RANDOM_BYTES = 64 << 20
 _SEED = 29
 
 
 class Probe:
-    """The graphs of signatures in one session, the rows of all tables to be fed. Concurrency: one caller at a time."""
+    """One session with the graphs of all signatures; every run feeds the rows. Concurrency: one caller at a time."""
 
     def __init__(self, opened: OpenedGraph, graphs: Iterable[SignatureGraph]) -> None:
         self._opened = opened
@@ -53,7 +53,7 @@ class Probe:
         self.session.close()
 
     def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns tensors of the graph for a request, of those inputs that it reads."""
+        """Returns tensor name -> array to feed for a request; inputs that the session's graph lacks are left out."""
         to_feed, names = request_feed(graph.spec, graph.sparse)
         fed = dict(zip(names, to_feed(request), strict=True))
         return {tensor: array for tensor, array in fed.items() if node_of(tensor) in self._known}
@@ -61,7 +61,7 @@ class Probe:
     def run(
         self, graph: SignatureGraph, request: Mapping[str, Array], read: Read, tensors: Sequence[str]
     ) -> list[Array] | None:
-        """Returns tensors that need the rows of a read, for a request; None where the graph refuses it."""
+        """Returns the values of tensors that need the rows of a read; None where the graph refuses the request."""
         fed, table = self.feed(graph, request), self.tables[read.key]
         try:
             found = self.session.run([gather.ids for gather in read.gathers], fed)
@@ -72,7 +72,7 @@ class Probe:
             return None
 
     def ids(self, graph: SignatureGraph, read: Read, request: Mapping[str, Array]) -> Array | None:
-        """Returns the ids that the graph makes of a request; None where it refuses it, or has them in parts."""
+        """Returns the ids that the graph looks up for a request; None where it refuses it or the table has parts."""
         if len(read.gathers) > 1:
             return None
         try:
@@ -105,13 +105,13 @@ def _table(opened: OpenedGraph, key: str) -> MappedTable:
 def _rows(table: MappedTable, ids: Array) -> Array:
     if table.info.dtype == "float32":
         return rows_of(ids, table)
-    # For the bounds.
+    # Called only because it refuses ids outside the table.
     rows_of(ids, table)
     return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
 
 
 def _random(key: str, entry: BundleEntry) -> MappedTable:
-    # Random, so that a trained table with equal rows hides nothing.
+    # Random numbers: equal rows of a trained table could make a wrong description look right.
     numbers = np.random.default_rng(_SEED).standard_normal(entry.shape, np.float32)
     is_bfloat16 = entry.dtype == "bfloat16"
     rows: Array = (numbers.view(np.uint32) >> 16).astype(np.uint16) if is_bfloat16 else numbers.astype(entry.dtype)

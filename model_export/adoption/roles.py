@@ -1,4 +1,4 @@
-"""Which inputs of a signature carry ids, row splits and weights of one lookup, and requests made of them."""
+"""Assigns a signature's inputs to the ids, row splits and weights of a lookup, and builds requests for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPLITS = ("int64", "int32")
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Names of inputs; without row_splits each id is looked up by itself."""
+    """Names of the inputs of one lookup. Without row_splits, each id is looked up by itself and nothing is combined."""
 
     ids: str
     row_splits: str | None = None
@@ -60,10 +60,10 @@ def width_of(tensor: TensorSpec) -> int:
 
 
 def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str]) -> Iterator[Roles]:
-    """Yields the roles that the inputs may have that a tensor depends on, likely ones first.
+    """Yields the possible roles of the inputs that a tensor depends on, likely ones first.
 
     Args:
-      ids_tensors: what the table is read by; all depend on the ids.
+      ids_tensors: tensors of the ids that read the table; all depend on the input of ids.
     """
     of_ids = set().union(*(graph.sources(ids) for ids in ids_tensors))
     spec, names = graph.spec, graph.sources(tensor)
@@ -85,7 +85,7 @@ def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str
 
 
 def feature_name(roles: Roles) -> str:
-    """Returns what the ids are of, by the names of the inputs.
+    """Returns a feature's name: the name of its ids input, or what the names of ids and row splits begin with.
 
     >>> feature_name(Roles("tag_values", "tag_splits")), feature_name(Roles("genres__values", "genres__row_splits"))
     ('tag', 'genres')

@@ -1,8 +1,7 @@
-"""A foreign SavedModel - TensorFlow 1 or 2, Keras, TFRS - gets a manifest, so that its lookups run on mapped tables.
+"""Copies a foreign SavedModel and writes a manifest for the copy, so that its lookups read mapped tables.
 
-The model is copied, its variables stay as they are. A signature that is a lookup already is described where it stands;
-where none is, a lookup signature is added. Every one is held against the numpy oracle before the copy becomes a
-version.
+The variables stay unchanged. The manifest describes each signature that is a lookup; if no signature is one, adopt
+adds one. Every lookup is compared with the numpy oracle before the copy becomes a version.
 """
 
 from __future__ import annotations
@@ -63,21 +62,21 @@ def adopt(
 
     Args:
       saved_model: the folder that holds saved_model.pb.
-      spec: TOML file; None: what the graph looks up is found out by trying it. A file of names, as print_spec writes
-        it, renames what is found; a file of tables and features is taken at its word, see adopt_example.SPEC_EXAMPLE.
+      spec: TOML file. None: adopt searches the graph for lookups. A file of names, as print_spec writes it: adopt
+        searches, and uses these names. A file of tables and features, as adopt_example.SPEC_EXAMPLE: no search.
       out: folder of the versions; None: the one that saved_model is a version of.
       version: a new number; None takes the one after the highest that out holds, or 1.
       measure: time each signature that TensorFlow still runs, whole and with its lookups cut out, and serve it the
         faster way; otherwise lookups are cut out.
-      allow_rounding: look up in mapped tables too where sums differ from TensorFlow's in the last bits; otherwise such
-        sums are left to TensorFlow.
+      allow_rounding: accept a lookup whose sums differ from TensorFlow's in the last bits; otherwise TensorFlow
+        computes such sums.
       allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.
-      say: told what is being done, and at the end how each signature is served.
+      say: called with lines of text: each step, and at the end how each signature is served.
       clock: gives the time that the manifest records.
 
     Raises:
-      ExportError: nothing in it is looked up, the spec says what the graph does not do, or the folder is no SavedModel
-        or has a manifest already, or a table holds NaN or infinity and may not. Nothing is left in out then.
+      ExportError: the folder is no SavedModel, or has a manifest already; no signature reads rows of a variable; the
+        graph contradicts the spec; or a table holds NaN or infinity and may not. Nothing is left in out then.
     """
     folder = Path(saved_model)
     base = _base(folder, out)
@@ -117,7 +116,7 @@ def adopt(
 
 
 def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
-    """Returns a file of names with what is found in a SavedModel, TOML; raises ExportError as adopt does."""
+    """Returns the names of the tables and features found in a SavedModel, as TOML; raises ExportError as adopt does."""
     return names_text(discover(Path(saved_model), allow_rounding=allow_rounding))
 
 
@@ -131,7 +130,7 @@ class _Copy:
         _write_vocabularies(artifact, plan)
 
     def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
-        """Returns the manifest, proven, and how each signature of it is served."""
+        """Returns the manifest after the comparison with the oracle, and how each signature is served."""
         say("comparing lookups with an oracle")
         signatures, why = self._proven(self._plan.signatures)
         added = self._added(signatures)
@@ -152,11 +151,11 @@ class _Copy:
         return dataclasses.replace(manifest, parity=parity.manifest_json()), served
 
     def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
-        """Returns the signatures, those that are no lookups after all as predicts, and why."""
+        """Returns the entries and, by name, the oracle's fault of each lookup that became a predict because of it."""
         lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
         found, why = dict(signatures), {}
         if self._faults(lookups) is not None:
-            # Once more, each by itself.
+            # Compare each signature by itself, to find the one at fault.
             for name, entry in lookups.items():
                 fault = self._faults({name: entry})
                 if fault is None:

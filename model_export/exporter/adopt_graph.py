@@ -1,4 +1,4 @@
-"""Lookup signatures added to a SavedModel that is not ours: new nodes beside its graph, which is not touched.
+"""Adds lookup signatures to a foreign SavedModel: appends nodes, and leaves the nodes of its graph unchanged.
 
 The nodes read the model's own variables. They and their SignatureDefs go into saved_model.pb, where TensorFlow Serving
 and our server find signatures; `tf.saved_model.load(...).signatures` of TensorFlow 2 looks elsewhere and does not show
@@ -69,7 +69,7 @@ def _serving(saved_model: Any) -> Any:
 
 def _write(artifact: Path, saved_model: Any) -> None:
     (artifact / "saved_model.pb").write_bytes(saved_model.SerializeToString())
-    # It was of the file before.
+    # The fingerprint was computed from the old saved_model.pb.
     (artifact / "fingerprint.pb").unlink(missing_ok=True)
 
 

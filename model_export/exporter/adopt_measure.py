@@ -1,4 +1,4 @@
-"""Times the signatures of an adopted model, and has each served the faster way."""
+"""Times the signatures of an adopted model, and chooses the faster way to serve each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from service.graph.tower import TowerBackend
 from service.loading.towers import open_towers, tower_shortcuts
 from service.lookup.backend import OpenedLookups, open_lookups
 
-# Rows of the requests that are timed; the times of the largest are told.
+# Rows of the timed requests; the summary shows the times of the largest.
 _ROWS = (1, 32, 256)
-# Of the requests whose answers are compared besides.
+# Rows of further requests, whose answers are compared but not timed.
 _COMPARED_ROWS = (2, 7, 20, 64, 130)
 _IDS_PER_ROW = 5
-# A cut signature that is slower than this share of the whole graph's rate, at any size, is not cut.
+# A signature runs whole if, at any size, its cut rate is below this share of the whole graph's rate.
 _LEAST_RATIO = 0.97
 _TURNS = 5
 _SEED = 37
@@ -39,12 +39,12 @@ _MODEL = "adopted"
 def measured(
     artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
 ) -> dict[str, Served]:
-    """Returns the signatures with their times; a predict whose whole graph is faster runs whole from now on.
+    """Returns the signatures with their times; sets run to "whole" for each predict whose whole graph is faster.
 
-    Requests are timed from bytes to bytes, as the server answers them. A graph's run alone is a third of that, and a
-    cut signature may spare the server the arrays and checks that the whole graph needs.
+    Requests are timed from a request's bytes to an answer's bytes, as the server works. The graph's run alone is a
+    third of that, and a cut signature may need none of the arrays and checks that the whole graph needs.
 
-    A signature that no request can be made up for keeps what it has.
+    A signature that refuses the random requests keeps its entry and gets no times.
     """
     tags = frozenset(SERVE)
     specs = read_signatures(artifact / "saved_model.pb", tags)
@@ -69,7 +69,7 @@ def measured(
             if entry.kind == "predict":
                 differs = _differs(adopted.backends[name], whole, named[name], requests.values())
                 if differs:
-                    reason = f"{reason}; its bits change where lookups are cut out"
+                    reason = f"{reason}; answers would differ in some bits if its lookups were cut out"
                 if differs or (ratio is not None and ratio < _LEAST_RATIO):
                     entry = dataclasses.replace(entry, run="whole")
                     times = None if times is None else times._replace(after_s=times.before_s)

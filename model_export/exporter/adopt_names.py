@@ -1,4 +1,4 @@
-"""Names of a user's own for the tables and features that `adopt` finds: written out, and put in place."""
+"""Writes the names of tables and features that `adopt` finds as TOML, and applies the names that a user changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.core.near_names import did_you_mean
 
 
 def names_text(found: Discovery) -> str:
-    """Returns a file of names, TOML, with a comment on each that says what was found."""
+    """Returns a file of names as TOML; a comment on each line describes the table or the feature."""
     lines = ["# Change the names on the right and pass this file to `model-export adopt` as --spec.", "[names.tables]"]
     for key, name in found.tables.items():
         entry = found.opened.variables[key]
@@ -34,7 +34,7 @@ def names_text(found: Discovery) -> str:
 
 
 def with_names(found: Discovery, names: Names) -> Discovery:
-    """Returns what was found under other names.
+    """Returns the discovery with tables and features renamed.
 
     Raises:
       ExportError: a name was not found, or two things would have one name.
@@ -61,7 +61,7 @@ def with_names(found: Discovery, names: Names) -> Discovery:
 def _check(kind: str, names: Mapping[str, str], found: list[str]) -> None:
     if unknown := sorted(set(names) - set(found)):
         near = did_you_mean(unknown[0], found)
-        raise ExportError(f"no {kind} {unknown[0]!r} was found; those are {', '.join(sorted(found))}{near}")
+        raise ExportError(f"no {kind} {unknown[0]!r} was found; found: {', '.join(sorted(found))}{near}")
     used = [names.get(name, name) for name in found]
     if twice := sorted({name for name in used if used.count(name) > 1}):
         raise ExportError(f"two {kind}s would be named {twice[0]!r}")

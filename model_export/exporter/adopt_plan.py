@@ -1,4 +1,4 @@
-"""What is to be written into the manifest of an adopted SavedModel, before any of it is proven."""
+"""Plans the manifest of an adopted SavedModel, before its lookups are compared with the oracle."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class PlannedVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class AdoptPlan:
-    """A manifest to be proven.
+    """The parts of a manifest that is not compared with the oracle yet.
 
     tables: name -> key in the checkpoint. vocabularies: by name; features that have the same keys share one.
-    reasons: signature -> why it is no lookup. inexact: those whose sums differ in the last bits.
-    required: signatures that must be lookups; any other lookup that does not hold becomes a predict.
+    reasons: signature -> why it is no lookup. inexact: signatures whose sums differ in the last bits.
+    required: signatures that must be lookups; any other lookup that fails the comparison becomes a predict.
     added: devices to add a lookup signature for; None: "cpu" where no signature is a lookup.
-    added_model: the features of such signatures; None: there are none.
+    added_model: tables and features of the added signatures; None: none can be added.
     """
 
     tables: Mapping[str, str]
@@ -50,12 +50,12 @@ class AdoptPlan:
 
 
 def vocabulary_path(feature: str) -> str:
-    """Returns where a feature's vocabulary lies in an adopted artifact; assets/ is the model's own."""
+    """Returns the path of a feature's vocabulary in an adopted artifact; the model's own files are in assets/."""
     return f"assets.extra/vocabulary_{feature}.txt"
 
 
 def plan_of_discovery(found: Discovery) -> AdoptPlan:
-    """Returns the plan of what was found in a graph."""
+    """Returns the plan for the lookups that were found in a graph."""
     features, vocabularies = {}, {}
     named: dict[FoundKeys, str] = {}
     for name, feature in found.features.items():
@@ -128,7 +128,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns the features that a lookup signature of ours can have: ids, or strings, of tables of float32."""
+    """Returns the tables and features of an added lookup: float32 tables, read by ids or by string keys."""
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():

@@ -1,4 +1,4 @@
-"""Answers requests of an adopted version and of its original as the server does, from bytes to bytes."""
+"""Answers requests for an adopted version and for its original with the server's own code, from bytes to bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Unobserved:
 
 
 def answering(servable: Servable) -> Answer:
-    """Returns what answers a Predict over gRPC for a version, by its shortcuts where it has them."""
+    """Returns a function that answers a version's Predict requests as the gRPC server does, shortcuts included."""
     registry = Registry(lambda model, status: None)
     registry.add_model(servable.name)
     registry.start(servable.name, servable.version)

@@ -1,4 +1,4 @@
-"""What a person says of a foreign SavedModel, in names or as tables and features; no TensorFlow."""
+"""Reads a user's spec file for `adopt`: either names, or tables and features. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AdoptSpec:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Name that was found -> name to be used."""
+    """New names of a user: the name that adopt found -> the name to use."""
 
     tables: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def read_names(path: Path) -> Names | None:
     """Reads a file of names; None where it is a spec of tables and features.
 
     Raises:
-      ExportError: it can not be read, is no TOML, or holds something else beside names.
+      ExportError: the file can not be read, is no TOML, or holds other keys beside names.
     """
     data = _parsed(path)
     names = data.get("names")
@@ -207,4 +207,4 @@ def _sections(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Ma
 def _refuse_unknown(path: Path, where: str, entry: Mapping[str, Any], known: Sequence[str]) -> None:
     if unknown := sorted(set(entry) - set(known)):
         near = did_you_mean(unknown[0], known)
-        raise ExportError(f"{path}: {where}{unknown[0]} is no key of a spec; those are {', '.join(known)}{near}")
+        raise ExportError(f"{path}: {where}{unknown[0]} is no key of a spec; the keys are {', '.join(known)}{near}")

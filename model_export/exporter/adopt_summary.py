@@ -1,4 +1,4 @@
-"""How an adopted model is served, as a table for the person at the terminal."""
+"""Prints how an adopted model is served, as a table for the user's terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.core.manifest import SignatureEntry
 
 
 class Times(NamedTuple):
-    """Seconds of one request of some rows: by TensorFlow alone, and as the server answers it now."""
+    """Seconds that one request takes. before_s: by TensorFlow alone; after_s: by the server with the manifest."""
 
     before_s: float
     after_s: float
@@ -20,7 +20,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How one signature is served.
+    """The way one signature is served.
 
     reason: why it is no lookup, "" where it is one.
     is_inexact: whether its sums may differ from the graph's in the last bits.
@@ -35,7 +35,7 @@ class Served:
 
 
 def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
-    """Returns a table of signatures, and below it what keeps any of them from being a lookup."""
+    """Returns the lines of a table of signatures, then lines that say why a signature is no lookup."""
     rows = [("signature", "served", "by TensorFlow", "us before", "us now", "features")]
     for name, one in served.items():
         rows.append((name, _kind(one), _rest(one), *_times(one.times), ", ".join(one.entry.features) or "-"))

@@ -18,7 +18,7 @@ from model_export.exporter.adopt import Say, adopt
 from model_export.exporter.artifact import add_extra_files
 from model_export.tensorflow_setup import tf
 
-_INPUTS_HINT = 'say what it is called with: inputs={"user": tf.TensorSpec([None], tf.int64), ...}'
+_INPUTS_HINT = 'pass the specs of its inputs: inputs={"user": tf.TensorSpec([None], tf.int64), ...}'
 
 
 def export_keras(
@@ -36,13 +36,13 @@ def export_keras(
     """Writes base/<version>/ and returns that folder.
 
     Args:
-      model: a built model of Keras 3 or tf_keras; it keeps its serving_default, and gets a `lookup` signature
-        where none of its own is a lookup.
-      inputs: tf.TensorSpecs as the model is called, in one dict, list or alone; needed for a subclassed model.
+      model: a built model of Keras 3 or tf_keras. The version keeps its serving_default, and gets a `lookup`
+        signature where no signature of the model is a lookup.
+      inputs: tf.TensorSpecs of the model's inputs, as a dict, a list or alone; needed for a subclassed model.
       measure, say: see adopt.
 
     Raises:
-      ExportError: the model is not built, Keras can not save it, or nothing in it is looked up.
+      ExportError: the model is not built, Keras can not save it, or it looks up no table.
     """
     what = f"{type(model).__name__} {model.name!r}"
     _check(model, what, inputs)
@@ -83,7 +83,7 @@ def _check(model: Any, what: str, inputs: Any) -> None:
             f"{what} runs on {backend!r}, whose SavedModels hold compiled code and no lookups: save its weights, and "
             "load them in a process with KERAS_BACKEND=tensorflow"
         )
-    # Keras 3 keeps shapes of the data that a model was called on, and takes every input for float32.
+    # Of a subclassed model, Keras 3 stores the shapes of one batch, and exports each input as float32.
     tensors = tf.nest.flatten(getattr(model, "inputs", None) or [])
     if inputs is None and (not tensors or any(tensor.shape[0] is not None for tensor in tensors)):
         raise ExportError(f"{what} does not tell its inputs; {_INPUTS_HINT}")
@@ -110,7 +110,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
 
 
 def _named(inputs: Any) -> Any:
-    """Returns the specs with names: a dict's keys, in place of none or others."""
+    """Returns the specs, each of a dict's specs renamed to its key."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in inputs.items()}

@@ -54,10 +54,10 @@ class Address:
         return Address(text, Path(path), name, options, scratch)
 
     def chosen(self, names: Sequence[str], what: str) -> str:
-        """Returns the name that is meant: the address's, or the only one there is.
+        """Returns the name in the address; without one, the only name in the file.
 
         Raises:
-          ExportError: no such name, or several and the address says none; the names are listed.
+          ExportError: the file has no such name, or has several and the address names none; lists the names.
         """
         listed = f"its {what} are {', '.join(map(repr, names[:50]))}{' ...' if len(names) > 50 else ''}"
         if self.name is None:

@@ -24,7 +24,7 @@ from model_export.importers.stacked_tables import StackMember, find_member
 from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, rows_per_chunk
 from service.core.types import Array
 
-# What ends the key of an array's description -> tensorstore's driver of such arrays.
+# Last part of the key under which a store describes an array -> tensorstore's driver for such arrays.
 _DESCRIPTIONS = {".zarray": "zarr", "zarr.json": "zarr3"}
 # CheckpointManager saves a state below the step's folder by this name.
 _ORBAX_ITEMS = ("default", "state")
@@ -32,7 +32,7 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 def is_array_store(folder: Path) -> bool:
-    """Says whether a folder looks like what open_array_store opens."""
+    """Says whether a folder looks like an Orbax checkpoint or a zarr array."""
     return any(_root(candidate) is not None for candidate in _candidates(folder))
 
 

@@ -1,7 +1,7 @@
-"""A small twin of a large model: the first rows of each table under the same graph.
+"""Makes a small copy of a large model: the first rows of each table under the same graph.
 
-TensorFlow holds whole tables when it answers. The twin lets the graph be compared with the numpy oracle in little
-memory; the large model differs from it in the number of rows alone.
+TensorFlow holds whole tables in memory. The small copy lets the import compare the graph with the numpy oracle in
+little memory; the two models differ only in their numbers of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.core.types import TABLE_DTYPES, Array, saved_dtype
 
 
 def cut_spec(spec: ModelSpec, rows: int) -> ModelSpec:
-    """Returns a spec of tables of at most some rows; keys of rows beyond are left out, policies read the last row."""
+    """Returns the spec with fewer rows per table: drops the keys of dropped rows; policies read the last row."""
     tables = tuple(replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in spec.tables)
     return ModelSpec(tables, tuple(_cut(feature, rows) for feature in spec.features))
 

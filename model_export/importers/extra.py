@@ -1,4 +1,4 @@
-"""The libraries of the extra `import`: what a person reads where one is missing."""
+"""Makes the error for a missing library of the extra `import`."""
 
 from __future__ import annotations
 

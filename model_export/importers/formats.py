@@ -21,7 +21,7 @@ from model_export.importers.table_reader import TableReader
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """open: makes the reader; options: those that it knows; suffixes: of its files; has_names: PATH:NAME means one."""
+    """A file format. open: makes its reader; options: their names; has_names: an address may be PATH:NAME."""
 
     open: Callable[[Address], TableReader]
     suffixes: tuple[str, ...] = ()

@@ -117,12 +117,12 @@ def _number_type(address: Address, header: _Header, what: str) -> NumberType:
     dtype = header.dtype
     said = address.options.get("dtype")
     if said not in (None, "bfloat16"):
-        raise ExportError(f"{what}: dtype={said}; only bfloat16 can be said, all other types are in the file")
+        raise ExportError(f"{what}: dtype={said}; only ?dtype=bfloat16 is an option, files name other dtypes")
     # np.save writes arrays of ml_dtypes.bfloat16 as two bytes of no type.
     if dtype == np.dtype("V2") or (said and dtype.kind in "uV" and dtype.itemsize == 2):
         return NumberType(np.dtype("<u2") if dtype.kind == "V" else dtype, is_bfloat16=True)
     if dtype.kind != "f" or dtype.itemsize > 8:
-        hint = "; of bfloat16 saved as its bits, add ?dtype=bfloat16" if dtype.kind == "u" else ""
+        hint = "; if they are bits of bfloat16, add ?dtype=bfloat16" if dtype.kind == "u" else ""
         raise ExportError(f"{what} holds {dtype}; a table holds float16, float32, float64 or bfloat16{hint}")
     return NumberType(dtype)
 

@@ -1,7 +1,7 @@
-"""Tables of SparseCores: several stacked in one array, their rows dealt out to shards. Read back row by row.
+"""Reads one table out of a SparseCore stack: an array of several tables whose rows are spread over shards.
 
 Row i of a member lies in shard (i % num_shards + shard_rotation) % num_shards, at row i // num_shards +
-row_offset_in_shard of that shard; shards lie one behind the other in the array. A JSON file says so of each member:
+row_offset_in_shard of that shard; shards lie one behind the other in the array. A JSON file describes each member:
 
     {"format": 1,
      "stacks": {

@@ -1,4 +1,4 @@
-"""What a person says of a table beside its file: features that read it, and what an unknown key or id does."""
+"""Reads the options of an imported table: the features that read it, and the policy for unknown keys and ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReadTable:
 
 @dataclass(frozen=True, slots=True)
 class OovPolicy:
-    """What a key that is not listed, or an id beyond the table, does: "error", "zero", "mean", or reads `row`.
+    """The answer to an unknown key or an id beyond the table: "error", "zero", "mean", or row number `row`.
 
     >>> OovPolicy.parse("user", "row:3").row
     3
@@ -50,7 +50,7 @@ class OovPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FeatureChoice:
-    """A feature and the table that it reads; combiner: of rows of any number of ids, None: one id a row."""
+    """A feature and the table that it reads. combiner: for rows of any number of ids; None: each row has one id."""
 
     name: str
     table: str
@@ -58,7 +58,7 @@ class FeatureChoice:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises ExportError with a name that would do, where a table or a feature can not be called so."""
+    """Raises ExportError if a table or a feature can not have a name; the error suggests a valid name."""
     if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_]*", name) and "__" not in name:
         return
     words = [word for word in re.split(r"[^a-zA-Z0-9]+", name) if word]
@@ -142,7 +142,7 @@ def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
 
 
 def _bad_key(keys: Keys) -> str | None:
-    # VocabularySpec has said what is wrong, not where.
+    # The error of VocabularySpec names no row; this one does.
     first: dict[str | int, int] = {}
     listed: list[str | int] = list(keys)
     for row, key in enumerate(listed):

@@ -1,4 +1,4 @@
-"""What every format gives: a table's rows in chunks of a few megabytes, perhaps with the keys of the rows."""
+"""The interface of all readers: they yield a table's rows, and keys if there are any, in chunks of a few megabytes."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _NUMBERS = {
 def open_checkpoint(address: Address) -> TableReader:
     """Opens PREFIX:VARIABLE, or SAVED_MODEL_FOLDER:VARIABLE. Raises ExportError, ArtifactError."""
     prefix = address.path / VARIABLES_PREFIX if (address.path / "saved_model.pb").is_file() else address.path
-    # "ckpt-1.index" is what a person sees in the folder.
+    # Users pass "ckpt-1.index", because they see that file in the folder.
     prefix = prefix.with_suffix("") if prefix.suffix == ".index" and prefix.is_file() else prefix
     variables = read_bundle(prefix)
     if address.name is None:

@@ -1,7 +1,7 @@
-"""Finds the version folders below a model's base path, and says what is wrong where there are none.
+"""Finds the version folders below a model's base path, and explains a base path without any.
 
-A mistake is told together with the folder that the user probably means: the one above a version, a nested one, or one
-whose name is nearly the same. Only folders that hold a version are suggested.
+The explanation suggests the folder that the user probably means: the parent of a version, a folder inside the base
+path, or one with nearly the same name. Only folders that hold a version are suggested.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from service.core.model_config import ModelConfig
 from service.core.version_policy import wanted_versions
 
 SAVED_MODEL = "saved_model.pb"
-# Entries of a folder that are looked at for a suggestion. The watcher does so at each look, and a folder may be large.
+# Most entries of a folder that are read for a suggestion: a folder may be large, and the watcher reads it at each poll.
 _MAX_ENTRIES = 100
-# Folders that one suggestion names.
+# Most folders that one suggestion names.
 _MAX_NAMED = 3
 # --model_base_path is made absolute and normalized, so a URI arrives as /current/folder/gs:/bucket/model.
 _URI = re.compile(r"(?:^|/)(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/+(?P<rest>.*)")
@@ -36,7 +36,7 @@ def find_versions(base_path: Path) -> dict[int, Path]:
 
 
 def fault_of(config: ModelConfig) -> str:
-    """Says in one line why a model's base path has no version to load; "" where it has one."""
+    """Returns one line that says why a model's base path has no version to load; "" where it has one."""
     try:
         found = find_versions(Path(config.base_path))
     except OSError as error:
@@ -45,10 +45,10 @@ def fault_of(config: ModelConfig) -> str:
 
 
 def unreadable(base_path: str, error: OSError) -> str:
-    """Says in one line what is wrong with a base path that could not be listed."""
+    """Returns one line for a base path whose listing raised an OSError: the error and the folder probably meant."""
     path = Path(base_path)
     if (uri := _URI.search(base_path)) and not os.path.exists(base_path[: uri.end("scheme") + 1]):
-        told = f"cannot read its folder {uri['scheme']}://{uri['rest']}: a URI, where only mounted folders are read"
+        told = f"cannot read its folder {uri['scheme']}://{uri['rest']}: it is a URI, and only mounted folders are read"
         meant = Path("/", uri["rest"])
         return told + (_meant([meant]) if uri["scheme"] == "file" and _holds_versions(meant) else "")
     told = f"cannot read its folder {base_path}: {error.strerror}"
@@ -62,10 +62,10 @@ def unreadable(base_path: str, error: OSError) -> str:
 
 
 def unserved(base_path: str, found: Collection[int]) -> str:
-    """Says in one line what is wrong with a base path that was listed and has no version that is wanted.
+    """Returns one line for a base path that could be listed but holds no version that the model's policy wants.
 
     Args:
-      found: its versions.
+      found: the versions in it.
     """
     if found:
         return f"none of the versions it is configured for is in {base_path}"
@@ -75,17 +75,17 @@ def unserved(base_path: str, found: Collection[int]) -> str:
         told += f", which holds {SAVED_MODEL} and so is a version itself"
         if _holds_versions(path.parent):
             return told + _meant([path.parent])
-        return f"{told}; move it to a folder of that kind, such as {path / '1'}"
+        return f"{told}; move its files to a version folder, such as {path / '1'}"
     if inside := [folder for folder in _folders(path) if _holds_versions(folder)]:
         several = " Several models need a --model_config_file." if len(inside) > 1 else ""
         return told + _meant(inside) + several
     if misnamed := [folder for folder in _folders(path) if _is_saved_model(folder)]:
-        return f"{told}; did you mean to name {misnamed[0].name} in it by a number?"
+        return f"{told}; did you mean to name {misnamed[0].name} in that folder by a number?"
     return told
 
 
 def _near(path: Path) -> Iterator[Path]:
-    """Yields folders with versions that a path which does not exist may be meant to name."""
+    """Yields folders with versions whose paths resemble a path that does not exist."""
     if _is_number(path.name) and _holds_versions(path.parent):
         yield path.parent
         return
@@ -116,7 +116,7 @@ def _is_saved_model(folder: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Returns folders in a folder, by name; none where it can not be read."""
+    """Returns the folders in a folder, sorted by name; an empty list if it can not be read."""
     try:
         with os.scandir(path) as entries:
             return sorted(Path(entry.path) for entry in islice(entries, _MAX_ENTRIES) if entry.is_dir())

@@ -24,7 +24,7 @@ from service.core.manifest_fields import build, json_object
 from service.core.types import SCALED_DTYPES
 
 FORMAT_VERSION = 4
-# A manifest is written in the oldest of these formats that can say it, so that older servers read it.
+# The exporter writes a manifest in the oldest of these formats that has all its fields, so that older servers read it.
 _FORMAT_WITHOUT_SCALES = 2
 _FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
@@ -85,7 +85,7 @@ class VocabularyEntry:
     num_oov_buckets: n > 0 sends any other key to row first_id + size + fingerprint(key) % n, the fingerprint being
       FarmHash's Fingerprint64 of the key's bytes (of its decimal digits for int64).
     oov_id: row of any other key, where there are no buckets.
-    on_oov: what any other key does where there is neither: "error", or "drop" as if it were not sent.
+    on_oov: policy for any other key, without buckets and oov_id: "error", or "drop" as if the key were not sent.
     first_oov_id: row of bucket 0 where the buckets do not follow the last line; fingerprint(key) % n is added to it.
     empty_key_id: row of the empty string where the model gives it one (Keras' mask_token ""); None: it is a key like
       any other.
@@ -143,11 +143,11 @@ class LookupFeature:
     max_ids_per_row: K of a padded lookup; on_too_many_ids says whether a longer row is refused or cut at K.
     max_norm: a row of the table whose Euclidean norm is larger is scaled down to this norm before it is weighted and
       combined (format 4).
-    on_empty_row: what a row gives that no id counts in (none was sent, or all were dropped): "zeros"; "nan"; or
-      "default_row", the vector of default_row (format 4).
-    trailing_empty_rows: "cut" ends the output behind the last row that an id counts in, as tf.math.segment_mean does
+    on_empty_row: the output of an empty row, in which no id counts (none was sent, or all were dropped): "zeros";
+      "nan"; or "default_row", the vector of default_row (format 4).
+    trailing_empty_rows: "cut" leaves out the empty rows at the end of the output, as tf.math.segment_mean does
       (format 4); "keep" answers all rows.
-    summation: the order of additions, which the last bits of a sum depend on (format 4). "in_order": one vector after
+    summation: the order of additions; the last bits of a sum depend on it (format 4). "in_order": one vector after
       the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it
       is 1), then blocks of 8, each added up by itself; a mean or sqrtn of fewer than 10 multiplies by the reciprocal.
       "four_lanes": as tf.math.segment_sum adds - from 16 vectors on, vectors 0, 4, 8, ..., then 1, 5, 9, ... and so on

@@ -1,4 +1,4 @@
-"""Fields of the manifest's JSON objects: each is held against the dataclass that it becomes."""
+"""Builds dataclasses from the manifest's JSON objects, and checks each field against the dataclass."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class RaggedIds(NamedTuple):
 
 
 class RaggedNames(NamedTuple):
-    """Input names of one ragged feature; weights may not be among the signature's inputs.
+    """Input names of one ragged feature; a signature may lack the input named by weights.
 
     feature: under which JSON takes nested lists of ids.
     """

@@ -1,8 +1,8 @@
 """Points a graph's reads at the variables that its SavedModel restores.
 
-Keras 3 models that tf.saved_model.save wrote hold two handles for each variable: functions are given one, the
-checkpoint restores the other. tf.saved_model.load knows from the object graph that both are one variable; a session,
-as TensorFlow Serving has it, fails with "Could not find variable".
+tf.saved_model.save of a Keras 3 model writes two handles for each variable: the functions read one, and the checkpoint
+restores the other. tf.saved_model.load knows from the object graph that both are one variable. A TensorFlow session,
+such as TensorFlow Serving's, does not, and fails with "Could not find variable".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.graph.restoring import saved_tensors
 
 
 def repair_handles(meta_graph: Any, artifact: Path) -> int:
-    """Replaces handles that nothing restores by the restored handles of the same variables, in place.
+    """Replaces each unrestored handle by the restored handle of the same variable, in place.
 
     Args:
       meta_graph: a MetaGraphDef.
@@ -42,11 +42,11 @@ def repair_handles(meta_graph: Any, artifact: Path) -> int:
 
 
 def _captured(meta_graph: Any) -> Iterator[tuple[str, int]]:
-    """Yields each tensor that a call of a saved function captures, with the node of the object graph that it is."""
+    """Yields each tensor that a call of a saved function captures, with the number of its node in the object graph."""
     functions: Mapping[str, Any] = meta_graph.object_graph_def.concrete_functions
     for node in meta_graph.graph_def.node:
         name = node.attr["f"].func.name if "f" in node.attr else ""
-        # Looking up a missing entry of a protobuf map would add it.
+        # Reading a missing entry of a protobuf map would add the entry.
         if name not in functions:
             continue
         bound = list(functions[name].bound_inputs)

@@ -1,6 +1,6 @@
-"""Finds where a graph only lays looked-up rows side by side or changes their shape, so that it can be fed the result.
+"""Finds the tensors of a graph that only join or reshape looked-up rows, so that these tensors can be fed.
 
-A tensor has a value here if each row of it is the same bytes as the rows of some sources, one behind the other.
+A tensor has a value here if each of its rows consists of the bytes of some sources' rows, one behind the other.
 Flatten, Squeeze and Reshape keep those bytes; so do concatenations and stacks along the first axis behind the batch.
 """
 
@@ -14,10 +14,10 @@ from service.graph.flat_graph import FlatGraph, node_of
 
 
 class JoinedRows(NamedTuple):
-    """What a fed tensor holds: rows of sources side by side.
+    """The content of a fed tensor: rows of sources side by side.
 
     parts: the sources in their order.
-    shape: of one row of it; None where that differs from request to request, which only a source by itself may.
+    shape: shape of one row; None where it differs from request to request, which only a tensor of one source allows.
     """
 
     parts: tuple[str, ...]
@@ -36,9 +36,9 @@ def joined_rows(
     """Returns the tensors to feed in place of the sources: as few as there can be, and no source in two blocks.
 
     Args:
-      ends: tensors and "^nodes" that are run.
+      ends: the tensors, and the nodes as "^name", that a session runs.
       sources: tensor -> shape of one of its rows; None where that is not known before a request.
-      outputs: tensors that are fetched, which what is fed can not be.
+      outputs: tensors that are fetched; a fetched tensor can not be fed.
       given: tensors that are fed in any case.
       follow: as in FlatGraph.ancestors.
     """
@@ -48,7 +48,7 @@ def joined_rows(
         values = _Values(flat, sources, barred)
         found = _first_met(flat, ends, values, given, follow)
         blocks = {value.parts for value in found.values()}
-        # A source that is wanted in two ways is fed by itself, and the graph goes on from there.
+        # A source that two tensors would hold is fed by itself, and the graph joins it.
         overlapping = {
             tensor
             for tensor, value in found.items()

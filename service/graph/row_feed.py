@@ -1,4 +1,4 @@
-"""The arrays that a tower is fed in place of its lookups: a block for all rows that its graph wants side by side."""
+"""Makes the arrays that are fed to a tower in place of its lookups; rows that its graph joins share one block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.graph.table_rows import FeatureRows, RowSource, numpy_dtype
 from service.lookup.row_blocks import BlockLayout, BlockPart, RowBlocks
 from service.lookup.table import MappedTable
 
-# More shapes of requests than this are not remembered, lest a client fills the memory.
+# Most request shapes whose layout is cached, so that a client can not fill the memory.
 _MOST_LAYOUTS = 256
 _FLOAT_BYTES = 4
 
@@ -22,7 +22,7 @@ _Shape = tuple[int, ...]
 
 
 class _Copied(NamedTuple):
-    """A source whose rows are copied as they are; id_shape: of the ids of one row of its block, None: not known."""
+    """A source whose rows are copied unchanged. id_shape: shape of the ids of one row of its block; None: not known."""
 
     source: RowSource
     block: int
@@ -30,7 +30,7 @@ class _Copied(NamedTuple):
 
 
 class _Combined(NamedTuple):
-    """A source whose rows a kernel has combined, and its columns in a block of float32."""
+    """A source whose rows a kernel combines, and the columns of a float32 block that the result is written to."""
 
     source: RowSource
     block: int
@@ -38,7 +38,7 @@ class _Combined(NamedTuple):
 
 
 class _View(NamedTuple):
-    """An array that is fed: where it begins in the buffer, its shape and its dtype."""
+    """A fed array as a view of the buffer: its first byte, its shape and its dtype."""
 
     begin: int
     shape: _Shape
@@ -46,9 +46,9 @@ class _View(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the rows of requests of certain shapes go.
+    """The places of all rows in the buffer, for requests of the same shapes.
 
-    views: of the fed tensors whose blocks are written. combined: where the combined sources go.
+    views: one per fed tensor whose block is written. combined: the places of the combined sources.
     """
 
     blocks: BlockLayout
@@ -57,10 +57,10 @@ class _Layout(NamedTuple):
 
 
 class RowFeed:
-    """Gives the rows of requests. Concurrency: any thread.
+    """Looks up the rows of a request and lays them out as the fed arrays. Concurrency: any thread.
 
-    blocks: the sources of each block, side by side; each tensor that is fed has the bytes of one block.
-    tensors: what is fed, in the order of joined().
+    blocks: for each block, the sources whose rows it joins; each fed tensor has the bytes of one block.
+    tensors: names of the fed tensors, in the order of joined().
 
     Args:
       sources: tensor -> its rows.
@@ -69,7 +69,7 @@ class RowFeed:
 
     def __init__(self, sources: Mapping[str, RowSource], fed: Mapping[str, JoinedRows]) -> None:
         self._sources = sources
-        # A block that is one source's and combined is fed as it comes; the others are written by one compiled call.
+        # A block of one combined source is fed as the kernel returns it; one compiled call writes the other blocks.
         alone = {name: value for name, value in fed.items() if _is_alone(sources, value.parts)}
         written = {name: value for name, value in fed.items() if name not in alone}
         self.tensors = (*written, *alone)
@@ -102,7 +102,7 @@ class RowFeed:
             return None
         out = self._writer.write(ids, layout.blocks)
         if isinstance(out, int):
-            # It says which id that is.
+            # This call raises InvalidRequest, with the id that has no row.
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):

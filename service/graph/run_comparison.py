@@ -1,4 +1,4 @@
-"""How many requests a second two ways of answering take, measured in turns in one process."""
+"""Compares the request rates of a cut signature and of its whole graph, in alternating turns of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Medians of requests a second: with looked-up rows fed to the rest of the graph, and of the whole graph."""
+    """Median requests per second. cut: looked-up rows are fed to the rest of the graph; whole: the whole graph runs."""
 
     cut: float
     whole: float
@@ -41,10 +41,10 @@ def compare_runs(
     """Measures both on each request, turn by turn: cut, whole, cut, whole.
 
     Args:
-      cut, whole: answer a request: from bytes to bytes as a server does, or by a backend alone.
-      requests: by a name of the caller's, the number of rows for instance.
-      threads: callers at the same time. A server has several, and what they do in Python they do one by one, which a
-        single caller does not show: 8 small tables cost one caller 0.6 of the whole graph's time, and 8 callers more.
+      cut, whole: functions that answer a request, either from bytes to bytes as a server does, or by a backend alone.
+      requests: key of the caller's choice, such as the number of rows -> request.
+      threads: number of concurrent callers. A server has several, and they wait for the interpreter's lock, which one
+        caller does not: with 8 small tables, cut took one caller 0.6 of whole's time, and 8 callers more than whole.
       turns: of each; a turn is as many runs as take about 60 ms.
 
     Raises:
@@ -60,7 +60,7 @@ def compare_runs(
 
 
 class _Callers:
-    # Threads that have one request answered again and again.
+    # The callers: each thread sends one request again and again.
 
     def __init__(
         self, pool: ThreadPoolExecutor, threads: int, answer: Callable[[Request], object], request: Request
@@ -68,12 +68,12 @@ class _Callers:
         self._pool = pool
         self._threads = threads
         self._answer = partial(answer, request)
-        # The first run makes what later ones use.
+        # The first run fills caches that later runs use.
         self._seconds(1)
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 
     def rate(self) -> float:
-        """Returns the requests a second of one turn."""
+        """Runs one turn and returns its requests per second."""
         return self._threads * self._runs / self._seconds(self._runs)
 
     def _seconds(self, runs: int) -> float:

@@ -15,9 +15,9 @@ from service.core.types import Array, Table, Tensors, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a manifest says of a feature, and the lookup that does it on the mapped table.
+    """A feature as the manifest describes it, and its lookup on the mapped table.
 
-    is_described: it says so of this very signature, so that core.validation has refused ids which that policy refuses.
+    is_described: the manifest describes it for this signature, so core.validation has refused the ids without a row.
     vocabulary: of a feature whose input holds keys, which lookup maps too; None: it holds ids.
     keys: some of its keys, enough to tell it from another vocabulary.
     """
@@ -31,7 +31,7 @@ class Claim:
 
     @property
     def is_single(self) -> bool:
-        """Says whether the feature is a row of the table for each id, and nothing is done with it."""
+        """Says whether the feature reads one row per id and computes nothing with it."""
         feature = self.feature
         return feature.row_splits is None and feature.max_norm is None and feature.on_bad_id != "wrap"
 
@@ -110,7 +110,7 @@ RowSource = FeatureRows | InputRows | ComputedRows
 
 
 def numpy_dtype(table: Table) -> np.dtype[Any]:
-    """Returns what the rows of a table are fed as: its own dtype."""
+    """Returns the numpy dtype in which the rows of a table are fed: the dtype of the table."""
     if table.info.dtype == "bfloat16":
         from ml_dtypes import bfloat16
 

@@ -37,7 +37,7 @@ from service.graph.tower import CutSignature, TowerBackend, request_feed
 
 logger = logging.getLogger(__name__)
 
-# Tables of these are read by graphs as they are stored.
+# Table dtypes that a graph reads without scales, so their stored rows can be fed.
 _FED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 

@@ -1,4 +1,4 @@
-"""Rows of several tables, written into one buffer by one compiled call: side by side where a reader wants them joined.
+"""Writes rows of several tables into one buffer by one compiled call, side by side in blocks.
 
 Rows are copied as they are stored, bit for bit; nothing is converted or combined.
 """
@@ -26,11 +26,11 @@ _ALIGNED_BYTES = 64
 # it back, with 8 threads that want it, took longer than the 10 us that copying 64 KB takes.
 _HELD_BYTES = 64 << 10
 _AHEAD = 16
-# Bytes of a row are copied as numbers of four.
+# Rows are copied in words of this many bytes.
 _WORD_BYTES = 4
 _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
-# Columns of a plan, a row of which is a part.
+# Columns of a plan; each row of the plan describes one BlockPart.
 _TABLE_AT, _ROW_BYTES, _ROWS, _POLICY, _DEFAULT_ROW, _BLOCK, _PLACE, _PITCH, _PER_ROW = range(9)
 
 _INT = types.int64
@@ -81,7 +81,7 @@ def _write(plan, ids, counts, begins, out):  # type: ignore[no-untyped-def]
 _SIGNATURE = _INT(_PLAN, _INTS, _INTS, _INTS, _OUT)
 
 
-# Two functions, for numba's cache does not tell one from the same one that gives the lock up.
+# Two functions: numba's cache would take one function compiled with and without nogil for the same.
 @njit(_SIGNATURE, cache=True)
 def _write_held(plan, ids, counts, begins, out):  # type: ignore[no-untyped-def]
     return _write(plan, ids, counts, begins, out)
@@ -93,7 +93,7 @@ def _write_released(plan, ids, counts, begins, out):  # type: ignore[no-untyped-
 
 
 class BlockPart(NamedTuple):
-    """A row of a table for each of some ids.
+    """The rows of one table in a block: one row for each id.
 
     policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
     per_row: K where the ids are [B, K]; 1 where they are [B], or where the part is a block of its own.
@@ -112,7 +112,7 @@ class BlockPart(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """Where blocks lie in their buffer, for so many ids of each part; begins: of each block."""
+    """The places of the blocks in their buffer, for given numbers of ids. begins: first byte of each block."""
 
     counts: Array
     begins_array: Array
@@ -124,7 +124,7 @@ class RowBlocks:
     """Writes blocks of rows, each [B, bytes], parts side by side. Concurrency: any thread.
 
     Args:
-      blocks: the parts of each block in their order; a number stands for so many bytes that the caller writes.
+      blocks: for each block, its parts in order; an int is a gap of that many bytes per row, which the caller fills.
     """
 
     def __init__(self, blocks: Sequence[Sequence[BlockPart | int]]) -> None:
@@ -145,7 +145,7 @@ class RowBlocks:
 
     @staticmethod
     def takes(table: MappedTable) -> bool:
-        """Says whether rows of a table can be parts: whole words that are read as they are stored."""
+        """Says whether a table's rows can be copied: they consist of whole words and have no scale."""
         return table.info.dtype in _AS_STORED and not table.row_bytes % _WORD_BYTES
 
     def lay_out(self, counts: Sequence[int], rows: Sequence[int]) -> BlockLayout:

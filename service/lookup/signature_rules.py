@@ -1,7 +1,7 @@
-"""Judges whether a signature of a SavedModel is what the manifest says of it, and describes one that is.
+"""Checks that a SavedModel's signature agrees with its manifest entry, and describes a signature that does.
 
-The server and `model-export verify` judge by these rules, so what `verify` accepts is served from its tables. A
-signature that breaks a rule takes nothing else down: the server leaves it to its graph.
+The server and `model-export verify` use the same rules, so the server serves a signature that `verify` accepts from
+the tables. The server runs a signature that breaks a rule in TensorFlow, and serves all others as usual.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Shape = tuple[int | None, ...]
 
 _ID_DTYPES = ("int64", "int32")
 _BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
-# Tables of these are answered as they are stored where the output has their dtype, and nothing is computed.
+# Table dtypes that are answered unconverted, if the output has the same dtype and the feature combines nothing.
 _ANSWERED_AS_STORED = ("float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRule:
-    """How one output of a lookup is made.
+    """The rule for one output of a lookup.
 
-    parts: the features whose vectors stand side by side in it.
-    shape: of the output; a size that the SignatureDef leaves open is filled in where the manifest has it.
+    parts: the features whose vectors the output holds side by side.
+    shape: of the output; a size that the SignatureDef leaves open is filled in from the manifest, if it has the size.
     """
 
     parts: tuple[str, ...]
@@ -38,17 +38,14 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class LookupRules:
-    """How a lookup that keeps the rules is run.
-
-    outputs: by name. ids_ranks: of the ids of each feature.
-    """
+    """A checked lookup: its outputs by name, and by feature the rank of its ids."""
 
     outputs: Mapping[str, OutputRule]
     ids_ranks: Mapping[str, int]
 
 
 def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]) -> dict[str, str]:
-    """Returns why signatures that a manifest describes can not be served as it says, by name.
+    """Returns, by name, why a signature can not be served as its manifest entry says; {} where all can.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
@@ -67,7 +64,7 @@ def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]
 def described(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, vocabularies: Mapping[str, Vocabulary]
 ) -> SignatureSpec:
-    """Returns a signature with all that the manifest says of its inputs and outputs.
+    """Returns a signature's spec, completed with the manifest's facts on its inputs and outputs.
 
     Args:
       vocabularies: by feature.
@@ -128,7 +125,7 @@ def _of_both(
 
 
 def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest) -> LookupRules:
-    """Returns how a lookup is run; raises ArtifactError where its graph runs otherwise."""
+    """Returns the rules to run a lookup by; raises ArtifactError where its graph computes other outputs."""
     parts = {lookup.output: (name,) for name, lookup in entry.features.items() if lookup.output is not None}
     rules = {output: _rule(spec, entry, manifest, output, of) for output, of in {**parts, **entry.concatenated}.items()}
     for name in entry.features:
@@ -142,8 +139,8 @@ def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest)
 def _rule(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, output: str, parts: tuple[str, ...]
 ) -> OutputRule:
-    # The manifest's shape is what is answered, and what the limit on answers counts with: a size that the graph leaves
-    # open is filled in, and one that it fixes otherwise is refused.
+    # The server answers the manifest's shape, and the limit on answers counts with it. So a size that the graph leaves
+    # open is filled in, and a size that differs from the graph's is refused.
     found = spec.outputs.get(output)
     if found is None:
         raise ArtifactError(f"signature {spec.name!r} has no output {output!r}, which its manifest names")
@@ -204,8 +201,8 @@ def _dtype(found: TensorSpec, entry: SignatureEntry, manifest: Manifest, parts: 
         return next(iter(stored))
     if "float64" in stored:
         raise ArtifactError(
-            f"output {found.name!r}: rows of float64 are answered as they are stored, and neither combined, bounded "
-            "nor joined with others"
+            f"output {found.name!r}: rows of float64 can only be answered as they are stored; combiners, max_norm and "
+            "joined outputs need float32"
         )
     return "float32"
 

@@ -1,4 +1,4 @@
-"""Sums of rows in the orders of TensorFlow's ops, on which their last bits depend; see LookupFeature.summation.
+"""Adds rows in the same order as TensorFlow's ops, so that sums agree in the last bits; see LookupFeature.summation.
 
 Source: SparseSegmentReductionOpBase::Reduce of tensorflow/core/kernels/segment_reduction_ops_impl.h (blocks), and the
 packets of InnerMostDimPreserver in Eigen's TensorReduction.h, as SegmentSum uses it (lanes); TensorFlow 2.21.
@@ -14,7 +14,7 @@ from service.lookup.vectors import add_rows
 
 @njit(nogil=True)
 def add_in_blocks(kind, table_at, scales_at, ids, dim, out):  # type: ignore[no-untyped-def]
-    """Writes the sum of rows in blocks of 8; the first block takes what 8 leaves over.
+    """Writes the sum of rows, added in blocks of 8; the first block has N % 8 rows, or 8 or 9 where that is 0 or 1.
 
     Args:
       kind, table_at, scales_at: as in vectors.add_rows.

@@ -1,6 +1,6 @@
-"""Lookups that the kernels have no words for, in numpy: bounded norms, rows without ids, rows as they are stored.
+"""Computes in numpy the lookups that no kernel does: bounded norms, policies for rows without ids, rows as stored.
 
-Few models ask for these, so they stay apart from the kernels, which are the faster for having fewer options.
+Few models need them; the kernels are faster without these options.
 
 Source: max_norm is `_clip` of TensorFlow 2.21's python/ops/embedding_ops.py with `clip_by_norm` of
 python/ops/clip_ops.py; default_row is `safe_embedding_lookup_sparse` of the first; rows that are cut off are
@@ -22,10 +22,10 @@ _DROPPED, _REFUSED = -1, -2
 
 
 class SmallTable(NamedTuple):
-    """The rows of a table that a request reads, as a table of their own.
+    """The distinct rows that a request reads, copied into a small table.
 
-    vectors: [U, D] float32. ids: [N] int64, rows of vectors, -1 for an id that is dropped, U for one that is refused.
-    num_read_instead: ids without a row that read another.
+    vectors: [U, D] float32. ids: [N] int64, rows of vectors; -1 for a dropped id, U for a refused one.
+    num_read_instead: number of ids outside the table that read another row by the feature's policy.
     """
 
     vectors: Array
@@ -34,12 +34,12 @@ class SmallTable(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The table as kernels take it, good for as long as this object is."""
+        """The table's place in memory as the kernels take it; valid while this object lives."""
         return kernels.FLOAT32, self.vectors.ctypes.data, 0, *self.vectors.shape
 
 
 def small_table(table: MappedTable, feature: LookupFeature, ids: Array) -> SmallTable:
-    """Returns the rows that [N] int64 ids read, none longer than max_norm."""
+    """Returns the rows that [N] int64 ids read, each scaled down to the feature's max_norm if its norm is larger."""
     rows = _rows_read(feature, ids, table.info.vocabulary_size)
     has_row = rows >= 0
     distinct, places = np.unique(rows[has_row], return_inverse=True)
@@ -67,9 +67,9 @@ def bounded(vectors: Array, max_norm: float | None) -> Array:
 def with_empty_rows(
     table: MappedTable, feature: LookupFeature, combined: Array, ids: Array, splits: Array, weights: Array
 ) -> Array:
-    """Returns [B, D] combined vectors with the manifest's policies for rows that no id counts in.
+    """Returns [B, D] combined vectors, changed by the feature's policies on_empty_row and trailing_empty_rows.
 
-    Rows behind the last row that an id counts in are cut off where the feature says so.
+    A row is empty if none of its ids counts: none was sent, or all were dropped.
     """
     counts = _ids_that_count(feature, ids, splits, weights, table.info.vocabulary_size)
     if feature.on_empty_row == "nan":
@@ -96,7 +96,7 @@ def _ids_that_count(feature: LookupFeature, ids: Array, splits: Array, weights: 
 def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: Array) -> int:
     """Copies rows of [N] int64 ids into out [N, D] as they are stored; a dropped id gives zeros.
 
-    Returns what kernels.gather does.
+    The return value is that of kernels.gather.
     """
     rows = _rows_read(feature, ids, table.info.vocabulary_size)
     refused = np.flatnonzero(rows == _REFUSED)
@@ -112,7 +112,7 @@ def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: A
 def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, splits: Array, out: Array) -> int:
     """Copies the rows of ragged ids into out [B, L, D] as they are stored; a shorter row ends in zeros.
 
-    Returns what kernels.sequence does.
+    The return value is that of kernels.sequence.
     """
     lengths = np.diff(splits)
     positions = np.arange(splits[0], splits[-1])
@@ -128,7 +128,7 @@ def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, spli
 
 
 def _rows_read(feature: LookupFeature, ids: Array, vocabulary_size: int) -> Array:
-    """Returns [N] int64 rows that ids read by the feature's policy, _DROPPED or _REFUSED for those that read none."""
+    """Returns the [N] int64 rows that ids read by the feature's policy; _DROPPED or _REFUSED for an id without one."""
     policy = feature.on_bad_id
     is_bad = (ids < 0) | (ids >= vocabulary_size)
     if policy == "clamp":

@@ -101,7 +101,7 @@ EXPORT: dict[str, Mistake] = {
     "a spec with an unknown key": Mistake(
         "adopt foreign --out out --spec key.toml",
         1,
-        "key.toml: tabels is no key of a spec; those are tables, features, signatures, lookup; did you mean tables?",
+        "key.toml: tabels is no key of a spec; the keys are tables, features, signatures, lookup; did you mean tables?",
     ),
     "a spec with an unknown variable": Mistake(
         "adopt foreign --out out --spec variable.toml",
@@ -241,7 +241,7 @@ SERVER: dict[str, Mistake] = {
     "a URI as the path, strictly": Mistake(
         f"--strict --model_base_path=gs://bucket/m {_AT}",
         1,
-        "--strict: model default: cannot read its folder gs://bucket/m: a URI, where only mounted folders are read",
+        "--strict: model default: cannot read its folder gs://bucket/m: it is a URI, and only mounted folders are read",
     ),
     "an HTTP port in use": Mistake(
         "--model_base_path=models/toy --host=127.0.0.1 --port=0 --rest_api_port={port}",

@@ -63,12 +63,12 @@ CASES: dict[str, tuple[list[str], str, str]] = {
     "a SavedModel outside a version": (
         ["export/saved_model.pb"],
         "export",
-        NONE + ITSELF + "; move it to a folder of that kind, such as {base}/export/1",
+        NONE + ITSELF + "; move its files to a version folder, such as {base}/export/1",
     ),
     "a SavedModel in a folder with a name": (
         ["m/v1/saved_model.pb"],
         "m",
-        NONE + "; did you mean to name v1 in it by a number?",
+        NONE + "; did you mean to name v1 in that folder by a number?",
     ),
     "the folder above": ([MODEL], "models", NONE + MEANT),
     "the folder above several": (
@@ -101,7 +101,7 @@ def test_the_folder_that_is_suggested_works(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["gs", "s3", "http", "https", "hdfs"])
 def test_a_uri_is_named_as_it_was_given(tmp_path: Path, scheme: str) -> None:
-    text = f"cannot read its folder {scheme}://bucket/m: a URI, where only mounted folders are read"
+    text = f"cannot read its folder {scheme}://bucket/m: it is a URI, and only mounted folders are read"
     assert fault(tmp_path / f"{scheme}://bucket/m") == text
     assert fault(f"{scheme}://bucket/m") == text
 
@@ -109,7 +109,7 @@ def test_a_uri_is_named_as_it_was_given(tmp_path: Path, scheme: str) -> None:
 def test_a_file_uri_means_its_folder(tmp_path: Path) -> None:
     add(tmp_path, [MODEL])
     told = fault(Path(f"file://{tmp_path}/models/movielens").absolute())
-    assert told.endswith(f"a URI, where only mounted folders are read; did you mean {tmp_path}/models/movielens?")
+    assert told.endswith(f"it is a URI, and only mounted folders are read; did you mean {tmp_path}/models/movielens?")
 
 
 def test_a_folder_that_is_named_like_a_scheme_is_a_folder(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def test_what_is_found_can_be_given_other_names(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[names.tables]\nfilms = "x"\n', "no table 'films' was found; those are film"),
+        ('[names.tables]\nfilms = "x"\n', "no table 'films' was found; found: film"),
         ('[names.features]\nfilm = "2 x"\n', "'2 x' is no name; use letters, digits and _"),
         ("[names]\n[tables.film]\n", r"holds \[names.tables\] and \[names.features\] and nothing else"),
     ],

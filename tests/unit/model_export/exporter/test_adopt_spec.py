@@ -61,7 +61,7 @@ def test_what_is_left_out_is_decided_later(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[tables.user\n", "cannot read"),
-        ("[table.user]\n", "table is no key of a spec; those are tables, features"),
+        ("[table.user]\n", "table is no key of a spec; the keys are tables, features"),
         ("[tables.user]\nrows = 3\n", "tables.user.rows is no key"),
         ("[tables.user]\n[features.a]\ntable = 'user'\nlength = 3\n", "features.a.length is no key"),
         ("[tables.user]\n[features.a]\ntable = 'user'\n[signatures.s]\nx = 1\n", "signatures.s.x is no key"),

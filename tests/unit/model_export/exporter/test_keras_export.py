@@ -233,7 +233,7 @@ def test_a_model_that_can_not_be_exported_says_what_to_do(keras: Any, tmp_path: 
 
 
 def test_a_model_of_keras_3_that_does_not_tell_its_inputs(keras3: Any, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="'scorer' does not tell its inputs; say what it is called with: inputs="):
+    with pytest.raises(ExportError, match="'scorer' does not tell its inputs; pass the specs of its inputs: inputs="):
         export(subclassed(keras3), tmp_path / "m", **UNTIMED)
     called = keras3.Sequential([keras3.layers.Embedding(5, 2)], name="called")
     called(np.array([1, 2]))
