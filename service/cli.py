@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from service.configuration.model_config import base_path_faults
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
     SettingsError,
@@ -46,13 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger.info("settings", extra=asdict(settings))
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
-    if settings.strict and (missing := base_path_faults(settings)):
+    if settings.strict and (missing := _base_path_faults(settings)):
         for reason in missing:
             logger.error("cannot start", extra={"reason": f"--strict: {reason}"})
         return 1
     if settings.num_workers > 1:
         return _supervise(settings)
     return serve(settings, None, lambda reason: logger.error("cannot start", extra={"reason": reason}))
+
+
+def _base_path_faults(settings: Settings) -> list[str]:
+    # A supervisor of workers imports nothing of what a server needs.
+    from service.configuration.model_config import base_path_faults
+
+    return base_path_faults(settings)
 
 
 def _supervise(settings: Settings) -> int:

@@ -113,7 +113,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"service.core", "service.configuration.settings", "service.configuration.settings_reading"},
         {"opentelemetry", "starlette"},
     ),
-    "service.configuration": ({"service.core", "service.codecs", "service.metrics.reloads"}, set()),
+    "service.configuration": (
+        {"service.core", "service.codecs", "service.metrics.reloads", "service.near_names"},
+        set(),
+    ),
     # Where lookups, graphs and deltas become one servable.
     "service.loading": (
         {
@@ -145,7 +148,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.types",
             "service.core.errors",
             # How both programs suggest a name for a misspelt one.
-            "service.core.near_names",
+            "service.near_names",
             # What `verify` accepts, the server serves: one judgement.
             "service.lookup.signature_rules",
             # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.

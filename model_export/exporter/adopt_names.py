@@ -9,7 +9,7 @@ from model_export.adoption.discovery import Discovery
 from model_export.errors import ExportError
 from model_export.exporter.adopt_spec import Names
 from service.core.manifest import LookupFeature
-from service.core.near_names import did_you_mean
+from service.near_names import did_you_mean
 
 
 def names_text(found: Discovery) -> str:

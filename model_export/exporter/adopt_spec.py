@@ -15,8 +15,8 @@ from model_export.exporter.oracle import vocabulary_lines
 from model_export.exporter.signature_names import DEFAULT_BATCH_SIZES
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.core.manifest import LookupDevice
-from service.core.near_names import did_you_mean
 from service.lookup.bundle import BundleEntry
+from service.near_names import did_you_mean
 
 _FEATURE_KEYS = (
     "table",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from service.core.near_names import did_you_mean
+from service.near_names import did_you_mean
 
 CONFIG_EXAMPLE = """\
 factory = "my_package.training:trained_model"   # called without arguments; what it returns is exported

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_export.errors import ExportError
 from service.core.manifest import MANIFEST_PATH
-from service.core.near_names import did_you_mean
+from service.near_names import did_you_mean
 
 SAVED_MODEL = "saved_model.pb"
 RUN_FILE = "run.json"

@@ -29,8 +29,8 @@ from service.core.manifest import (
     TooManyPolicy,
     WeightPolicy,
 )
-from service.core.near_names import did_you_mean
 from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
+from service.near_names import did_you_mean
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 

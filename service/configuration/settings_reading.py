@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from service.configuration.model_server_flags import FOREIGN_FLAGS
 from service.configuration.settings import ENV_PREFIX, Settings
 from service.configuration.settings_faults import faults_of
-from service.core.near_names import did_you_mean
+from service.near_names import did_you_mean
 
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 

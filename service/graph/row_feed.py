@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from service.core.types import Array, Tensors
 from service.graph.joined_rows import JoinedRows
 from service.graph.table_rows import FeatureRows, RowSource, numpy_dtype
-from service.lookup.row_blocks import BlockLayout, BlockPart, RowBlocks
 from service.lookup.table import MappedTable
+
+if TYPE_CHECKING:
+    # Imported where a tower is opened: a server of lookups alone does without the 5 MB of its compiled code.
+    from service.lookup.row_blocks import BlockLayout, BlockPart
 
 # Most request shapes whose layout is cached, so that a client can not fill the memory.
 _MOST_LAYOUTS = 256
@@ -68,6 +71,8 @@ class RowFeed:
     """
 
     def __init__(self, sources: Mapping[str, RowSource], fed: Mapping[str, JoinedRows]) -> None:
+        from service.lookup.row_blocks import RowBlocks
+
         self._sources = sources
         # A block of one combined source is fed as the kernel returns it; one compiled call writes the other blocks.
         alone = {name: value for name, value in fed.items() if _is_alone(sources, value.parts)}
@@ -182,11 +187,15 @@ def _is_alone(sources: Mapping[str, RowSource], parts: Sequence[str]) -> bool:
 
 
 def _is_copied(source: RowSource) -> bool:
+    from service.lookup.row_blocks import RowBlocks
+
     is_single = not isinstance(source, FeatureRows) or source.claim.is_single
     return is_single and isinstance(source.table, MappedTable) and RowBlocks.takes(source.table)
 
 
 def _part(source: RowSource, per_row: int) -> BlockPart:
+    from service.lookup.row_blocks import BlockPart
+
     assert isinstance(source.table, MappedTable)  # as _is_copied has found
     if not isinstance(source, FeatureRows):
         return BlockPart(source.table, per_row=per_row)

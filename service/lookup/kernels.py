@@ -23,7 +23,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from service.lookup.summation import add_in_blocks, add_in_lanes
+from service.lookup.summation import BLOCKS_OF_8 as BLOCKS_OF_8
+from service.lookup.summation import FOUR_LANES as FOUR_LANES
+from service.lookup.summation import IN_ORDER as IN_ORDER
+from service.lookup.summation import add_up
 from service.lookup.vectors import add_rows, copy_row, prefetch
 
 OK = -1
@@ -32,8 +35,7 @@ TOO_MANY = -2
 MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
-# The order in which rows are added up, added to the number of a combiner. See LookupFeature.summation.
-IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
+# What is left of a combiner's number without the order of additions.
 _COMBINER_BITS = 3
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
 FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
@@ -181,7 +183,7 @@ def _combine(  # type: ignore[no-untyped-def]
                 return TOO_MANY - r
             end = begin + max_ids
         # Where every id counts as it is, rows are read by the ids of the request themselves.
-        is_plain = True
+        is_plain = order == IN_ORDER
         if not have_rows:
             for i in range(begin, end):
                 is_plain = is_plain and values[i] >= 0 and values[i] < vocabulary_size
@@ -196,13 +198,7 @@ def _combine(  # type: ignore[no-untyped-def]
         else:
             total = total_squares = np.float32(end - begin)
         to = out_at + r * out_bytes
-        if is_plain and order != IN_ORDER and end > begin:
-            if order == BLOCKS_OF_8:
-                add_in_blocks(kind, table_at, scales_at, values[begin:end], dim, out[r])
-            else:
-                some = weights[begin:end] if is_weighted else weights
-                add_in_lanes(kind, table_at, scales_at, values[begin:end], some, dim, out[r])
-        elif is_plain:
+        if is_plain:
             weights_from = weights_at + begin * 4 if is_weighted else 0
             from_at = ids_at + begin * 8
             ahead_at = from_at + 8 * _AHEAD
@@ -231,14 +227,10 @@ def _combine(  # type: ignore[no-untyped-def]
                 rows[count] = row
                 factors[count] = weight
                 count += 1
-            rows_at = rows.ctypes.data
-            last = rows_at + 8 * max(count - 1, 0)
-            if order == BLOCKS_OF_8 and count > 0:
-                add_in_blocks(kind, table_at, scales_at, rows[:count], dim, out[r])
-            elif order == FOUR_LANES and count > 0:
-                add_in_lanes(kind, table_at, scales_at, rows[:count], factors[:count], dim, out[r])
+            if count > 0:
+                add_up(kind, table_at, scales_at, rows[:count], factors[:count], dim, order, out[r])
             else:
-                add_rows(kind, table_at, scales_at, rows_at, factors.ctypes.data, count, dim, to, rows_at, last)
+                out[r, :dim] = np.float32(0)
         if combiner == SUM:
             continue
         if combiner == SQRTN:

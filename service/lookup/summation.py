@@ -11,59 +11,44 @@ from numba import njit
 
 from service.lookup.vectors import add_rows
 
+# Added to the number of a combiner.
+IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
+
 
 @njit(nogil=True)
-def add_in_blocks(kind, table_at, scales_at, ids, dim, out):  # type: ignore[no-untyped-def]
-    """Writes the sum of rows, added in blocks of 8; the first block has N % 8 rows, or 8 or 9 where that is 0 or 1.
+def add_up(kind, table_at, scales_at, ids, weights, dim, order, out):  # type: ignore[no-untyped-def]
+    """Writes the weighted sum of rows in one of three orders.
+
+    The steps of all orders share one call of add_rows: its code is large, and is compiled for each kind of numbers.
 
     Args:
       kind, table_at, scales_at: as in vectors.add_rows.
       ids: [N] int64, at least one, each inside the table.
+      weights: [N] float32.
+      order: IN_ORDER; BLOCKS_OF_8, the first of which takes what 8 leaves over; or FOUR_LANES: from 16 rows on, four
+        sums for each packet of 8 columns, and other columns in order.
       out: [D or more] float32, written.
     """
-    count, rest = ids.shape[0], ids.shape[0] & 7
-    end = min(count, rest + 8 if rest < 2 else rest)
-    at, scratch = ids.ctypes.data, np.empty(dim, np.float32)
-    last = at + 8 * (count - 1)
-    add_rows(kind, table_at, scales_at, at, 0, end, dim, out.ctypes.data, at + 8 * end, last)
-    while end < count:
-        from_at = at + 8 * end
-        add_rows(kind, table_at, scales_at, from_at, 0, 8, dim, scratch.ctypes.data, from_at + 64, last)
-        out[:dim] += scratch
-        end += 8
-
-
-@njit(nogil=True)
-def add_in_lanes(kind, table_at, scales_at, ids, weights, dim, out):  # type: ignore[no-untyped-def]
-    """Writes the weighted sum of rows: from 16 rows on, four sums for each packet of 8 columns; other columns in order.
-
-    Args:
-      ids, out: as in add_in_blocks.
-      weights: [N] float32, or [0] for 1 everywhere.
-    """
-    count, packed = ids.shape[0], dim // 8 * 8
-    is_weighted = weights.shape[0] > 0
-    ids_at, weights_at = ids.ctypes.data, weights.ctypes.data if is_weighted else 0
-    last = ids_at + 8 * (count - 1)
-    add_rows(kind, table_at, scales_at, ids_at, weights_at, count, dim, out.ctypes.data, ids_at, last)
-    if count < 16 or packed == 0:
-        return
-    length = count // 4
-    lane, factors = np.empty(length, np.int64), np.empty(length, np.float32)
-    lane_at, factors_at = lane.ctypes.data, factors.ctypes.data if is_weighted else 0
-    scratch = np.empty(dim, np.float32)
-    for number in range(4 + count - 4 * length):
-        # Four lanes, then each row that is left over.
-        is_lane = number < 4
-        size = length if is_lane else 1
+    count, rest, length = ids.shape[0], ids.shape[0] & 7, ids.shape[0] // 4
+    packed = dim // 8 * 8 if order == FOUR_LANES and count >= 16 else 0
+    end = min(count, rest + 8 if rest < 2 else rest) if order == BLOCKS_OF_8 else count
+    some, factors, scratch = np.empty(count, np.int64), np.empty(count, np.float32), np.empty(dim, np.float32)
+    begin, stride, size, width = 0, 1, end, dim
+    # The steps of lanes: all rows in order, the four lanes, then each row that is left over.
+    num_steps = 1 + (count - end + 7) // 8 if packed == 0 else 5 + count - 4 * length
+    for step in range(num_steps):
         for i in range(size):
-            place = number + 4 * i if is_lane else 4 * length + number - 4
-            lane[i] = ids[place]
-            if is_weighted:
-                factors[i] = weights[place]
-        end = lane_at + 8 * (size - 1)
-        add_rows(kind, table_at, scales_at, lane_at, factors_at, size, dim, scratch.ctypes.data, lane_at, end)
-        if number == 0:
-            out[:packed] = scratch[:packed]
+            some[i], factors[i] = ids[begin + i * stride], weights[begin + i * stride]
+        at = some.ctypes.data
+        last = at + 8 * (size - 1)
+        add_rows(kind, table_at, scales_at, at, factors.ctypes.data, size, dim, scratch.ctypes.data, at, last)
+        if step == 0 or (packed > 0 and step == 1):
+            out[:width] = scratch[:width]
         else:
-            out[:packed] += scratch[:packed]
+            out[:width] += scratch[:width]
+        if packed == 0:
+            begin, size = begin + size, 8
+        elif step < 4:
+            begin, stride, size, width = step, 4, length, packed
+        else:
+            begin, size = 4 * length + step - 4, 1

@@ -155,5 +155,5 @@ def test_faults_of_files_are_all_told(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(Disagreements) as caught:
         verify_artifact(copy)
     assert len(caught.value.lines) == 2 and caught.value.report is None
-    with pytest.raises(ExportError, match="no lookup manifest"):
+    with pytest.raises(ExportError, match="is a folder of versions: name one"):
         verify_artifact(tmp_path)
