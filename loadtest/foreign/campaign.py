@@ -24,7 +24,7 @@ from loadtest.live_server import LiveServer
 
 # Number of the gRPC requests that are sent over REST as well.
 _REST_SHARE = 10
-# Of these, those that TensorFlow answers are timed.
+# Only requests that TensorFlow answers are timed.
 _MOST_DRAWN = 64
 _NUM_VALID = 20
 

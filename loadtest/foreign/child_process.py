@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.live_server import ROOT
 
-# Of what a process that ended too early wrote.
+# The end of the output of a process that ended too early.
 _LAST_BYTES = 600
 _MARK = "done: "
 _KERAS_VARIABLES = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")

@@ -29,7 +29,7 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Tally:
-    """What comparisons of one signature on one wire came to.
+    """Results of comparing one signature over one wire.
 
     refused: of the requests, those that both sides refused; they count as equal.
     max_ulp: largest distance of two floats, in steps between neighbours; 0 where all that differs is something else.

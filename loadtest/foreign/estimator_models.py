@@ -1,4 +1,4 @@
-"""What TensorFlow 2.15's TPUEstimator exported, copied from a folder that is not part of this repository."""
+"""Copies exports of TensorFlow 2.15's TPUEstimator from a folder that is not part of this repository."""
 
 from __future__ import annotations
 

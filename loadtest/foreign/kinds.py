@@ -17,7 +17,7 @@ _MOST_INNER = 12
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """What a signature says of an input: NumPy dtype (object for strings), and sizes; -1 is any, None any rank."""
+    """An input as its signature describes it: NumPy dtype (object for strings), and sizes; -1 is any, None any rank."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
@@ -70,7 +70,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an input holds.
+    """The kind of values that an input holds.
 
     has_ids: whether one id outside the table can be put into it.
     """

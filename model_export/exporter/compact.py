@@ -81,7 +81,7 @@ def compact(
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         copy = temporary / target.name
-        # What the old rows answered is no record of the new ones.
+        # Recorded answers of the old rows are wrong for the new rows.
         recorded = [Path(RECORDED_PATH).name] if deltas else []
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(DELTAS_FOLDER, _FINGERPRINT, *recorded))
         tables = write_deltas(copy, manifest, deltas)

@@ -83,7 +83,7 @@ def _check(model: Any, what: str, inputs: Any) -> None:
             f"{what} runs on {backend!r}, whose SavedModels hold compiled code and no lookups: save its weights, and "
             "load them in a process with KERAS_BACKEND=tensorflow"
         )
-    # Of a subclassed model, Keras 3 stores the shapes of one batch, and exports each input as float32.
+    # For a subclassed model, Keras 3 stores the shapes of one batch, and exports each input as float32.
     tensors = tf.nest.flatten(getattr(model, "inputs", None) or [])
     if inputs is None and (not tensors or any(tensor.shape[0] is not None for tensor in tensors)):
         raise ExportError(f"{what} does not tell its inputs; {_INPUTS_HINT}")

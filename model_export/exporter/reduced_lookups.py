@@ -62,7 +62,7 @@ def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Lookups:
-    """What to build: manifest entries and specs, by signature."""
+    """Manifest entries and specs of the lookups to build, by signature."""
 
     entries: Mapping[str, Any]
     specs: Mapping[str, ModelSpec]

@@ -30,7 +30,7 @@ REBUILT_KEY = "rebuilt_lookups"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reduction:
-    """What is to be done to an artifact.
+    """The planned reduction of an artifact.
 
     dtypes: table -> what lookups are to read it as. rebuilt: the lookups that read one of them, or all.
     is_alone: those are all signatures, so the trained tables are left out.
@@ -110,7 +110,7 @@ def reduce_tables(
     kept |= {entry.scale.variable for entry in manifest.tables.values() if entry.scale is not None}
     old, new = artifact / VARIABLES_PREFIX, artifact / "reduced_variables" / "variables"
     with BundleWriter(new) as writer:
-        # Of lookups alone nothing is left that reads another variable.
+        # In an artifact of lookups alone, no node reads another variable.
         writer.copy(old, (lambda key: key in kept) if reduction.is_alone else (lambda key: True))
         for name, dtype in reduction.dtypes.items():
             entry = manifest.tables[name]

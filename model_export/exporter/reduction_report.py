@@ -1,4 +1,4 @@
-"""What a table loses where lookups read it with fewer bits: errors of its numbers, angles of its rows, neighbours.
+"""Measures the loss of a reduced table: errors of its numbers, angles of its rows, neighbours.
 
 Rows with NaN or infinity, and angles of rows of zeros, are left out. Relative errors are of numbers that are not 0.
 
