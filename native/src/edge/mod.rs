@@ -1,0 +1,1 @@
+//! Connections: listeners, TLS, limits, deadlines, metrics; once for every request.

@@ -1,0 +1,20 @@
+//! The native core of embedding-server: everything that happens once per request.
+//!
+//! Python reads artifacts, chooses versions and publishes descriptions; this crate accepts connections, parses
+//! requests, looks rows up and writes answers. Each folder uses only the folders behind it in this list: `edge`,
+//! `forms`, `forward` and `towers`, `plan`, `tables`. `python` is the whole seam to Python.
+//!
+//! A request that a form does not read as plain is forwarded, unchanged, to the reference servers in Python; they answer
+//! or refuse it. So the core never has to word an error of the reference's a second time.
+#![deny(unsafe_op_in_unsafe_fn, missing_docs)]
+#![warn(clippy::pedantic)]
+
+pub mod declined;
+pub mod edge;
+pub mod forms;
+pub mod forward;
+pub mod plan;
+#[cfg(feature = "python")]
+mod python;
+pub mod tables;
+pub mod towers;

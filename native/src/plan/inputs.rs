@@ -1,0 +1,100 @@
+//! The tensors of one request, found in its bytes by a form.
+
+use smallvec::SmallVec;
+
+/// Sizes of a tensor, the outermost first.
+pub type Dims = SmallVec<[usize; 4]>;
+
+/// Dtype of a tensor; the numbers are `tensorflow/core/framework/types.proto`'s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum DataType {
+    Float32 = 1,
+    Float64 = 2,
+    Int32 = 3,
+    Uint8 = 4,
+    Int16 = 5,
+    Int8 = 6,
+    String = 7,
+    Int64 = 9,
+    Bool = 10,
+    Bfloat16 = 14,
+    Uint16 = 17,
+    Float16 = 19,
+    Uint32 = 22,
+    Uint64 = 23,
+}
+
+impl DataType {
+    /// Bytes of one number; 0 of a string.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            DataType::String => 0,
+            DataType::Uint8 | DataType::Int8 | DataType::Bool => 1,
+            DataType::Int16 | DataType::Bfloat16 | DataType::Uint16 | DataType::Float16 => 2,
+            DataType::Float32 | DataType::Int32 | DataType::Uint32 => 4,
+            DataType::Float64 | DataType::Int64 | DataType::Uint64 => 8,
+        }
+    }
+
+    /// Returns the dtype of a number of `types.proto`; None for one that no signature of the core has.
+    #[must_use]
+    pub fn of_number(number: u64) -> Option<Self> {
+        Some(match number {
+            1 => DataType::Float32,
+            2 => DataType::Float64,
+            3 => DataType::Int32,
+            4 => DataType::Uint8,
+            5 => DataType::Int16,
+            6 => DataType::Int8,
+            7 => DataType::String,
+            9 => DataType::Int64,
+            10 => DataType::Bool,
+            14 => DataType::Bfloat16,
+            17 => DataType::Uint16,
+            19 => DataType::Float16,
+            22 => DataType::Uint32,
+            23 => DataType::Uint64,
+            _ => return None,
+        })
+    }
+}
+
+/// Byte strings of a tensor, in row-major order.
+#[derive(Clone, Debug, Default)]
+pub struct Strings<'a> {
+    /// Each of them.
+    pub parts: Vec<std::borrow::Cow<'a, [u8]>>,
+}
+
+/// The numbers or strings of a tensor. A form checks that there are as many as the shape says.
+#[derive(Clone, Debug)]
+pub enum Data<'a> {
+    /// Little-endian numbers of the tensor's dtype, end to end, as they lie in the request.
+    Raw(&'a [u8]),
+    /// Numbers that a form decoded, of a tensor of int64 or int32; each fits the tensor's dtype.
+    Ints(Vec<i64>),
+    /// Numbers that a form decoded, of a float32 tensor.
+    Floats(Vec<f32>),
+    /// Little-endian numbers of the tensor's dtype that a form decoded.
+    Bytes(Vec<u8>),
+    /// Of a string tensor.
+    Strings(Strings<'a>),
+}
+
+/// One tensor of a request.
+#[derive(Clone, Debug)]
+pub struct Tensor<'a> {
+    /// As it was sent.
+    pub dtype: DataType,
+    /// As it was sent.
+    pub dims: Dims,
+    /// Its elements.
+    pub data: Data<'a>,
+}
+
+/// The tensors of a request by the signature's number of the input (see `Signature::input`); None: it was not sent.
+pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;

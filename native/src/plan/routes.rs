@@ -1,0 +1,58 @@
+//! Which servable answers for a model, a version or a label. A table is built once and swapped as a whole.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::servable::Servable;
+use crate::forms::Version;
+
+/// The versions of one model that may be asked.
+#[derive(Default)]
+pub struct ModelRoutes {
+    /// The servables that are AVAILABLE, by version; None: the core has no description of that version.
+    pub versions: Vec<(i64, Option<Arc<Servable>>)>,
+    /// Label to version.
+    pub labels: Vec<(String, i64)>,
+}
+
+/// All models. A request loads one snapshot and keeps it to its end.
+#[derive(Default)]
+pub struct Routes {
+    models: HashMap<String, ModelRoutes>,
+}
+
+impl Routes {
+    /// Takes the configured models by name; versions are sorted here.
+    #[must_use]
+    pub fn new(mut models: HashMap<String, ModelRoutes>) -> Self {
+        for model in models.values_mut() {
+            model.versions.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
+        }
+        Routes { models }
+    }
+
+    /// Returns the servable that a request means; None where the reference must say what is wrong, or answer itself.
+    #[must_use]
+    pub fn find(&self, model: &str, version: Version<'_>) -> Option<&Arc<Servable>> {
+        let routes = self.models.get(model)?;
+        let wanted = match version {
+            Version::Latest => return routes.versions.first()?.1.as_ref(),
+            Version::Number(number) => number,
+            Version::Label(label) => routes.labels.iter().find(|(name, _)| name == label)?.1,
+        };
+        routes.versions.iter().find(|(number, _)| *number == wanted)?.1.as_ref()
+    }
+
+    /// Says whether a model of that name is configured.
+    #[must_use]
+    pub fn has_model(&self, model: &str) -> bool {
+        self.models.contains_key(model)
+    }
+
+    /// Iterates over every published servable.
+    pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
+        self.models
+            .values()
+            .flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))
+    }
+}

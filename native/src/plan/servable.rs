@@ -1,0 +1,476 @@
+//! One published version: its tables, its vocabularies and its signatures, compiled for requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::description::{Description, FeatureDescription, SignatureDescription, SignatureKind, TableDescription};
+use super::inputs::DataType;
+use crate::tables::table::{Combiner, Combining, Dtype, Policy, Table};
+use crate::tables::vocabulary::Vocabulary;
+
+/// One input of a signature.
+#[derive(Debug)]
+pub struct InputPlan {
+    /// Its name.
+    pub name: String,
+    /// Its dtype.
+    pub dtype: DataType,
+    /// Its sizes; None where the rank, or a size, is open.
+    pub shape: Option<Vec<Option<usize>>>,
+    /// Whether a request may leave it out.
+    pub is_optional: bool,
+    /// Whether it holds row splits, or weights, of a feature.
+    pub is_part: bool,
+    /// Number of the vocabulary that maps keys to ids.
+    pub vocabulary: Option<usize>,
+    /// Whether keys are sent and never ids.
+    pub takes_keys: bool,
+    /// Whether strings may be sent, in place of ids or as keys.
+    pub takes_strings: bool,
+    /// The ids that are refused before a predict runs: those below the first number, and those from the second on.
+    pub bounds: (i64, i64),
+}
+
+/// When a feature whose rows hold no id is left to the reference, which treats such rows apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NeedsIds {
+    /// Never.
+    None,
+    /// When the last row holds none.
+    Last,
+    /// When any row holds none.
+    All,
+}
+
+/// How the vectors of a feature are made.
+#[derive(Clone, Copy, Debug)]
+pub enum Reading {
+    /// One row of the table for each id; ids of the given rank.
+    Gather {
+        /// 1, or 2 for ids of shape `[B, K]`.
+        ids_rank: usize,
+    },
+    /// One vector for each row of ids.
+    Combine(Combining),
+    /// L vectors for each row of ids.
+    Sequence {
+        /// L.
+        length: usize,
+    },
+}
+
+/// One feature of a signature.
+#[derive(Debug)]
+pub struct FeaturePlan {
+    /// Under which JSON takes its ids.
+    pub name: String,
+    /// Numbers of its inputs.
+    pub ids: usize,
+    /// Input with its row splits.
+    pub row_splits: Option<usize>,
+    /// Input with its weights.
+    pub weights: Option<usize>,
+    /// Number of its table.
+    pub table: usize,
+    /// How its vectors are made.
+    pub reading: Reading,
+    /// What an id without a row does.
+    pub policy: Policy,
+    /// Rows that the reference treats apart.
+    pub needs_ids: NeedsIds,
+}
+
+/// One output of a signature.
+#[derive(Debug)]
+pub struct OutputPlan {
+    /// Its name.
+    pub name: String,
+    /// Its dtype.
+    pub dtype: DataType,
+    /// Numbers of the features side by side in it.
+    pub parts: Vec<usize>,
+    /// Whether vectors of shape `[K, D]` are answered as one of `K * D`.
+    pub is_flat: bool,
+}
+
+/// One signature. Names of inputs are found by a linear search, which is fastest for the few that signatures have.
+#[derive(Debug)]
+pub struct Signature {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: SignatureKind,
+    /// Its inputs.
+    pub inputs: Vec<InputPlan>,
+    /// Its features.
+    pub features: Vec<FeaturePlan>,
+    /// Its outputs, in the order of answers.
+    pub outputs: Vec<OutputPlan>,
+    /// Bytes of one row of all outputs, for the limit on answers.
+    pub row_bytes: usize,
+    /// Most rows of a request.
+    pub max_rows: Option<usize>,
+}
+
+impl Signature {
+    /// Returns the number of the input of this name.
+    #[must_use]
+    #[inline]
+    pub fn input(&self, name: &[u8]) -> Option<usize> {
+        self.inputs.iter().position(|input| input.name.as_bytes() == name)
+    }
+
+    /// Returns the number of the feature under this name in JSON bodies, of a feature with row splits.
+    #[must_use]
+    pub fn ragged_feature(&self, name: &[u8]) -> Option<usize> {
+        self.features
+            .iter()
+            .position(|feature| feature.row_splits.is_some() && feature.name.as_bytes() == name)
+    }
+
+    /// Returns the number of the output of this name.
+    #[must_use]
+    pub fn output(&self, name: &[u8]) -> Option<usize> {
+        self.outputs.iter().position(|output| output.name.as_bytes() == name)
+    }
+}
+
+/// What lookups of one feature read so far.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Ids as they were sent.
+    pub ids: AtomicU64,
+    /// Those of them that have no row.
+    pub missing: AtomicU64,
+    /// Keys that its vocabulary lacks.
+    pub strangers: AtomicU64,
+}
+
+/// What stays the same when rows of a version change: everything but where its tables lie.
+#[derive(Debug)]
+pub struct Shared {
+    /// Name of the model.
+    pub model: String,
+    /// Number of the version.
+    pub version: i64,
+    /// The signatures.
+    pub signatures: Vec<Signature>,
+    /// Name, V, D and dtype of each table.
+    pub tables: Vec<TableDescription>,
+    /// The vocabularies.
+    pub vocabularies: Vec<Vocabulary>,
+    /// By signature and feature.
+    pub counts: Vec<Vec<Counts>>,
+    mark: *const AtomicU64,
+}
+
+// SAFETY: the word behind mark is only read, atomically, and its publisher keeps it.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// One published version of a model. A request holds it by its `Arc`: Python unmaps tables after all are dropped.
+#[derive(Debug)]
+pub struct Servable {
+    shared: Arc<Shared>,
+    tables: Vec<Table>,
+}
+
+impl Servable {
+    /// Compiles a description.
+    ///
+    /// # Safety
+    /// The addresses in it are what [`Table::new`] and [`Vocabulary::new`] ask for, and stay so until the servable and
+    /// all that came of [`Servable::on_tables`] are dropped.
+    ///
+    /// # Errors
+    /// A sentence on a number in the description that does not fit the rest of it.
+    pub unsafe fn compile(description: Description) -> Result<Self, String> {
+        let Description {
+            model,
+            version,
+            tables,
+            vocabularies,
+            signatures,
+            mark_at,
+        } = description;
+        let compiled = signatures
+            .into_iter()
+            .map(|one| signature(one, &tables, vocabularies.len()));
+        let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
+        let vocabularies = vocabularies
+            .into_iter()
+            .map(|v| {
+                let data = (v.data.0 as *const u8, v.data.1);
+                let keys = (v.keys.0 as *const i64, v.keys.1);
+                let slots = (v.slots.0 as *const i32, v.slots.1);
+                // SAFETY: the caller promises it.
+                unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
+            })
+            .collect();
+        let counts = signatures
+            .iter()
+            .map(|s| s.features.iter().map(|_| Counts::default()).collect())
+            .collect();
+        // SAFETY: the caller promises it.
+        let mapped = tables
+            .iter()
+            .map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) })
+            .collect();
+        let mark = mark_at as *const AtomicU64;
+        let shared = Shared {
+            model,
+            version,
+            signatures,
+            tables,
+            vocabularies,
+            counts,
+            mark,
+        };
+        Ok(Servable {
+            shared: Arc::new(shared),
+            tables: mapped,
+        })
+    }
+
+    /// Returns the same servable on other tables of the same shapes; both count together.
+    ///
+    /// # Safety
+    /// As [`Servable::compile`], for the addresses of rows and scales, one pair for each table.
+    ///
+    /// # Panics
+    /// There are not as many pairs as tables.
+    #[must_use]
+    pub unsafe fn on_tables(&self, addresses: &[(usize, usize)]) -> Self {
+        assert_eq!(addresses.len(), self.tables.len());
+        let pairs = self.shared.tables.iter().zip(addresses);
+        // SAFETY: the caller promises it.
+        let tables = pairs
+            .map(|(table, at)| unsafe { table_at(table, at.0, at.1) })
+            .collect();
+        Servable {
+            shared: Arc::clone(&self.shared),
+            tables,
+        }
+    }
+
+    /// Name of the model.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.shared.model
+    }
+
+    /// Number of the version.
+    #[must_use]
+    pub fn version(&self) -> i64 {
+        self.shared.version
+    }
+
+    /// The signatures that the core answers.
+    #[must_use]
+    pub fn signatures(&self) -> &[Signature] {
+        &self.shared.signatures
+    }
+
+    /// Returns the number of a signature; the empty name means `serving_default`, or else the fallback.
+    #[must_use]
+    pub fn signature(&self, name: &str, fallback: &str) -> Option<usize> {
+        let find = |wanted: &str| {
+            self.shared
+                .signatures
+                .iter()
+                .position(|signature| signature.name == wanted)
+        };
+        if name.is_empty() {
+            find("serving_default").or_else(|| find(fallback))
+        } else {
+            find(name)
+        }
+    }
+
+    /// The tables, in the order of the description.
+    #[must_use]
+    pub fn tables(&self) -> &[Table] {
+        &self.tables
+    }
+
+    /// Returns the number of the table of this name.
+    #[must_use]
+    pub fn table(&self, name: &str) -> Option<usize> {
+        self.shared.tables.iter().position(|table| table.name == name)
+    }
+
+    /// The vocabularies, in the order of the description.
+    #[must_use]
+    pub fn vocabularies(&self) -> &[Vocabulary] {
+        &self.shared.vocabularies
+    }
+
+    /// What was read so far, by signature and feature.
+    #[must_use]
+    pub fn counts(&self) -> &[Vec<Counts>] {
+        &self.shared.counts
+    }
+
+    /// Says whether a file of the servable was damaged. Ask after the rows were read.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        // SAFETY: the publisher keeps the word, if there is one.
+        !self.shared.mark.is_null() && unsafe { (*self.shared.mark).load(Ordering::Acquire) != 0 }
+    }
+}
+
+unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
+    let TableDescription {
+        dtype,
+        vocabulary_size,
+        embedding_dim,
+        ..
+    } = *table;
+    // SAFETY: the caller promises it.
+    unsafe {
+        Table::new(
+            dtype,
+            vocabulary_size,
+            embedding_dim,
+            rows as *const u8,
+            scales as *const f32,
+        )
+    }
+}
+
+fn signature(
+    description: SignatureDescription,
+    tables: &[TableDescription],
+    num_vocabularies: usize,
+) -> Result<Signature, String> {
+    let SignatureDescription {
+        name,
+        kind,
+        inputs,
+        features,
+        outputs,
+        row_bytes,
+        max_rows,
+        graph: _,
+    } = description;
+    let parts: Vec<usize> = features
+        .iter()
+        .flat_map(|f| f.row_splits.into_iter().chain(f.weights))
+        .collect();
+    let num_inputs = inputs.len();
+    let inputs = inputs
+        .into_iter()
+        .enumerate()
+        .map(|(number, input)| {
+            if input
+                .vocabulary
+                .is_some_and(|vocabulary| vocabulary >= num_vocabularies)
+            {
+                return Err(format!("input {:?} has no such vocabulary", input.name));
+            }
+            let size = input
+                .vocabulary_size
+                .and_then(|size| i64::try_from(size).ok())
+                .unwrap_or(i64::MAX);
+            let bounds = match input.bounds.as_str() {
+                _ if kind == SignatureKind::Lookup || input.vocabulary_size.is_none() => (i64::MIN, i64::MAX),
+                "both" => (0, size),
+                "upper" => (i64::MIN, size),
+                _ => (i64::MIN, i64::MAX),
+            };
+            Ok(InputPlan {
+                name: input.name,
+                dtype: input.dtype,
+                shape: input.shape,
+                is_optional: input.is_optional,
+                is_part: parts.contains(&number),
+                vocabulary: input.vocabulary,
+                takes_keys: input.takes_keys,
+                takes_strings: input.takes_strings,
+                bounds,
+            })
+        })
+        .collect::<Result<Vec<_>, String>>()?;
+    let features = features
+        .into_iter()
+        .map(|f| feature(f, num_inputs, tables))
+        .collect::<Result<Vec<_>, _>>()?;
+    let outputs = outputs
+        .into_iter()
+        .map(|output| {
+            if output.parts.iter().any(|&part| part >= features.len()) {
+                return Err(format!("output {:?} has no such feature", output.name));
+            }
+            Ok(OutputPlan {
+                name: output.name,
+                dtype: output.dtype,
+                parts: output.parts,
+                is_flat: output.is_flat,
+            })
+        })
+        .collect::<Result<Vec<_>, String>>()?;
+    Ok(Signature {
+        name,
+        kind,
+        inputs,
+        features,
+        outputs,
+        row_bytes,
+        max_rows,
+    })
+}
+
+fn feature(one: FeatureDescription, num_inputs: usize, tables: &[TableDescription]) -> Result<FeaturePlan, String> {
+    let numbers = [Some(one.ids), one.row_splits, one.weights];
+    if numbers.into_iter().flatten().any(|number| number >= num_inputs) {
+        return Err(format!("feature {:?} has no such input", one.name));
+    }
+    let Some(table) = tables.get(one.table) else {
+        return Err(format!("feature {:?} has no such table", one.name));
+    };
+    if table.dtype == Dtype::Float64 || one.default_row >= table.vocabulary_size {
+        return Err(format!("feature {:?} does not fit its table", one.name));
+    }
+    let reading = match (one.row_splits, one.combiner, one.length) {
+        (None, None, 0) => Reading::Gather { ids_rank: one.ids_rank },
+        (Some(_), None, length) if length > 0 => Reading::Sequence { length },
+        (Some(_), Some(combiner), 0) => Reading::Combine(combining(&one, combiner)),
+        _ => {
+            return Err(format!(
+                "feature {:?} is neither gathered, combined nor a sequence",
+                one.name
+            ));
+        }
+    };
+    let needs_ids = match one.needs_ids.as_str() {
+        "none" => NeedsIds::None,
+        "last" => NeedsIds::Last,
+        "all" => NeedsIds::All,
+        other => return Err(format!("feature {:?} has needs_ids {other:?}", one.name)),
+    };
+    Ok(FeaturePlan {
+        name: one.name,
+        ids: one.ids,
+        row_splits: one.row_splits,
+        weights: one.weights,
+        table: one.table,
+        reading,
+        policy: Policy {
+            on_bad_id: one.on_bad_id,
+            default_row: one.default_row,
+        },
+        needs_ids,
+    })
+}
+
+fn combining(one: &FeatureDescription, combiner: Combiner) -> Combining {
+    Combining {
+        combiner,
+        summation: one.summation,
+        at_least_one: one.at_least_one,
+        positive_only: one.positive_only,
+        max_ids: one.max_ids,
+        truncates: one.truncates,
+    }
+}

@@ -1,0 +1,355 @@
+//! One embedding table in memory, and what a lookup asks of it.
+
+use std::marker::PhantomData;
+
+/// What the numbers of a table are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// Four bytes a number.
+    Float32,
+    /// IEEE half precision.
+    Float16,
+    /// The upper half of a float32.
+    Bfloat16,
+    /// Signed bytes; a row is multiplied by its float32 scale.
+    Int8,
+    /// Two numbers a byte, the even column in the low half, in two's complement; scaled as `Int8`.
+    Int4,
+    /// Eight bytes a number; kernels do not read it.
+    Float64,
+}
+
+/// What an id outside `[0, V)` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnBadId {
+    /// Stops the lookup.
+    Error,
+    /// Counts as if it were not sent; zeros in its place in a gather or a sequence.
+    Drop,
+    /// Drops an id below 0; any other stops the lookup.
+    DropNegative,
+    /// Reads the default row.
+    DefaultRow,
+    /// Reads the nearest row.
+    Clamp,
+    /// An id from -V to -1 counts from the table's end; any other stops the lookup.
+    Wrap,
+}
+
+/// How the vectors of a row are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Combiner {
+    /// `sum(w v)`
+    Sum,
+    /// `sum(w v) / sum(w)`
+    Mean,
+    /// `sum(w v) / sqrt(sum(w^2))`
+    Sqrtn,
+}
+
+/// The order of additions; the last bits of a sum depend on it. See `LookupFeature.summation` in
+/// service/core/manifest.py.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Summation {
+    /// One vector after the other.
+    InOrder,
+    /// As `tf.sparse.segment_sum` adds.
+    BlocksOf8,
+    /// As `tf.math.segment_sum` adds.
+    FourLanes,
+}
+
+/// Little-endian int64 numbers, end to end, at any alignment: ids or row splits.
+#[derive(Clone, Copy, Debug)]
+pub struct Ints<'a>(&'a [u8]);
+
+impl<'a> Ints<'a> {
+    /// Takes bytes; what is left of a last number that is not whole is ignored.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Ints(&bytes[..bytes.len() / 8 * 8])
+    }
+
+    /// Takes numbers.
+    #[must_use]
+    pub fn of(numbers: &'a [i64]) -> Self {
+        // SAFETY: eight bytes of an i64 are eight initialised u8, which need no alignment.
+        Ints(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len() * 8) })
+    }
+
+    /// How many numbers there are.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.0.len() / 8
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns number `i`; panics where there is none.
+    #[must_use]
+    #[inline(always)]
+    pub fn get(self, i: usize) -> i64 {
+        i64::from_le_bytes(self.0[i * 8..i * 8 + 8].try_into().expect("eight bytes"))
+    }
+
+    /// Returns the numbers from `begin` to `end`.
+    #[must_use]
+    pub fn slice(self, begin: usize, end: usize) -> Ints<'a> {
+        Ints(&self.0[begin * 8..end * 8])
+    }
+
+    /// Iterates over the numbers.
+    pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
+        self.0
+            .chunks_exact(8)
+            .map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")))
+    }
+
+    /// The bytes of the numbers.
+    #[must_use]
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+}
+
+/// Little-endian float32 numbers, end to end, at any alignment: one weight for each id.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a>(&'a [u8]);
+
+impl<'a> Weights<'a> {
+    /// Takes bytes; what is left of a last number that is not whole is ignored.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Weights(&bytes[..bytes.len() / 4 * 4])
+    }
+
+    /// Returns weight `i`; panics where there is none.
+    #[must_use]
+    #[inline(always)]
+    pub fn get(self, i: usize) -> f32 {
+        f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
+    }
+
+    /// How many weights there are.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.0.len() / 4
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The bytes of the weights.
+    #[must_use]
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+}
+
+/// Memory for the rows of one feature in an answer: `rows` times `width` bytes, `stride` bytes from one row to the
+/// next, at any alignment, not initialised.
+pub struct Out<'a> {
+    start: *mut u8,
+    stride: usize,
+    width: usize,
+    rows: usize,
+    lives: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: it is a mutable borrow of plain bytes.
+unsafe impl Send for Out<'_> {}
+
+impl<'a> Out<'a> {
+    /// Takes `rows` rows of `width` bytes each, beginning `skip` bytes into the memory and `stride` bytes apart.
+    ///
+    /// # Panics
+    /// The memory is too short for them.
+    #[must_use]
+    pub fn new(
+        memory: &'a mut [std::mem::MaybeUninit<u8>],
+        skip: usize,
+        stride: usize,
+        width: usize,
+        rows: usize,
+    ) -> Self {
+        assert!(width <= stride || rows <= 1);
+        assert!(rows == 0 || skip + (rows - 1) * stride + width <= memory.len());
+        // SAFETY: skip lies inside the memory, as the assertion says, or rows is 0 and the pointer is never used.
+        let start = unsafe { memory.as_mut_ptr().cast::<u8>().add(if rows == 0 { 0 } else { skip }) };
+        Out {
+            start,
+            stride,
+            width,
+            rows,
+            lives: PhantomData,
+        }
+    }
+
+    /// How many rows there are.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of a row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Returns where row `r` begins; `width` bytes may be written there.
+    ///
+    /// # Panics
+    /// There is no such row.
+    #[inline(always)]
+    pub fn row(&mut self, r: usize) -> *mut u8 {
+        assert!(r < self.rows);
+        // SAFETY: new() has checked that the memory holds all rows.
+        unsafe { self.start.add(r * self.stride) }
+    }
+}
+
+/// Where a kernel stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// The id at this position has no row, and the policy refuses it.
+    BadId(usize),
+    /// This row holds more ids than the signature takes.
+    TooMany(usize),
+}
+
+/// How many ids had no row, in a lookup that came to its end.
+pub type Looked = Result<usize, Stopped>;
+
+/// What to do with an id that has no row.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// The rule.
+    pub on_bad_id: OnBadId,
+    /// The row that `OnBadId::DefaultRow` reads; inside the table.
+    pub default_row: usize,
+}
+
+/// How the rows of a feature are combined; fields as in `LookupFeature` of service/core/manifest.py.
+#[derive(Clone, Copy, Debug)]
+pub struct Combining {
+    /// The combiner.
+    pub combiner: Combiner,
+    /// The order of additions.
+    pub summation: Summation,
+    /// Whether a mean divides by `max(sum(w), 1)`.
+    pub at_least_one: bool,
+    /// Whether an id counts only where its weight is above 0.
+    pub positive_only: bool,
+    /// K; 0: no limit.
+    pub max_ids: usize,
+    /// Whether a longer row is cut at K; else it stops the lookup.
+    pub truncates: bool,
+}
+
+/// One `[V, D]` table. The publisher keeps its memory mapped for as long as the table lives.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// What its numbers are stored as.
+    pub dtype: Dtype,
+    /// V.
+    pub vocabulary_size: usize,
+    /// D.
+    pub embedding_dim: usize,
+    rows: *const u8,
+    scales: *const f32,
+}
+
+// SAFETY: the memory is only read, and its publisher keeps it mapped.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// Takes a table that lies in memory.
+    ///
+    /// # Safety
+    /// `rows` points to V rows of D numbers, `scales` to V float32 where the dtype is scaled; both stay readable as long
+    /// as any copy of the table lives. Nothing needs to be aligned.
+    #[must_use]
+    pub unsafe fn new(
+        dtype: Dtype,
+        vocabulary_size: usize,
+        embedding_dim: usize,
+        rows: *const u8,
+        scales: *const f32,
+    ) -> Self {
+        Table {
+            dtype,
+            vocabulary_size,
+            embedding_dim,
+            rows,
+            scales,
+        }
+    }
+
+    /// Bytes that are read of the file for one id, its scale included.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        let d = self.embedding_dim;
+        match self.dtype {
+            Dtype::Float32 => d * 4,
+            Dtype::Float16 | Dtype::Bfloat16 => d * 2,
+            Dtype::Int8 => d + 4,
+            Dtype::Int4 => d.div_ceil(2) + 4,
+            Dtype::Float64 => d * 8,
+        }
+    }
+
+    /// Writes row `ids[i]` as float32 to row `i` of `out`, for each row of `out`; a dropped id gives zeros.
+    ///
+    /// `ids` may be longer than `out`; the ids behind are only prefetched.
+    ///
+    /// # Errors
+    /// [`Stopped::BadId`].
+    pub fn gather(&self, ids: Ints<'_>, policy: Policy, out: Out<'_>) -> Looked {
+        let _ = (ids, policy, out, self.rows, self.scales);
+        todo!("tables")
+    }
+
+    /// Writes for each row of ids one combined float32 vector to `out`; an empty row gives zeros.
+    ///
+    /// `splits` has one more number than `out` has rows; it never decreases and lies within `ids`, as the caller has
+    /// checked. `weights` is as long as `ids`.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn combine(
+        &self,
+        ids: Ints<'_>,
+        splits: Ints<'_>,
+        weights: Option<Weights<'_>>,
+        how: &Combining,
+        policy: Policy,
+        out: Out<'_>,
+    ) -> Looked {
+        let _ = (ids, splits, weights, how, policy, out);
+        todo!("tables")
+    }
+
+    /// Writes for each row of ids its first `length` rows of the table as float32, one behind the other, to one row of
+    /// `out`; a shorter row ends in zeros, a dropped id leaves zeros.
+    ///
+    /// # Errors
+    /// [`Stopped::BadId`].
+    pub fn sequence(&self, ids: Ints<'_>, splits: Ints<'_>, length: usize, policy: Policy, out: Out<'_>) -> Looked {
+        let _ = (ids, splits, length, policy, out);
+        todo!("tables")
+    }
+}
