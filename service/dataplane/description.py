@@ -17,7 +17,7 @@ import numpy as np
 from service.core.manifest import LookupFeature
 from service.core.types import SignatureSpec, TableCounts, TensorSpec
 from service.lookup.backend import OpenedLookups
-from service.lookup.plan import FeaturePlan, SignaturePlan, row_limit
+from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.lookup.table import MappedTable
 from service.lookup.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
 
@@ -28,7 +28,8 @@ _DTYPES = frozenset(
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     }
 )
-# Of one feature: how many ids it was sent, how many of them have no row, how many keys its vocabulary lacks.
+# A signature's name and the number of a feature there; ids that it was sent, those of them without a row, and keys that
+# its vocabulary lacks.
 FeatureCounts = tuple[str, int, int, int, int]
 
 
@@ -57,8 +58,7 @@ class Described:
         """Returns by table what the core read.
 
         Args:
-          counts: of each feature its signature's name, its number there, ids, ids without a row, and keys that its
-            vocabulary lacks.
+          counts: of each feature, since the servable was compiled.
         """
         totals: dict[str, TableCounts] = {}
         for signature, number, ids, missing, strangers in counts:
@@ -103,7 +103,7 @@ def is_expressible(spec: SignatureSpec, plan: SignaturePlan) -> bool:
         return False
     if not all(_is_feature_expressible(spec, feature) for feature in plan.features.values()):
         return False
-    return all(_is_joinable(spec, plan, output.parts) for output in plan.outputs.values())
+    return all(_is_joinable(plan, output) for output in plan.outputs.values())
 
 
 def _is_feature_expressible(spec: SignatureSpec, plan: FeaturePlan) -> bool:
@@ -116,21 +116,16 @@ def _is_feature_expressible(spec: SignatureSpec, plan: FeaturePlan) -> bool:
     )
 
 
-def _is_joinable(spec: SignatureSpec, plan: SignaturePlan, parts: Sequence[str]) -> bool:
-    # Vectors side by side must have the same sizes before the last, known here; the reference tells of others.
-    if len(parts) == 1:
-        return True
-    sizes = {_inner_sizes(spec, plan.features[part]) for part in parts}
-    return len(sizes) == 1 and None not in next(iter(sizes))
+def _is_joinable(plan: SignaturePlan, output: OutputPlan) -> bool:
+    # The core writes sequences side by side only where each row of the output is one vector.
+    lengths = [plan.features[part].feature.max_sequence_length for part in output.parts]
+    return len(lengths) == 1 or output.rank == 2 or not any(lengths)
 
 
-def _inner_sizes(spec: SignatureSpec, feature: FeaturePlan) -> tuple[int | None, ...]:
-    # Of one row of a feature, without its last size D.
-    if feature.feature.max_sequence_length is not None:
-        return (feature.feature.max_sequence_length,)
-    if feature.ids_rank == 1:
-        return ()
-    return ((spec.inputs[feature.feature.ids].shape or (None, None))[1],)
+def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
+    parts = [plan.features[part] for part in output.parts]
+    has_matrices = any(part.ids_rank == 2 or part.feature.max_sequence_length is not None for part in parts)
+    return output.rank == 2 and has_matrices
 
 
 def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
@@ -180,13 +175,12 @@ class _Writer:
                     "name": name,
                     "dtype": "float32",
                     "parts": [numbers[part] for part in plan.outputs[name].parts],
-                    "is_flat": plan.outputs[name].rank == 2
-                    and any(_inner_sizes(spec, plan.features[part]) for part in plan.outputs[name].parts),
+                    "is_flat": _is_flat(plan, plan.outputs[name]),
                 }
                 for name in spec.outputs
             ],
             "row_bytes": spec.row_bytes,
-            "max_rows": row_limit(plan.features),
+            "max_rows": plan.max_rows,
             "graph": None,
         }
 

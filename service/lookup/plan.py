@@ -224,6 +224,11 @@ class SignaturePlan:
     _counts: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def max_rows(self) -> int | None:
+        """How many rows a request may have, None where there is no limit."""
+        return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
+
+    @property
     def plain_outputs(self) -> Mapping[str, FeaturePlan]:
         """The features by output, where each output holds one alone, and each feature is in one output; else none."""
         parts = [part for output in self.outputs.values() for part in output.parts]

@@ -109,9 +109,7 @@ class StringVocabulary:
     def index(self) -> KeyIndex:
         """The arrays behind it; good for as long as they are held."""
         empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
-        return KeyIndex(
-            self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed
-        )
+        return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     @property
     def example_key(self) -> bytes:
