@@ -200,7 +200,9 @@ class RandomCalls:
                     tensor["parameters"] = {"binary_data_size": len(data)}
                     binary += data
                 else:
-                    tensor["data"] = [one.decode() if isinstance(one, bytes) else one for one in array.tolist()]
+                    tensor["data"] = [
+                        one.decode() if isinstance(one, bytes) else one for one in array.reshape(-1).tolist()
+                    ]
                 inputs.append(tensor)
             document: dict[str, Any] = {
                 "inputs": inputs,
