@@ -98,7 +98,9 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
     with running(wanted, place, options) as servers:
         pids = {name: tree(server.pid) for name, server in servers.items()}
         asks = {
-            case.name: _ask(case, place(case).data, servers[case.server]) for case in wanted if case.row != ENCODE_ALONE
+            case.name: ask_of(case, place(case).data, servers[case.server])
+            for case in wanted
+            if case.row != ENCODE_ALONE
         }
         shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
         held: dict[str, Held] = {}
@@ -125,11 +127,11 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
         # Still right after all of it.
         for case in wanted:
             if case.row != ENCODE_ALONE:
-                _ask(case, place(case).data, servers[case.server])
+                ask_of(case, place(case).data, servers[case.server])
         return [Measured(case, tuple(shots[case.name]), held[case.name]) for case in wanted]
 
 
-def _ask(case: Case, data: Data, server: Server) -> Ask:
+def ask_of(case: Case, data: Data, server: Server) -> Ask:
     """Asks every variant once, holds the answers against numpy's, and returns what the generator needs."""
     requests = data.requests(case.workload)
     path = case.path or case.wire.path(case.workload)
