@@ -10,7 +10,9 @@
 )]
 
 mod combine;
+pub mod fingerprint;
 mod gather;
+pub mod key_index;
 mod lanes;
 mod numbers;
 mod processor;
