@@ -12,6 +12,7 @@
 mod combine;
 pub mod fingerprint;
 mod gather;
+pub mod guard;
 pub mod key_index;
 mod lanes;
 mod numbers;
