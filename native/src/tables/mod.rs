@@ -17,6 +17,8 @@ pub mod key_index;
 mod lanes;
 mod numbers;
 mod processor;
+#[cfg(feature = "python")]
+pub(crate) mod python;
 mod rows;
 mod sequence;
 mod summation;
