@@ -84,6 +84,27 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
+/// Keeps the value of a field that a plain message names once.
+///
+/// # Errors
+/// It was named before.
+#[inline]
+pub fn once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
+    match field.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Declined::Unusual),
+    }
+}
+
+/// Returns a string of proto3.
+///
+/// # Errors
+/// It is not UTF-8, which stock parsers refuse.
+#[inline]
+pub fn text(bytes: &[u8]) -> Result<&str, Malformed> {
+    std::str::from_utf8(bytes).map_err(|_| Malformed)
+}
+
 /// Takes an integer of up to 64 bits from the front of the bytes.
 ///
 /// # Errors
