@@ -1,5 +1,9 @@
 //! One file per wire form: bytes of a request to found inputs, rows to bytes of an answer.
 
+pub mod predict_proto;
+pub mod protobuf;
+mod tensor_proto;
+
 use std::sync::Arc;
 use std::time::Duration;
 
