@@ -7,6 +7,8 @@ use bytes::Bytes;
 
 use crate::plan::{Effort, Routes, Servable};
 
+pub mod json;
+
 /// What every form is given beside the bytes of a request.
 pub struct Call<'a> {
     /// The published servables.
