@@ -1,5 +1,8 @@
 //! One file per wire form: bytes of a request to found inputs, rows to bytes of an answer.
 
+pub mod predict_proto;
+pub mod protobuf;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,0 +1,1 @@
+//! PredictRequest to PredictResponse.
