@@ -11,6 +11,9 @@ use bytes::Bytes;
 use crate::plan::{Effort, Routes, Servable};
 
 pub mod json;
+pub mod oip_binary;
+pub mod oip_json;
+pub mod oip_proto;
 
 /// What every form is given beside the bytes of a request.
 pub struct Call<'a> {
