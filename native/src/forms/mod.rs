@@ -12,6 +12,8 @@ use crate::plan::{Effort, Routes, Servable};
 
 pub mod json;
 pub mod oip_binary;
+#[cfg(test)]
+mod oip_fixture;
 pub mod oip_json;
 pub mod oip_proto;
 

@@ -278,7 +278,7 @@ mod tests {
                 data.extend_from_slice(&u32::try_from(element.len()).unwrap().to_le_bytes());
                 data.extend_from_slice(element);
             }
-            prop_assert_eq!(strings(&data, elements.len()).as_ref(), Some(&elements));
+            prop_assert_eq!(strings(&data, elements.len()), Some(elements.clone()));
             prop_assert_eq!(strings(&data, elements.len() + 1), None);
             data.push(0);
             prop_assert_eq!(strings(&data, elements.len()), None);

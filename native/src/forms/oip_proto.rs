@@ -362,3 +362,291 @@ fn narrowed<'a, N: TryFrom<i64>, const SIZE: usize>(found: &[i64], bytes: fn(N) 
 fn text(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(bytes).map_err(|_| Declined::Unusual)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::oip_fixture::{self, Elements, Lookup, Sent, call, lookups, mutated, routes, tensors};
+    use super::super::protobuf::put_varint_field;
+    use super::*;
+
+    fn message_of(fields: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut message = vec![];
+        fields(&mut message);
+        message
+    }
+
+    fn packed(numbers: impl Iterator<Item = u64>) -> Vec<u8> {
+        message_of(|to| numbers.for_each(|number| put_varint(to, number)))
+    }
+
+    fn signature_entry(name: &str) -> Vec<u8> {
+        message_of(|entry| {
+            put_delimited(entry, 1, b"signature_name");
+            put_delimited(entry, 2, &message_of(|value| put_delimited(value, 3, name.as_bytes())));
+        })
+    }
+
+    /// Whole numbers of a dtype, sign-extended to 64 bits as protobuf has them.
+    fn whole(sent: &Sent, bytes: &[u8]) -> Vec<u64> {
+        let is_signed = matches!(
+            sent.dtype,
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64
+        );
+        let number = |bytes: &[u8]| {
+            let fill = if is_signed && bytes.last().is_some_and(|byte| byte >> 7 == 1) {
+                0xFF
+            } else {
+                0
+            };
+            let mut eight = [fill; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(eight)
+        };
+        bytes.chunks_exact(sent.dtype.size()).map(number).collect()
+    }
+
+    fn contents(sent: &Sent) -> Vec<u8> {
+        let field = match sent.dtype {
+            DataType::Bool => 1,
+            DataType::Int8 | DataType::Int16 | DataType::Int32 => 2,
+            DataType::Int64 => 3,
+            DataType::Uint8 | DataType::Uint16 | DataType::Uint32 => 4,
+            DataType::Uint64 => 5,
+            DataType::Float32 => 6,
+            DataType::Float64 => 7,
+            _ => 8,
+        };
+        message_of(|to| match &sent.elements {
+            Elements::Strings(strings) => strings.iter().for_each(|string| put_delimited(to, field, string)),
+            Elements::Numbers(bytes) if bytes.is_empty() => {}
+            Elements::Numbers(bytes) if field == 6 || field == 7 => put_delimited(to, field, bytes),
+            Elements::Numbers(bytes) => put_delimited(to, field, &packed(whole(sent, bytes).into_iter())),
+        })
+    }
+
+    fn request(signature: &str, id: &str, tensors: &[(&str, Sent)], is_raw: bool, outputs: &[&str]) -> Vec<u8> {
+        message_of(|to| {
+            put_delimited(to, 1, b"m");
+            put_delimited(to, 3, id.as_bytes());
+            put_delimited(to, 4, &signature_entry(signature));
+            for (name, sent) in tensors {
+                let tensor = message_of(|to| {
+                    put_delimited(to, 1, name.as_bytes());
+                    put_delimited(to, 2, datatype_of(sent.dtype).as_bytes());
+                    put_delimited(to, 3, &packed(sent.dims.iter().map(|&size| size as u64)));
+                    if !is_raw {
+                        put_delimited(to, 5, &contents(sent));
+                    }
+                });
+                put_delimited(to, 5, &tensor);
+            }
+            for output in outputs {
+                put_delimited(to, 6, &message_of(|to| put_delimited(to, 1, output.as_bytes())));
+            }
+            for (_, sent) in tensors.iter().filter(|_| is_raw) {
+                put_delimited(to, 7, &sent.elements.binary());
+            }
+        })
+    }
+
+    fn response(signature: &str, id: &str, outputs: &[(&str, Sent)]) -> Vec<u8> {
+        message_of(|to| {
+            put_delimited(to, 1, b"m");
+            put_delimited(to, 2, b"3");
+            if !id.is_empty() {
+                put_delimited(to, 3, id.as_bytes());
+            }
+            put_delimited(to, 4, &signature_entry(signature));
+            for (name, output) in outputs {
+                let tensor = message_of(|to| {
+                    put_delimited(to, 1, name.as_bytes());
+                    put_delimited(to, 2, datatype_of(output.dtype).as_bytes());
+                    if !output.dims.is_empty() {
+                        put_delimited(to, 3, &packed(output.dims.iter().map(|&size| size as u64)));
+                    }
+                });
+                put_delimited(to, 5, &tensor);
+            }
+            for (_, output) in outputs {
+                put_delimited(to, 6, &output.elements.binary());
+            }
+        })
+    }
+
+    fn body(message: &[u8]) -> Result<Vec<u8>> {
+        answer(&call(&routes()), message).map(|answered| answered.body.to_vec())
+    }
+
+    fn named(tensors: Vec<Sent>) -> Vec<(&'static str, Sent)> {
+        tensors
+            .into_iter()
+            .map(|sent| (datatype_of(sent.dtype), sent))
+            .collect()
+    }
+
+    fn vectors(lookup: &Lookup) -> Vec<(&'static str, Sent)> {
+        let names = [
+            ("user", oip_fixture::USER_DIM),
+            ("item", oip_fixture::ITEM_DIM),
+            ("tags", oip_fixture::ITEM_DIM),
+        ];
+        let outputs = names.into_iter().zip(lookup.vectors());
+        outputs
+            .map(|((name, dim), numbers)| {
+                let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
+                let (dtype, dims) = (DataType::Float32, vec![lookup.users.len(), dim]);
+                (name, Sent { dtype, dims, elements })
+            })
+            .collect()
+    }
+
+    fn any_request() -> impl Strategy<Value = Vec<u8>> {
+        let lookup =
+            (lookups(), any::<bool>()).prop_map(|(l, is_raw)| request("lookup", "7", &l.tensors(), is_raw, &["user"]));
+        let echo = (tensors(), any::<bool>()).prop_map(|(sent, is_raw)| request("echo", "", &named(sent), is_raw, &[]));
+        prop_oneof![lookup, echo]
+    }
+
+    proptest! {
+        #[test]
+        fn raw_tensors_come_back(sent in tensors(), id in "\\PC{0,5}") {
+            let sent = named(sent);
+            let names: Vec<&str> = sent.iter().map(|(name, _)| *name).collect();
+            let message = request("echo", &id, &sent, true, &names);
+            prop_assert_eq!(body(&message), Ok(response("echo", &id, &sent)));
+        }
+
+        #[test]
+        fn typed_tensors_come_back(sent in tensors()) {
+            let has_contents = |(_, sent): &(&str, Sent)| !matches!(sent.dtype, DataType::Float16 | DataType::Bfloat16);
+            let sent: Vec<_> = named(sent).into_iter().filter(has_contents).collect();
+            prop_assume!(!sent.is_empty());
+            let names: Vec<&str> = sent.iter().map(|(name, _)| *name).collect();
+            prop_assert_eq!(body(&request("echo", "i", &sent, false, &names)), Ok(response("echo", "i", &sent)));
+        }
+
+        #[test]
+        fn lookups_are_answered(lookup in lookups(), is_raw: bool, wanted in proptest::option::of(0_usize..3)) {
+            let mut outputs = vectors(&lookup);
+            let names: Vec<&str> = wanted.iter().map(|&number| outputs[number].0).collect();
+            let message = request("lookup", "a", &lookup.tensors(), is_raw, &names);
+            outputs.retain(|(name, _)| names.is_empty() || names.contains(name));
+            prop_assert_eq!(body(&message), Ok(response("lookup", "a", &outputs)));
+        }
+
+        #[test]
+        fn any_bytes_end(message: Vec<u8>) {
+            let _ = body(&message);
+        }
+
+        #[test]
+        fn mutated_requests_end(message in any_request().prop_flat_map(mutated)) {
+            if let Ok(body) = body(&message) {
+                prop_assert!(Fields::of(&body).all(|field| field.is_ok()));
+            }
+        }
+    }
+
+    /// Compares with the bytes of `service/codecs/oip_proto.py` for the same arrays.
+    #[test]
+    fn equals_the_reference() {
+        let lookup = Lookup {
+            users: vec![1, 42],
+            items: vec![3, 4],
+            tags: vec![vec![5, 6], vec![]],
+            weights: None,
+        };
+        let message = request("lookup", "42", &lookup.tensors(), true, &[]);
+        let found: String = body(&message)
+            .unwrap()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(found, REFERENCE);
+    }
+
+    const REFERENCE: &str = concat!(
+        "0a016d1201331a023432221a0a0e7369676e61747572655f6e616d6512081a066c6f6f6b7570",
+        "2a100a04757365721204465033321a0202032a100a046974656d1204465033321a020202",
+        "2a100a04746167731204465033321a020202",
+        "32180000003e0000903f000008400000a8400000c8400000e840",
+        "3210000090c0cdcc8cc00000c0c0cdccbcc0",
+        "3210000084c1666682c10000000000000000",
+    );
+
+    #[test]
+    fn unusual_requests_are_declined() {
+        let lookup = Lookup {
+            users: vec![1],
+            items: vec![2],
+            tags: vec![vec![3]],
+            weights: None,
+        };
+        let good = request("", "", &lookup.tensors(), true, &[]);
+        assert!(body(&good).is_ok(), "the fallback signature");
+        let with = |fields: &dyn Fn(&mut Vec<u8>)| body(&[good.clone(), message_of(fields)].concat());
+        assert!(with(&|to| put_delimited(to, 2, b"stable")).is_ok());
+        assert!(with(&|to| put_delimited(to, 2, b"03")).is_ok());
+        assert_eq!(with(&|to| put_delimited(to, 2, b"4")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| put_delimited(to, 2, b"none")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| put_delimited(to, 1, b"other")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| put_delimited(to, 1, b"")), Err(Declined::Unusual));
+        assert_eq!(with(&|to| put_delimited(to, 3, b"\xff")), Err(Declined::Unusual));
+        assert_eq!(
+            with(&|to| put_delimited(to, 4, &signature_entry("no such"))),
+            Err(Declined::NotNative)
+        );
+        assert_eq!(with(&|to| put_delimited(to, 7, b"")), Err(Declined::Unusual));
+        assert_eq!(with(&|to| put_varint_field(to, 99, 1)), Err(Declined::Unusual));
+        let output = |name: &str| message_of(|to| put_delimited(to, 1, name.as_bytes()));
+        assert_eq!(
+            with(&|to| put_delimited(to, 6, &output("no such"))),
+            Err(Declined::Unfit)
+        );
+        let twice = |to: &mut Vec<u8>| (0..2).for_each(|_| put_delimited(to, 6, &output("user")));
+        assert_eq!(with(&twice), Err(Declined::Unfit));
+        let parameter = |key: &str| {
+            let value = message_of(|value| put_varint_field(value, 1, 1));
+            message_of(|entry| {
+                put_delimited(entry, 1, key.as_bytes());
+                put_delimited(entry, 2, &value);
+            })
+        };
+        assert!(with(&|to| put_delimited(to, 4, &parameter("priority"))).is_ok());
+        assert_eq!(
+            with(&|to| put_delimited(to, 4, &parameter("signature_name"))),
+            Err(Declined::Unusual)
+        );
+        let classified = |to: &mut Vec<u8>| put_delimited(to, 2, &parameter("classification"));
+        let output = |to: &mut Vec<u8>| put_delimited(to, 6, &message_of(classified));
+        assert_eq!(with(&output), Err(Declined::Unusual));
+    }
+
+    #[test]
+    fn large_messages_are_large_work() {
+        let routes = routes();
+        let call = Call {
+            effort: Effort::Small,
+            ..call(&routes)
+        };
+        assert!(matches!(
+            answer(&call, &vec![0; SMALL_MESSAGE_BYTES + 1]),
+            Err(Declined::TooLarge)
+        ));
+    }
+
+    #[test]
+    #[ignore = "a measurement: cargo test --release --lib -- --ignored --nocapture speed_of_oip_proto"]
+    fn speed_of_oip_proto() {
+        let routes = oip_fixture::routes_of(64, 32);
+        for (name, lookup) in oip_fixture::workloads() {
+            for is_raw in [true, false] {
+                let message = request("lookup", "", &lookup.tensors(), is_raw, &[]);
+                let form = if is_raw { "raw" } else { "contents" };
+                oip_fixture::measure(&format!("{name} {form}"), || answer(&call(&routes), &message));
+            }
+        }
+    }
+}

@@ -233,7 +233,7 @@ impl<'a> Cursor<'a> {
         Ok(code)
     }
 
-    /// Reads an integer of up to 19 digits; the byte behind it says whether the number goes on as a float.
+    /// Reads an integer; the byte behind it says whether the number goes on as a float.
     #[inline]
     pub fn whole<N: TryFrom<i128>>(&mut self) -> Result<N> {
         let is_negative = self.peek() == b'-';
@@ -243,13 +243,17 @@ impl<'a> Cursor<'a> {
         while let Some(digit) = self.text.get(end).map(|byte| byte.wrapping_sub(b'0'))
             && digit < 10
         {
-            // Nineteen digits fit; of more the result is not used.
+            // Nineteen digits fit; the result of more is not used.
             number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
             end += 1;
         }
         let length = end - start;
-        if length == 0 || length > 19 || (length > 1 && self.text[start] == b'0') {
+        if length == 0 || length > 20 || (length > 1 && self.text[start] == b'0') {
             return Err(Declined::Unusual);
+        }
+        if length == 20 {
+            let digits = std::str::from_utf8(&self.text[start..end]).map_err(|_| Declined::Unusual)?;
+            number = digits.parse().map_err(|_| Declined::Unusual)?;
         }
         self.at = end;
         let number = i128::from(number);
