@@ -1,0 +1,3 @@
+//! JSON text: what every JSON form reads and writes. Knows no signature and no table.
+
+pub mod floats;
