@@ -336,7 +336,7 @@ impl Layout {
     ///
     /// # Errors
     /// As [`Work::fill`].
-    pub fn of(work: &mut Work<'_>, number: usize, shape: &OutputShape, as_content: bool) -> Result<Self, Declined> {
+    pub fn of(work: &mut Work<'_, '_>, number: usize, shape: &OutputShape, as_content: bool) -> Result<Self, Declined> {
         let field = field_of_values(shape.dtype);
         let (is_empty, num_bytes) = (shape.dims.contains(&0), shape.num_bytes());
         let (values, values_len) = match shape.dtype {
@@ -379,7 +379,7 @@ impl Layout {
     /// As [`Work::fill`].
     pub fn write(
         &self,
-        work: &mut Work<'_>,
+        work: &mut Work<'_, '_>,
         number: usize,
         shape: &OutputShape,
         to: &mut Vec<u8>,
@@ -422,7 +422,7 @@ fn dim_len(size: usize) -> usize {
 }
 
 /// Runs an output into the room behind `to`.
-fn fill(work: &mut Work<'_>, number: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
+fn fill(work: &mut Work<'_, '_>, number: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
     to.reserve(num_bytes);
     let room: &mut [MaybeUninit<u8>] = to
         .spare_capacity_mut()
