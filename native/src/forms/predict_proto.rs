@@ -154,7 +154,12 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
 }
 
 /// Writes the answer in one piece of memory of its size.
-fn write(work: &mut Work<'_>, servable: &Servable, signature: &Signature, as_content: bool) -> Result<Bytes, Declined> {
+fn write(
+    work: &mut Work<'_, '_>,
+    servable: &Servable,
+    signature: &Signature,
+    as_content: bool,
+) -> Result<Bytes, Declined> {
     let shapes: SmallVec<[OutputShape; 4]> = work.outputs().into();
     let mut outputs = SmallVec::<[Output; 4]>::new();
     for (number, shape) in shapes.iter().enumerate() {
