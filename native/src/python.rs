@@ -122,5 +122,6 @@ impl Forms {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
-    module.add_class::<Forms>()
+    module.add_class::<Forms>()?;
+    crate::tables::python::register(module)
 }

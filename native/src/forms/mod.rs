@@ -11,6 +11,13 @@ use bytes::Bytes;
 
 use crate::plan::{Effort, Routes, Servable};
 
+pub mod json;
+pub mod oip_binary;
+#[cfg(test)]
+mod oip_fixture;
+pub mod oip_json;
+pub mod oip_proto;
+
 /// What every form is given beside the bytes of a request.
 pub struct Call<'a> {
     /// The published servables.

@@ -99,7 +99,10 @@ impl<'a> Ints<'a> {
         self.0.is_empty()
     }
 
-    /// Returns number `i`; panics where there is none.
+    /// Returns number `i`.
+    ///
+    /// # Panics
+    /// There is none.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> i64 {
@@ -114,9 +117,11 @@ impl<'a> Ints<'a> {
 
     /// Iterates over the numbers.
     pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
-        self.0
-            .chunks_exact(8)
-            .map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")))
+        self.0.chunks_exact(8).map(|bytes| {
+            let mut number = [0; 8];
+            number.copy_from_slice(bytes);
+            i64::from_le_bytes(number)
+        })
     }
 
     /// The bytes of the numbers.
@@ -137,7 +142,10 @@ impl<'a> Weights<'a> {
         Weights(&bytes[..bytes.len() / 4 * 4])
     }
 
-    /// Returns weight `i`; panics where there is none.
+    /// Returns weight `i`.
+    ///
+    /// # Panics
+    /// There is none.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> f32 {
@@ -324,6 +332,9 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped::BadId`].
+    ///
+    /// # Panics
+    /// There are fewer ids than rows, a row of `out` is too short, or the default row is not in the table.
     pub fn gather(&self, ids: Ints<'_>, policy: Policy, out: Out<'_>) -> Looked {
         let place = Place::new(self, policy);
         self.run(Gather { place, ids, out })
@@ -336,6 +347,9 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped`].
+    ///
+    /// # Panics
+    /// As `gather`, or the row splits or weights are not as above.
     pub fn combine(
         &self,
         ids: Ints<'_>,
@@ -361,6 +375,9 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped::BadId`].
+    ///
+    /// # Panics
+    /// As `combine`.
     pub fn sequence(&self, ids: Ints<'_>, splits: Ints<'_>, length: usize, policy: Policy, out: Out<'_>) -> Looked {
         let place = Place::new(self, policy);
         self.run(Sequence {
