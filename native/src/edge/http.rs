@@ -112,7 +112,9 @@ async fn handle(
     let (head, body) = request.into_parts();
     let mut response = exchange.respond(head, body, open).await;
     if exchange.connection.order() != Order::Serve {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
@@ -207,7 +209,9 @@ impl Exchange {
             Gathered::NoRoom => {
                 let mut refusal = self.refuse(&head, &self.shared.no_bytes(), open);
                 // The rest of the body is not read.
-                refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                refusal
+                    .headers_mut()
+                    .insert(CONNECTION, HeaderValue::from_static("close"));
                 return refusal;
             }
             Gathered::Lost => {
@@ -225,9 +229,11 @@ impl Exchange {
         let method = found.method;
         let mut outcome = None;
         if data.len() <= INLINE_BYTES {
-            let small = self.shared.call(Effort::Small, self.shared.as_content, |dispatch, call| {
-                dispatch.http(&found, call, &data)
-            });
+            let small = self
+                .shared
+                .call(Effort::Small, self.shared.as_content, |dispatch, call| {
+                    dispatch.http(&found, call, &data)
+                });
             outcome = Some(small).filter(|o| !matches!(o, Err(Failed::Declined(Declined::TooLarge))));
         }
         let outcome = match outcome {
@@ -398,7 +404,10 @@ impl Exchange {
 
     /// Adds what the reference adds to every answer to a POST.
     fn mark(&self, headers: &mut HeaderMap, head: &Parts, id: HeaderValue) {
-        let origin = head.headers.get(http::header::ORIGIN).and_then(|origin| origin.to_str().ok());
+        let origin = head
+            .headers
+            .get(http::header::ORIGIN)
+            .and_then(|origin| origin.to_str().ok());
         for (name, value) in self.shared.cors.headers(origin) {
             if let Ok(value) = HeaderValue::from_str(&value) {
                 headers.insert(HeaderName::from_static(name), value);
@@ -414,7 +423,14 @@ mod tests {
 
     #[test]
     fn only_clients_that_take_nothing_else_get_compressed_answers() {
-        for accepted in ["gzip, deflate, br", "*", "", "gzip;q=1.0, identity;q=0.5", "identity, *;q=0", "br;q=0"] {
+        for accepted in [
+            "gzip, deflate, br",
+            "*",
+            "",
+            "gzip;q=1.0, identity;q=0.5",
+            "identity, *;q=0",
+            "br;q=0",
+        ] {
             assert!(!must_encode(accepted.as_bytes(), Method::Lookup), "{accepted}");
         }
         for accepted in ["gzip, identity;q=0", "gzip, *;q=0", "identity; q=0.00", "*;q=0.0"] {
