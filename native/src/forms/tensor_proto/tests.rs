@@ -85,22 +85,23 @@ impl Stock {
         }
     }
 
-    /// Adds little-endian numbers to the field of their dtype.
+    /// Adds numbers to the field of their dtype.
     #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
-    fn add(&mut self, dtype: DataType, bits: u64) {
-        match dtype {
-            DataType::Float32 => self.float_val.push(f32::from_bits(bits as u32)),
-            DataType::Float64 => self.double_val.push(f64::from_bits(bits)),
-            DataType::Int32 => self.int_val.push(bits as i32),
-            DataType::Int16 => self.int_val.push(i32::from(bits as i16)),
-            DataType::Int8 => self.int_val.push(i32::from(bits as i8)),
-            DataType::Uint8 | DataType::Uint16 => self.int_val.push(bits as i32),
-            DataType::Bfloat16 | DataType::Float16 => self.half_val.push(bits as i32),
-            DataType::Int64 => self.int64_val.push(bits as i64),
-            DataType::Bool => self.bool_val.push(bits != 0),
-            DataType::Uint32 => self.uint32_val.push(bits as u32),
-            DataType::Uint64 => self.uint64_val.push(bits),
-            DataType::String => self.string_val.push(bits.to_le_bytes().to_vec()),
+    fn add(&mut self, dtype: DataType, numbers: &[u64]) {
+        for &bits in numbers {
+            match dtype {
+                DataType::Float32 => self.float_val.push(f32::from_bits(bits as u32)),
+                DataType::Float64 => self.double_val.push(f64::from_bits(bits)),
+                DataType::Int32 | DataType::Uint8 | DataType::Uint16 => self.int_val.push(bits as i32),
+                DataType::Int16 => self.int_val.push(i32::from(bits as i16)),
+                DataType::Int8 => self.int_val.push(i32::from(bits as i8)),
+                DataType::Bfloat16 | DataType::Float16 => self.half_val.push(bits as i32),
+                DataType::Int64 => self.int64_val.push(bits as i64),
+                DataType::Bool => self.bool_val.push(bits != 0),
+                DataType::Uint32 => self.uint32_val.push(bits as u32),
+                DataType::Uint64 => self.uint64_val.push(bits),
+                DataType::String => self.string_val.push(bits.to_le_bytes().to_vec()),
+            }
         }
     }
 }
@@ -160,7 +161,7 @@ proptest! {
         let mut stock = Stock::new(dtype, &[bits.len(), 1]);
         let content = little_end(dtype, &bits);
         let with_content = Stock { tensor_content: content.clone(), ..stock.clone() }.encode_to_vec();
-        bits.iter().for_each(|&one| stock.add(dtype, one));
+        stock.add(dtype, &bits);
         let with_values = stock.encode_to_vec();
         for message in [with_content, with_values] {
             let tensor = read(&message).expect("plain");
@@ -176,7 +177,7 @@ proptest! {
         let field = field_of_values(dtype);
         for half in packed.chunks(packed.len() / 2 + 1) {
             let mut stock = Stock::default();
-            half.iter().for_each(|&one| stock.add(dtype, one));
+            stock.add(dtype, half);
             message.extend(stock.encode_to_vec());
         }
         for one in single {
@@ -196,7 +197,7 @@ proptest! {
     #[test]
     fn the_last_value_stands_for_all_that_follow((dtype, mut bits) in numbers(), more in 1..200_usize) {
         let mut stock = Stock::new(dtype, &[bits.len() + more]);
-        bits.iter().for_each(|&one| stock.add(dtype, one));
+        stock.add(dtype, &bits);
         let message = stock.encode_to_vec();
         bits.resize(bits.len() + more, bits[bits.len() - 1]);
         prop_assert_eq!(bytes_of(&read(&message).expect("plain")), little_end(dtype, &bits));
@@ -210,8 +211,10 @@ proptest! {
         let stock = Stock::new(DataType::String, &[strings.len()]);
         let with_values = Stock { string_val: strings.clone(), ..stock.clone() }.encode_to_vec();
         let mut content = Vec::new();
-        strings.iter().for_each(|one| put_varint(&mut content, one.len() as u64));
-        strings.iter().for_each(|one| content.extend(one));
+        for one in &strings {
+            put_varint(&mut content, one.len() as u64);
+        }
+        content.extend(strings.concat());
         let with_content = Stock { tensor_content: content, ..stock }.encode_to_vec();
         for message in [with_values, with_content] {
             let tensor = read(&message).expect("plain");
@@ -222,7 +225,7 @@ proptest! {
     #[test]
     fn no_bytes_make_a_panic((dtype, bits) in numbers(), changes in vec((any::<u16>(), any::<u8>()), 0..4)) {
         let mut stock = Stock::new(dtype, &[bits.len()]);
-        bits.iter().for_each(|&one| stock.add(dtype, one));
+        stock.add(dtype, &bits);
         let mut message = stock.encode_to_vec();
         for (at, byte) in changes {
             let at = usize::from(at) % message.len();
@@ -230,9 +233,10 @@ proptest! {
         }
         if let Ok(tensor) = read(&message) {
             let size = tensor.dims.iter().product::<usize>();
-            match &tensor.data {
-                Data::Strings(strings) => prop_assert_eq!(strings.parts.len(), size),
-                _ => prop_assert_eq!(bytes_of(&tensor).len(), size * tensor.dtype.size()),
+            if let Data::Strings(strings) = &tensor.data {
+                prop_assert_eq!(strings.parts.len(), size);
+            } else {
+                prop_assert_eq!(bytes_of(&tensor).len(), size * tensor.dtype.size());
             }
         }
     }
