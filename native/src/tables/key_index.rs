@@ -50,8 +50,8 @@ pub(super) trait Keys {
     fn row_without_search(key: Self::Key, rows: &Rows) -> Option<i64>;
     /// Says whether key `number` is this one.
     fn is(&self, number: usize, key: Self::Key) -> bool;
-    /// Asks for the memory that says where key `number` lies.
-    fn ask_for_place(&self, number: usize);
+    /// Asks for the memory that says where key `number` lies, where there is such.
+    const ASK_FOR_PLACE: Option<fn(&Self, usize)>;
     /// Asks for key `number`.
     fn ask_for_key(&self, number: usize);
 }
@@ -100,6 +100,8 @@ impl<'a> Lines<'a> {
 
 impl<'a> Keys for Lines<'a> {
     type Key = &'a [u8];
+    const ASK_FOR_PLACE: Option<fn(&Self, usize)> =
+        Some(|lines, number| prefetch_line(lines.starts.as_ptr().wrapping_add(number).cast()));
 
     #[inline]
     fn hash(key: &'a [u8]) -> u64 {
@@ -122,11 +124,6 @@ impl<'a> Keys for Lines<'a> {
     }
 
     #[inline]
-    fn ask_for_place(&self, number: usize) {
-        prefetch_line(self.starts.as_ptr().wrapping_add(number).cast());
-    }
-
-    #[inline]
     fn ask_for_key(&self, number: usize) {
         prefetch_line(self.data.as_ptr().wrapping_add(self.starts[number] as usize));
     }
@@ -138,6 +135,7 @@ pub struct Integers<'a>(pub &'a [i64]);
 
 impl Keys for Integers<'_> {
     type Key = i64;
+    const ASK_FOR_PLACE: Option<fn(&Self, usize)> = None;
 
     #[inline]
     fn hash(key: i64) -> u64 {
@@ -162,12 +160,9 @@ impl Keys for Integers<'_> {
     }
 
     #[inline]
-    fn ask_for_place(&self, number: usize) {
+    fn ask_for_key(&self, number: usize) {
         prefetch_line(self.0.as_ptr().wrapping_add(number).cast());
     }
-
-    #[inline]
-    fn ask_for_key(&self, _number: usize) {}
 }
 
 /// Returns the fingerprint of an integer as it is written in decimal.
@@ -195,20 +190,16 @@ pub(super) fn find<K: Keys>(
             return (found, strangers);
         }
         if some.len() > 1 && !slots.is_empty() {
-            let first_slot = |hash: u64| slots[(hash & mask) as usize];
+            let first_number = |hash: u64| usize::try_from(slots[(hash & mask) as usize]).ok();
             for &(_, hash) in &some {
                 prefetch_line(slots.as_ptr().wrapping_add((hash & mask) as usize).cast());
             }
-            for &(_, hash) in &some {
-                if let Ok(number) = usize::try_from(first_slot(hash)) {
-                    keys.ask_for_place(number);
-                }
+            if let Some(ask_for_place) = K::ASK_FOR_PLACE {
+                let numbers = some.iter().filter_map(|&(_, hash)| first_number(hash));
+                numbers.for_each(|number| ask_for_place(keys, number));
             }
-            for &(_, hash) in &some {
-                if let Ok(number) = usize::try_from(first_slot(hash)) {
-                    keys.ask_for_key(number);
-                }
-            }
+            let numbers = some.iter().filter_map(|&(_, hash)| first_number(hash));
+            numbers.for_each(|number| keys.ask_for_key(number));
         }
         for &(key, hash) in &some {
             let row = K::row_without_search(key, rows).or_else(|| {

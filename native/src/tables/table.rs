@@ -152,6 +152,21 @@ impl<'a> Weights<'a> {
         f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
     }
 
+    /// Returns the weights from `begin` to `end`.
+    #[must_use]
+    pub fn slice(self, begin: usize, end: usize) -> Weights<'a> {
+        Weights(&self.0[begin * 4..end * 4])
+    }
+
+    /// Iterates over the weights.
+    pub fn iter(self) -> impl Iterator<Item = f32> + 'a {
+        self.0.chunks_exact(4).map(|bytes| {
+            let mut number = [0; 4];
+            number.copy_from_slice(bytes);
+            f32::from_le_bytes(number)
+        })
+    }
+
     /// How many weights there are.
     #[must_use]
     pub fn len(self) -> usize {
