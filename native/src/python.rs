@@ -240,6 +240,11 @@ impl Server {
         serde_json::to_string(&self.running()?.statistics()).map_err(value_error)
     }
 
+    /// Forgets what was counted for a version, and returns it as JSON text.
+    fn retire(&self, model: &str, version: i64) -> PyResult<String> {
+        serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
+    }
+
     /// Accepts no more connections and waits for open requests; says whether all ended. Blocks.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let Some(server) = self.inner.load_full() else {
