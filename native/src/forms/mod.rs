@@ -8,6 +8,9 @@ use bytes::Bytes;
 use crate::plan::{Effort, Routes, Servable};
 
 pub mod json;
+pub mod lookup_json;
+pub mod table_rows;
+pub mod tensorflow_json;
 
 /// What every form is given beside the bytes of a request.
 pub struct Call<'a> {
