@@ -28,7 +28,8 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     outputs::answer(call, servable, number, inputs, Layout::Embeddings)
 }
 
-fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Result<Inputs<'a>, Declined> {
+/// Returns the inputs that a body holds.
+pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Result<Inputs<'a>, Declined> {
     let mut inputs = nothing(signature);
     let mut all_weights = body.weights;
     for column in body.features {

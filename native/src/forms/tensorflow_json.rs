@@ -37,7 +37,12 @@ enum Role {
     Input(usize),
 }
 
-fn inputs_of<'a>(signature: &Signature, payload: Payload<'a>, is_by_row: bool) -> Result<Inputs<'a>, Declined> {
+/// Returns the inputs that a body holds.
+pub(super) fn inputs_of<'a>(
+    signature: &Signature,
+    payload: Payload<'a>,
+    is_by_row: bool,
+) -> Result<Inputs<'a>, Declined> {
     let mut inputs = nothing(signature);
     let columns = match payload {
         Payload::Columns(columns) => columns,
