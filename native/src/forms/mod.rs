@@ -17,6 +17,9 @@ pub mod oip_binary;
 mod oip_fixture;
 pub mod oip_json;
 pub mod oip_proto;
+pub mod lookup_json;
+pub mod table_rows;
+pub mod tensorflow_json;
 
 /// What every form is given beside the bytes of a request.
 pub struct Call<'a> {
