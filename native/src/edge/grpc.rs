@@ -210,7 +210,12 @@ fn send(
 ) {
     let id = |plain: &Plain| match &plain.request_id {
         Some(id) => String::from_utf8_lossy(id.as_bytes()).into_owned(),
-        None => shared.ids.of_http(&head.headers).to_str().unwrap_or_default().to_owned(),
+        None => shared
+            .ids
+            .of_http(&head.headers)
+            .to_str()
+            .unwrap_or_default()
+            .to_owned(),
     };
     let status = match reply {
         Reply::Answer(answered, took) => {
@@ -283,7 +288,14 @@ async fn serve_call(
 async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Payload>, next: Next) {
     match next {
         Next::Reply(reply) => {
-            send(&incoming.shared, &incoming.connection, &incoming.head, plain, respond, reply);
+            send(
+                &incoming.shared,
+                &incoming.connection,
+                &incoming.head,
+                plain,
+                respond,
+                reply,
+            );
         }
         Next::Forward(begun) => forward(incoming, respond, begun).await,
         Next::Reset(reason) => respond.send_reset(reason),
@@ -294,7 +306,10 @@ async fn forward(mut incoming: Incoming, respond: SendResponse<Payload>, begun: 
     let shared = &incoming.shared;
     shared.statistics.count(Event::ForwardedGrpc);
     shared::mark(&mut incoming.head.headers, &incoming.connection);
-    let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond).await;
+    let is_served = shared
+        .grpc_upstream
+        .forward(incoming.head, incoming.body, begun, respond)
+        .await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
@@ -424,7 +439,9 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, hold: &mut Hold) 
             continue;
         }
         if let Some(first) = one.take() {
-            let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
+            let told = first
+                .first_chunk::<PREFIX_BYTES>()
+                .map_or(0, |prefix| grpc_message::length(*prefix));
             all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));
             all.extend_from_slice(&first);
         }

@@ -191,7 +191,13 @@ mod tests {
     fn only_one_plain_message_is_whole() {
         assert_eq!(whole(&[0, 0, 0, 0, 2, 7, 8]), Some(&[7, 8][..]));
         assert_eq!(whole(&[0, 0, 0, 0, 0]), Some(&[][..]));
-        for data in [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1], &[0, 0, 0, 0, 1, 7, 8]] {
+        for data in [
+            &[][..],
+            &[0, 0, 0, 0],
+            &[1, 0, 0, 0, 1, 7],
+            &[0, 0, 0, 0, 1],
+            &[0, 0, 0, 0, 1, 7, 8],
+        ] {
             assert_eq!(whole(data), None);
         }
     }

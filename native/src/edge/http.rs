@@ -35,9 +35,26 @@ const JSON_LENGTH: &str = "inference-header-content-length";
 const TRUSTED_BYTES: usize = 1 << 20;
 
 /// Body of an answer; the request is open until it is dropped.
-enum Answer {
-    Whole(Bytes, Open),
-    Forwarded(Forwarded, Open),
+struct Answer {
+    content: Content,
+    _open: Open,
+}
+
+enum Content {
+    Whole(Bytes),
+    Forwarded(Forwarded),
+}
+
+impl Answer {
+    fn whole(data: Bytes, open: Open) -> Self {
+        let content = Content::Whole(data);
+        Answer { content, _open: open }
+    }
+
+    fn forwarded(body: Forwarded, open: Open) -> Self {
+        let content = Content::Forwarded(body);
+        Answer { content, _open: open }
+    }
 }
 
 impl Body for Answer {
@@ -45,24 +62,24 @@ impl Body for Answer {
     type Error = hyper::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.get_mut() {
-            Answer::Whole(data, _) if data.is_empty() => Poll::Ready(None),
-            Answer::Whole(data, _) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
-            Answer::Forwarded(body, _) => Pin::new(body).poll_frame(cx),
+        match &mut self.get_mut().content {
+            Content::Whole(data) if data.is_empty() => Poll::Ready(None),
+            Content::Whole(data) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
+            Content::Forwarded(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Answer::Whole(data, _) => data.is_empty(),
-            Answer::Forwarded(body, _) => body.is_end_stream(),
+        match &self.content {
+            Content::Whole(data) => data.is_empty(),
+            Content::Forwarded(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Answer::Whole(data, _) => SizeHint::with_exact(data.len() as u64),
-            Answer::Forwarded(body, _) => body.size_hint(),
+        match &self.content {
+            Content::Whole(data) => SizeHint::with_exact(data.len() as u64),
+            Content::Forwarded(body) => body.size_hint(),
         }
     }
 }
@@ -112,7 +129,9 @@ async fn handle(
     let (head, body) = request.into_parts();
     let mut response = exchange.respond(head, body, open).await;
     if exchange.connection.order() != Order::Serve {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
@@ -207,12 +226,14 @@ impl Exchange {
             Gathered::NoRoom => {
                 let mut refusal = self.refuse(&head, &self.shared.no_bytes(), open);
                 // The rest of the body is not read.
-                refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                refusal
+                    .headers_mut()
+                    .insert(CONNECTION, HeaderValue::from_static("close"));
                 return refusal;
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
-                return Response::new(Answer::Whole(Bytes::new(), open));
+                return Response::new(Answer::whole(Bytes::new(), open));
             }
         };
         let found = target(head.uri.path()).map(|found| Target {
@@ -225,9 +246,11 @@ impl Exchange {
         let method = found.method;
         let mut outcome = None;
         if data.len() <= INLINE_BYTES {
-            let small = self.shared.call(Effort::Small, self.shared.as_content, |dispatch, call| {
-                dispatch.http(&found, call, &data)
-            });
+            let small = self
+                .shared
+                .call(Effort::Small, self.shared.as_content, |dispatch, call| {
+                    dispatch.http(&found, call, &data)
+                });
             outcome = Some(small).filter(|o| !matches!(o, Err(Failed::Declined(Declined::TooLarge))));
         }
         let outcome = match outcome {
@@ -343,7 +366,7 @@ impl Exchange {
         // Boxed, so that the futures of requests that are answered here stay small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
         match forwarded {
-            Some(response) => response.map(|body| Answer::Forwarded(body, open)),
+            Some(response) => response.map(|body| Answer::forwarded(body, open)),
             None => {
                 shared.statistics.count(Event::UpstreamFailedHttp);
                 let (mut head, ()) = Request::new(()).into_parts();
@@ -355,7 +378,7 @@ impl Exchange {
 
     fn answer(&self, head: &Parts, answered: Answered, id: HeaderValue, open: Open) -> Response<Answer> {
         let json_length = answered.json_length;
-        let mut response = Response::new(Answer::Whole(answered.body, open));
+        let mut response = Response::new(Answer::whole(answered.body, open));
         let headers = response.headers_mut();
         match json_length {
             Some(length) => {
@@ -376,7 +399,7 @@ impl Exchange {
 
     fn refusal(&self, head: &Parts, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
         let body = serde_json::json!({ "error": status.text }).to_string();
-        let mut response = Response::new(Answer::Whole(body.into(), open));
+        let mut response = Response::new(Answer::whole(body.into(), open));
         let (number, code) = match status.code {
             Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
@@ -398,7 +421,10 @@ impl Exchange {
 
     /// Adds what the reference adds to every answer to a POST.
     fn mark(&self, headers: &mut HeaderMap, head: &Parts, id: HeaderValue) {
-        let origin = head.headers.get(http::header::ORIGIN).and_then(|origin| origin.to_str().ok());
+        let origin = head
+            .headers
+            .get(http::header::ORIGIN)
+            .and_then(|origin| origin.to_str().ok());
         for (name, value) in self.shared.cors.headers(origin) {
             if let Ok(value) = HeaderValue::from_str(&value) {
                 headers.insert(HeaderName::from_static(name), value);
@@ -414,7 +440,14 @@ mod tests {
 
     #[test]
     fn only_clients_that_take_nothing_else_get_compressed_answers() {
-        for accepted in ["gzip, deflate, br", "*", "", "gzip;q=1.0, identity;q=0.5", "identity, *;q=0", "br;q=0"] {
+        for accepted in [
+            "gzip, deflate, br",
+            "*",
+            "",
+            "gzip;q=1.0, identity;q=0.5",
+            "identity, *;q=0",
+            "br;q=0",
+        ] {
             assert!(!must_encode(accepted.as_bytes(), Method::Lookup), "{accepted}");
         }
         for accepted in ["gzip, identity;q=0", "gzip, *;q=0", "identity; q=0.00", "*;q=0.0"] {

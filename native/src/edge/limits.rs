@@ -472,7 +472,9 @@ impl Watch {
             }
         };
         if !self.is_http {
-            let is_over = limits.grpc_keep_alive.is_some_and(|time| now.duration_since(since) > time);
+            let is_over = limits
+                .grpc_keep_alive
+                .is_some_and(|time| now.duration_since(since) > time);
             return if is_over { Order::Close } else { Order::Serve };
         }
         let (from, time) = match (served, read == bytes) {

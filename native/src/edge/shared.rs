@@ -197,7 +197,10 @@ pub fn mark(headers: &mut HeaderMap, connection: &Connection) {
             headers.remove(name);
         }
     }
-    let own = [(PEER_HEADER, Some(connection.peer.as_str())), (CERTIFICATE_HEADER, connection.certificate())];
+    let own = [
+        (PEER_HEADER, Some(connection.peer.as_str())),
+        (CERTIFICATE_HEADER, connection.certificate()),
+    ];
     for (name, value) in own {
         if let Some(value) = value.and_then(|value| http::HeaderValue::from_str(value).ok()) {
             headers.insert(name, value);

@@ -93,10 +93,13 @@ struct Cell {
     run_counts: Vec<AtomicU64>,
 }
 
-
 impl Cell {
     fn merge(&self, other: &Cell) {
-        let pairs = [(&self.nanos, &other.nanos), (&self.run_nanos, &other.run_nanos), (&self.rows, &other.rows)];
+        let pairs = [
+            (&self.nanos, &other.nanos),
+            (&self.run_nanos, &other.run_nanos),
+            (&self.rows, &other.rows),
+        ];
         let counts = self.counts.iter().zip(&other.counts);
         let run_counts = self.run_counts.iter().zip(&other.run_counts);
         for (sum, more) in pairs.into_iter().chain(counts).chain(run_counts) {
@@ -224,7 +227,9 @@ impl Statistics {
             number: NUMBERS.fetch_add(1, Relaxed),
             limits_s,
             slow_from,
-            shards: (0..SHARDS).map(|_| Shard([const { AtomicU64::new(0) }; NUM_EVENTS])).collect(),
+            shards: (0..SHARDS)
+                .map(|_| Shard([const { AtomicU64::new(0) }; NUM_EVENTS]))
+                .collect(),
             generation: AtomicU64::new(0),
             cells: Mutex::default(),
             slow: Mutex::default(),
@@ -240,13 +245,7 @@ impl Statistics {
 
     /// Counts a success. `request_id` is only asked of a slow request.
     #[inline]
-    pub fn succeeded(
-        &self,
-        method: Method,
-        answered: &Answered,
-        took: Duration,
-        request_id: impl FnOnce() -> String,
-    ) {
+    pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
             // Rows of a table belong to no signature; the reference does not count them either.
             return;
@@ -272,14 +271,7 @@ impl Statistics {
         self.limits_s.partition_point(|limit| *limit < seconds)
     }
 
-    fn cell<'o>(
-        &self,
-        own: &'o mut Own,
-        method: Method,
-        answered: &Answered,
-        model: &str,
-        version: i64,
-    ) -> &'o Cell {
+    fn cell<'o>(&self, own: &'o mut Own, method: Method, answered: &Answered, model: &str, version: i64) -> &'o Cell {
         let generation = self.generation.load(Relaxed);
         if own.of != self.number || own.generation != generation {
             *own = Own {
@@ -320,7 +312,10 @@ impl Statistics {
         let zeros = || (0..=self.limits_s.len()).map(|_| AtomicU64::new(0)).collect();
         let signatures = answered.servable.signatures();
         Cell {
-            signature_name: signatures.get(answered.signature).map(|s| s.name.clone()).unwrap_or_default(),
+            signature_name: signatures
+                .get(answered.signature)
+                .map(|s| s.name.clone())
+                .unwrap_or_default(),
             nanos: AtomicU64::new(0),
             run_nanos: AtomicU64::new(0),
             rows: AtomicU64::new(0),
@@ -339,7 +334,10 @@ impl Statistics {
             method: method.name(),
             model: answered.servable.model().to_owned(),
             version: answered.servable.version(),
-            signature: signatures.get(answered.signature).map(|s| s.name.clone()).unwrap_or_default(),
+            signature: signatures
+                .get(answered.signature)
+                .map(|s| s.name.clone())
+                .unwrap_or_default(),
             seconds: took.as_secs_f64(),
             run_seconds: answered.ran.as_secs_f64(),
             rows: answered.rows,
@@ -354,7 +352,10 @@ impl Statistics {
     /// Returns the sum of an event's counts.
     #[must_use]
     pub fn total(&self, event: Event) -> u64 {
-        self.shards.iter().map(|shard| shard.0[event as usize].load(Relaxed)).sum()
+        self.shards
+            .iter()
+            .map(|shard| shard.0[event as usize].load(Relaxed))
+            .sum()
     }
 
     /// Returns what was counted so far. A request that ends meanwhile may be in some of its numbers only.
@@ -366,7 +367,11 @@ impl Statistics {
         };
         let connected = by(&[("grpc", E::ConnectedGrpc), ("http", E::ConnectedHttp)]);
         let gone = by(&[("grpc", E::DisconnectedGrpc), ("http", E::DisconnectedHttp)]);
-        let connections = connected.iter().zip(&gone).map(|(a, b)| (a.0, a.1.saturating_sub(b.1))).collect();
+        let connections = connected
+            .iter()
+            .zip(&gone)
+            .map(|(a, b)| (a.0, a.1.saturating_sub(b.1)))
+            .collect();
         Snapshot {
             subjects: subjects(&lock(&self.cells)),
             declined: by(&[

@@ -61,7 +61,11 @@ impl Body for Upload {
 
     fn size_hint(&self) -> SizeHint {
         let begun = self.begun.as_ref().map_or(0, |data| data.len() as u64);
-        let rest = self.rest.as_ref().map(Body::size_hint).unwrap_or_else(|| SizeHint::with_exact(0));
+        let rest = self
+            .rest
+            .as_ref()
+            .map(Body::size_hint)
+            .unwrap_or_else(|| SizeHint::with_exact(0));
         let mut hint = SizeHint::new();
         hint.set_lower(begun + rest.lower());
         if let Some(upper) = rest.upper() {
@@ -231,7 +235,10 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
         .collect();
     let known = [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
-    let others = [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection")];
+    let others = [
+        HeaderName::from_static("keep-alive"),
+        HeaderName::from_static("proxy-connection"),
+    ];
     for name in named.into_iter().chain(known).chain(others) {
         headers.remove(name);
     }
