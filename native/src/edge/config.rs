@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::dispatch::Cors;
@@ -41,6 +42,10 @@ pub struct Config {
     pub grpc_upstream: PathBuf,
     /// Unix socket of the HTTP reference.
     pub http_upstream: PathBuf,
+    /// What gRPC is encrypted by from the first connection on; None: it is plaintext.
+    pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
+    /// The same of HTTP.
+    pub http_tls: Option<Arc<rustls::ServerConfig>>,
     /// What clients may cost.
     pub limits: Limits,
     /// Whether the core answers what it can; else everything is forwarded.
@@ -68,6 +73,8 @@ impl Default for Config {
             http: Vec::new(),
             grpc_upstream: PathBuf::new(),
             http_upstream: PathBuf::new(),
+            grpc_tls: None,
+            http_tls: None,
             limits: Limits::default(),
             is_answering: true,
             as_content: false,

@@ -15,7 +15,7 @@ mod statistics;
 mod tls;
 
 pub use config::{Config, Listen, Wire};
-pub use dispatch::{Cors, Dispatch, Method, Target};
+pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use limits::Limits;
 pub use server::Server;
 pub use statistics::{SlowRequest, Snapshot, SubjectSnapshot};

@@ -98,8 +98,8 @@ impl Server {
         });
         let hub = Arc::new(Hub {
             shared,
-            grpc_tls: ArcSwapOption::empty(),
-            http_tls: ArcSwapOption::empty(),
+            grpc_tls: ArcSwapOption::new(config.grpc_tls),
+            http_tls: ArcSwapOption::new(config.http_tls),
             connections: Mutex::default(),
             next: AtomicU64::new(0),
             is_draining: AtomicBool::new(false),

@@ -2,6 +2,12 @@
 
 use std::marker::PhantomData;
 
+use super::combine::Combine;
+use super::gather::Gather;
+use super::processor::{Kernel, Processor};
+use super::rows::Place;
+use super::sequence::Sequence;
+
 /// What the numbers of a table are stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -93,7 +99,10 @@ impl<'a> Ints<'a> {
         self.0.is_empty()
     }
 
-    /// Returns number `i`; panics where there is none.
+    /// Returns number `i`.
+    ///
+    /// # Panics
+    /// There is none.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> i64 {
@@ -108,9 +117,11 @@ impl<'a> Ints<'a> {
 
     /// Iterates over the numbers.
     pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
-        self.0
-            .chunks_exact(8)
-            .map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")))
+        self.0.chunks_exact(8).map(|bytes| {
+            let mut number = [0; 8];
+            number.copy_from_slice(bytes);
+            i64::from_le_bytes(number)
+        })
     }
 
     /// The bytes of the numbers.
@@ -131,7 +142,10 @@ impl<'a> Weights<'a> {
         Weights(&bytes[..bytes.len() / 4 * 4])
     }
 
-    /// Returns weight `i`; panics where there is none.
+    /// Returns weight `i`.
+    ///
+    /// # Panics
+    /// There is none.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> f32 {
@@ -267,8 +281,8 @@ pub struct Table {
     pub vocabulary_size: usize,
     /// D.
     pub embedding_dim: usize,
-    rows: *const u8,
-    scales: *const f32,
+    pub(super) rows: *const u8,
+    pub(super) scales: *const f32,
 }
 
 // SAFETY: the memory is only read, and its publisher keeps it mapped.
@@ -318,9 +332,12 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped::BadId`].
+    ///
+    /// # Panics
+    /// There are fewer ids than rows, a row of `out` is too short, or the default row is not in the table.
     pub fn gather(&self, ids: Ints<'_>, policy: Policy, out: Out<'_>) -> Looked {
-        let _ = (ids, policy, out, self.rows, self.scales);
-        todo!("tables")
+        let place = Place::new(self, policy);
+        self.run(Gather { place, ids, out })
     }
 
     /// Writes for each row of ids one combined float32 vector to `out`; an empty row gives zeros.
@@ -330,6 +347,9 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped`].
+    ///
+    /// # Panics
+    /// As `gather`, or the row splits or weights are not as above.
     pub fn combine(
         &self,
         ids: Ints<'_>,
@@ -339,8 +359,15 @@ impl Table {
         policy: Policy,
         out: Out<'_>,
     ) -> Looked {
-        let _ = (ids, splits, weights, how, policy, out);
-        todo!("tables")
+        let place = Place::new(self, policy);
+        self.run(Combine {
+            place,
+            ids,
+            splits,
+            weights,
+            how,
+            out,
+        })
     }
 
     /// Writes for each row of ids its first `length` rows of the table as float32, one behind the other, to one row of
@@ -348,8 +375,27 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped::BadId`].
+    ///
+    /// # Panics
+    /// As `combine`.
     pub fn sequence(&self, ids: Ints<'_>, splits: Ints<'_>, length: usize, policy: Policy, out: Out<'_>) -> Looked {
-        let _ = (ids, splits, length, policy, out);
-        todo!("tables")
+        let place = Place::new(self, policy);
+        self.run(Sequence {
+            place,
+            ids,
+            splits,
+            length,
+            out,
+        })
+    }
+
+    fn run(&self, kernel: impl Kernel) -> Looked {
+        self.run_on(Processor::best(), kernel)
+    }
+
+    /// Runs a kernel compiled for a processor that `Processor::best` returned, or for any.
+    pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> Looked {
+        // SAFETY: the processor has the instructions, and new() took rows of this dtype.
+        unsafe { processor.run(self.dtype, kernel) }
     }
 }
