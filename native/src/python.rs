@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 /// The native core of embedding-server.
 #[pymodule]
-fn _native(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    crate::towers::python::register(module)?;
     Ok(())
 }

@@ -1,0 +1,187 @@
+//! Sessions for Python, so that the reference and the core run one copy of a graph's variables.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use super::c_api::Api;
+use super::session::{Call, GraphError, Session, Step};
+use super::tensor::{Block, Tensor};
+
+pyo3::create_exception!(
+    _native,
+    GraphFailure,
+    pyo3::exceptions::PyException,
+    "TensorFlow's code, a number of google.rpc.Code, and its message."
+);
+
+fn failure(error: GraphError) -> PyErr {
+    GraphFailure::new_err((error.code, error.message))
+}
+
+/// A graph with its variables, open in TensorFlow. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct GraphSession {
+    session: Mutex<Option<Arc<Session>>>,
+    /// Under which the core finds it.
+    #[pyo3(get)]
+    number: u64,
+}
+
+#[pymethods]
+impl GraphSession {
+    /// Opens a graph.
+    ///
+    /// Args:
+    ///   library: full path of TensorFlow's library.
+    ///   graph_def, config: a GraphDef and a ConfigProto.
+    ///   steps: operations that are run first, each with the strings that its scalar inputs are fed.
+    ///
+    /// Raises GraphFailure.
+    #[staticmethod]
+    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    fn open(
+        py: Python<'_>,
+        library: &str,
+        graph_def: &[u8],
+        config: &[u8],
+        steps: Vec<(String, Vec<(String, Vec<u8>)>)>,
+    ) -> PyResult<Self> {
+        let steps: Vec<_> = steps
+            .into_iter()
+            .map(|(operation, feeds)| Step { operation, feeds })
+            .collect();
+        let api = py.detach(|| Api::open(Path::new(library))).map_err(PyRuntimeError::new_err)?;
+        let session = py.detach(|| Session::open(api, graph_def, config, &steps)).map_err(failure)?;
+        Ok(GraphSession {
+            number: session.number,
+            session: Mutex::new(Some(session)),
+        })
+    }
+
+    /// Returns what runs a part of the graph; feeds and fetches are names of tensors, targets those of operations.
+    ///
+    /// Raises GraphFailure: the graph lacks one of them.
+    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let session = session.ok_or_else(|| PyRuntimeError::new_err("the session is closed"))?;
+        let call = session.call(&texts(&feeds), &texts(&fetches), &texts(&targets)).map_err(failure)?;
+        Ok(GraphCall { call })
+    }
+
+    /// Lets go of the graph; its variables are freed once no call of it and no request holds it.
+    fn close(&self, py: Python<'_>) {
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(session));
+    }
+}
+
+fn texts(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
+/// A part of a graph. Concurrency: any thread, several at a time.
+#[pyclass(frozen, module = "service._native")]
+pub struct GraphCall {
+    call: Call,
+}
+
+#[pymethods]
+impl GraphCall {
+    /// Returns the fetched tensors.
+    ///
+    /// Args:
+    ///   feeds: for each fed tensor its dtype's number, its shape, and its numbers as contiguous bytes or its strings as
+    ///     a list.
+    ///
+    /// Raises GraphFailure.
+    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    fn run(&self, py: Python<'_>, feeds: Vec<(u32, Vec<i64>, Bound<'_, PyAny>)>) -> PyResult<Vec<GraphTensor>> {
+        let api = self.call.session().api();
+        let given = feeds
+            .iter()
+            .map(|(dtype, dims, data)| fed(api, *dtype, dims, data))
+            .collect::<PyResult<Vec<_>>>()?;
+        let found = py.detach(|| {
+            let found = self.call.run(&given);
+            drop(given);
+            found
+        });
+        Ok(found.map_err(failure)?.into_iter().map(|tensor| GraphTensor { tensor }).collect())
+    }
+}
+
+fn fed(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let tensor = if let Ok(strings) = data.cast::<PyList>() {
+        let strings: Vec<Bound<'_, PyBytes>> = strings.extract()?;
+        Tensor::of_strings(api, dims, strings.iter().map(|string| string.as_bytes()))
+    } else {
+        let buffer: PyBuffer<u8> = PyBuffer::get(data)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyValueError::new_err("the bytes of a tensor are not contiguous"));
+        }
+        let bytes = match buffer.len_bytes() {
+            0 => &[],
+            // SAFETY: the buffer holds so many bytes, and the caller does not write them while they are copied.
+            len => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), len) },
+        };
+        let block = Block::copy_of(bytes);
+        Tensor::new(api, dtype, dims, block)
+    };
+    tensor.ok_or_else(|| PyValueError::new_err("a tensor does not have as many elements as its shape says"))
+}
+
+/// A tensor that a run made; numbers are read through the buffer protocol, without a copy.
+#[pyclass(frozen, module = "service._native")]
+pub struct GraphTensor {
+    tensor: Tensor,
+}
+
+#[pymethods]
+impl GraphTensor {
+    /// Its dtype's number.
+    #[getter]
+    fn dtype(&self) -> u32 {
+        self.tensor.dtype()
+    }
+
+    /// Its shape.
+    #[getter]
+    fn shape(&self) -> Vec<usize> {
+        self.tensor.dims()
+    }
+
+    /// Its strings.
+    fn strings<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        let strings = self.tensor.strings();
+        strings.into_iter().map(|string| PyBytes::new(py, string)).collect()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: std::ffi::c_int) -> PyResult<()> {
+        let bytes = slf.get().tensor.bytes();
+        let len = ffi::Py_ssize_t::try_from(bytes.len())?;
+        let start = bytes.as_ptr().cast_mut().cast();
+        // SAFETY: Python gives a view to fill; it holds the tensor, so the read-only bytes stay.
+        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
+}
+
+/// Adds the classes to the module.
+///
+/// # Errors
+/// Python's.
+pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
+    parent.add_class::<GraphSession>()?;
+    parent.add_class::<GraphCall>()?;
+    parent.add_class::<GraphTensor>()?;
+    parent.add("GraphFailure", parent.py().get_type::<GraphFailure>())
+}
