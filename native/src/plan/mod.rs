@@ -1,13 +1,18 @@
 //! Signatures compiled against their tables: judges inputs, says how large the answer is, reads the rows.
 
 mod description;
+mod graph;
 mod inputs;
 mod routes;
 mod servable;
 mod work;
 
-pub use description::{Description, SignatureKind};
+pub use description::{
+    Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
+    TableDescription, VocabularyDescription,
+};
+pub use graph::{Graph, OpenGraph, RanData, RanOutput};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use routes::{ModelRoutes, Routes};
-pub use servable::{InputPlan, OutputPlan, Servable, Signature};
-pub use work::{Effort, OutputShape, Work};
+pub use servable::{Counts, FeaturePlan, InputPlan, Keep, NeedsIds, OutputPlan, Reading, Servable, Signature};
+pub use work::{Effort, Features, OutputShape, Work};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::description::{Description, FeatureDescription, SignatureDescription, SignatureKind, TableDescription};
+use super::graph::{Graph, OpenGraph};
 use super::inputs::DataType;
 use crate::tables::table::{Combiner, Combining, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
@@ -19,7 +20,9 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave it out.
     pub is_optional: bool,
-    /// Whether it holds row splits, or weights, of a feature.
+    /// Whether it holds ids, row splits or weights of a feature, so that int32 and int64 stand for each other.
+    pub takes_any_integer: bool,
+    /// Whether it holds row splits or weights of a feature.
     pub is_part: bool,
     /// Number of the vocabulary that maps keys to ids.
     pub vocabulary: Option<usize>,
@@ -110,6 +113,8 @@ pub struct Signature {
     pub row_bytes: usize,
     /// Most rows of a request.
     pub max_rows: Option<usize>,
+    /// Of a predict: what it does behind its lookups.
+    pub graph: Option<Box<dyn Graph>>,
 }
 
 impl Signature {
@@ -146,6 +151,15 @@ pub struct Counts {
     pub strangers: AtomicU64,
 }
 
+/// Owns memory whose addresses a servable reads; dropped with the last request that holds the servable.
+pub struct Keep(#[allow(dead_code, reason = "held for its drop only")] pub Box<dyn std::any::Any + Send + Sync>);
+
+impl std::fmt::Debug for Keep {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Keep")
+    }
+}
+
 /// What stays the same when rows of a version change: everything but where its tables lie.
 #[derive(Debug)]
 pub struct Shared {
@@ -162,6 +176,8 @@ pub struct Shared {
     /// By signature and feature.
     pub counts: Vec<Vec<Counts>>,
     mark: *const AtomicU64,
+    /// Owns the memory of the vocabularies and of the mark.
+    _keep: Keep,
 }
 
 // SAFETY: the word behind mark is only read, atomically, and its publisher keeps it.
@@ -174,10 +190,12 @@ unsafe impl Sync for Shared {}
 pub struct Servable {
     shared: Arc<Shared>,
     tables: Vec<Table>,
+    /// Owns the memory of the tables.
+    _keep: Option<Keep>,
 }
 
 impl Servable {
-    /// Compiles a description.
+    /// Compiles a description; `keep` owns all memory that it names.
     ///
     /// # Safety
     /// The addresses in it are what [`Table::new`] and [`Vocabulary::new`] ask for, and stay so until the servable and
@@ -185,7 +203,7 @@ impl Servable {
     ///
     /// # Errors
     /// A sentence on a number in the description that does not fit the rest of it.
-    pub unsafe fn compile(description: Description) -> Result<Self, String> {
+    pub unsafe fn compile(description: Description, keep: Keep, open_graph: &OpenGraph<'_>) -> Result<Self, String> {
         let Description {
             model,
             version,
@@ -196,7 +214,7 @@ impl Servable {
         } = description;
         let compiled = signatures
             .into_iter()
-            .map(|one| signature(one, &tables, vocabularies.len()));
+            .map(|one| signature(one, &tables, vocabularies.len(), open_graph));
         let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
         let vocabularies = vocabularies
             .into_iter()
@@ -226,14 +244,16 @@ impl Servable {
             vocabularies,
             counts,
             mark,
+            _keep: keep,
         };
         Ok(Servable {
             shared: Arc::new(shared),
             tables: mapped,
+            _keep: None,
         })
     }
 
-    /// Returns the same servable on other tables of the same shapes; both count together.
+    /// Returns the same servable on other tables of the same shapes, whose memory `keep` owns; both count together.
     ///
     /// # Safety
     /// As [`Servable::compile`], for the addresses of rows and scales, one pair for each table.
@@ -241,7 +261,7 @@ impl Servable {
     /// # Panics
     /// There are not as many pairs as tables.
     #[must_use]
-    pub unsafe fn on_tables(&self, addresses: &[(usize, usize)]) -> Self {
+    pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], keep: Keep) -> Self {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
         // SAFETY: the caller promises it.
@@ -251,6 +271,7 @@ impl Servable {
         Servable {
             shared: Arc::clone(&self.shared),
             tables,
+            _keep: Some(keep),
         }
     }
 
@@ -343,6 +364,7 @@ fn signature(
     description: SignatureDescription,
     tables: &[TableDescription],
     num_vocabularies: usize,
+    open_graph: &OpenGraph<'_>,
 ) -> Result<Signature, String> {
     let SignatureDescription {
         name,
@@ -352,11 +374,15 @@ fn signature(
         outputs,
         row_bytes,
         max_rows,
-        graph: _,
+        graph,
     } = description;
     let parts: Vec<usize> = features
         .iter()
         .flat_map(|f| f.row_splits.into_iter().chain(f.weights))
+        .collect();
+    let ids: Vec<usize> = features
+        .iter()
+        .flat_map(|f| [f.ids].into_iter().chain(f.row_splits).chain(f.weights))
         .collect();
     let num_inputs = inputs.len();
     let inputs = inputs
@@ -384,6 +410,7 @@ fn signature(
                 dtype: input.dtype,
                 shape: input.shape,
                 is_optional: input.is_optional,
+                takes_any_integer: ids.contains(&number) || input.vocabulary_size.is_some(),
                 is_part: parts.contains(&number),
                 vocabulary: input.vocabulary,
                 takes_keys: input.takes_keys,
@@ -402,6 +429,13 @@ fn signature(
             if output.parts.iter().any(|&part| part >= features.len()) {
                 return Err(format!("output {:?} has no such feature", output.name));
             }
+            if kind == SignatureKind::Lookup && (output.parts.is_empty() || output.dtype != DataType::Float32) {
+                return Err(format!("output {:?} is no float32 vector of features", output.name));
+            }
+            let is_sequence = |part: &usize| matches!(features[*part].reading, Reading::Sequence { .. });
+            if output.parts.len() > 1 && !output.is_flat && output.parts.iter().any(is_sequence) {
+                return Err(format!("output {:?} joins a sequence row by row", output.name));
+            }
             Ok(OutputPlan {
                 name: output.name,
                 dtype: output.dtype,
@@ -410,6 +444,15 @@ fn signature(
             })
         })
         .collect::<Result<Vec<_>, String>>()?;
+    let graph = match (kind, graph) {
+        (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph)?),
+        (SignatureKind::Lookup, None) => None,
+        _ => {
+            return Err(format!(
+                "signature {name:?} is a predict without a graph, or a lookup with one"
+            ));
+        }
+    };
     Ok(Signature {
         name,
         kind,
@@ -418,6 +461,7 @@ fn signature(
         outputs,
         row_bytes,
         max_rows,
+        graph,
     })
 }
 

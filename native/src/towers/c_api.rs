@@ -161,7 +161,8 @@ impl Api {
             return Err(format!("TensorFlow is open already, from {}", opened.display()));
         }
         // SAFETY: TensorFlow's initialisers register kernels and ask nothing of the caller.
-        let library = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
+        let library =
+            unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
         let api: &'static Api = Box::leak(Box::new(Api::find(&library).map_err(|error| error.to_string())?));
         // TensorFlow's threads never end, so its code must stay.
         std::mem::forget(library);

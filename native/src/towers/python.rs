@@ -56,8 +56,12 @@ impl GraphSession {
             .into_iter()
             .map(|(operation, feeds)| Step { operation, feeds })
             .collect();
-        let api = py.detach(|| Api::open(Path::new(library))).map_err(PyRuntimeError::new_err)?;
-        let session = py.detach(|| Session::open(api, graph_def, config, &steps)).map_err(failure)?;
+        let api = py
+            .detach(|| Api::open(Path::new(library)))
+            .map_err(PyRuntimeError::new_err)?;
+        let session = py
+            .detach(|| Session::open(api, graph_def, config, &steps))
+            .map_err(failure)?;
         Ok(GraphSession {
             number: session.number,
             session: Mutex::new(Some(session)),
@@ -71,7 +75,9 @@ impl GraphSession {
     fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let session = session.ok_or_else(|| PyRuntimeError::new_err("the session is closed"))?;
-        let call = session.call(&texts(&feeds), &texts(&fetches), &texts(&targets)).map_err(failure)?;
+        let call = session
+            .call(&texts(&feeds), &texts(&fetches), &texts(&targets))
+            .map_err(failure)?;
         Ok(GraphCall { call })
     }
 
@@ -113,7 +119,11 @@ impl GraphCall {
             drop(given);
             found
         });
-        Ok(found.map_err(failure)?.into_iter().map(|tensor| GraphTensor { tensor }).collect())
+        Ok(found
+            .map_err(failure)?
+            .into_iter()
+            .map(|tensor| GraphTensor { tensor })
+            .collect())
     }
 }
 

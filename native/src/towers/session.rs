@@ -59,7 +59,12 @@ impl StatusGuard {
 
     fn result(&self) -> Result<(), GraphError> {
         // SAFETY: the status lives, and the message lives as long as it does.
-        let (code, message) = unsafe { ((self.api.get_code)(self.raw), CStr::from_ptr((self.api.message)(self.raw))) };
+        let (code, message) = unsafe {
+            (
+                (self.api.get_code)(self.raw),
+                CStr::from_ptr((self.api.message)(self.raw)),
+            )
+        };
         if code == OK {
             return Ok(());
         }
@@ -178,8 +183,15 @@ impl Session {
     /// # Errors
     /// The graph has no tensor or operation of such a name.
     pub fn call(self: &Arc<Self>, feeds: &[&str], fetches: &[&str], targets: &[&str]) -> Result<Call, GraphError> {
-        let tensors = |names: &[&str]| names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>, _>>();
-        let targets = targets.iter().map(|name| self.operation(name).map(|o| o.as_ptr().cast_const()));
+        let tensors = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| self.tensor(name))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        let targets = targets
+            .iter()
+            .map(|name| self.operation(name).map(|o| o.as_ptr().cast_const()));
         Ok(Call {
             feeds: tensors(feeds)?,
             fetches: tensors(fetches)?,
@@ -285,10 +297,7 @@ impl Call {
             );
         }
         // SAFETY: what a run leaves here is the caller's, also of a run that failed.
-        let found: Vec<_> = found
-            .into_iter()
-            .map(|raw| unsafe { Tensor::own(api, raw) })
-            .collect();
+        let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::own(api, raw) }).collect();
         status.result()?;
         let found: Option<Vec<_>> = found.into_iter().collect();
         found.ok_or_else(|| GraphError::not_found("tensor", "that was fetched"))

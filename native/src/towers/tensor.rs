@@ -210,7 +210,11 @@ impl Tensor {
                 .map(|number| {
                     let string = first.add(number);
                     let (start, len) = ((self.api.string_data)(string), (self.api.string_size)(string));
-                    if len == 0 { &[] } else { std::slice::from_raw_parts(start.cast::<u8>(), len) }
+                    if len == 0 {
+                        &[]
+                    } else {
+                        std::slice::from_raw_parts(start.cast::<u8>(), len)
+                    }
                 })
                 .collect()
         }
@@ -226,7 +230,9 @@ fn num_elements(dims: &[i64]) -> Option<usize> {
         // As if no size was 0, so that the order of the sizes does not matter.
         bound = bound.checked_mul(size.max(1)).filter(|_| size >= 0)?;
     }
-    (dims.len() <= 254).then(|| dims.iter().product::<i64>().unsigned_abs()).and_then(|n| usize::try_from(n).ok())
+    (dims.len() <= 254)
+        .then(|| dims.iter().product::<i64>().unsigned_abs())
+        .and_then(|n| usize::try_from(n).ok())
 }
 
 /// Returns the bytes of a number of this dtype; None of a dtype that is no plain number.
@@ -261,6 +267,12 @@ fn make(
     };
     // SAFETY: the tensor is new.
     unsafe { Tensor::own(api, made) }
+}
+
+impl AsRef<[u8]> for Tensor {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
 }
 
 impl Drop for Tensor {

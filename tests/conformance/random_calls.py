@@ -1,0 +1,236 @@
+"""Draws random calls of a model's lookup signatures from its manifest, and encodes each for every wire.
+
+Most calls are valid; some hold an id without a row, a missing input, wrong row splits or a wrong dtype. Two servers
+that are sent the same bytes must send the same bytes back.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.codecs.protos import message_class
+from tests.conformance.oip_wires import INFER, raw_bytes
+from tests.conformance.wires import PREDICT, fill_tensor
+from tests.toy_model import MANIFEST
+
+Array = np.ndarray[Any, Any]
+_OIP_DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES"}
+_OIP_FIELDS = {"INT64": "int64_contents", "INT32": "int_contents", "FP32": "fp32_contents", "BYTES": "bytes_contents"}
+_NUMBERS = {"float32": 1, "int32": 3, "int64": 9}
+_WORDS = ("red", "grün", "blue", "", "no such word", 'a "quoted"\\ word')
+_CODES = (100, -5, 7, 0, 12345678901)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request in the bytes of one wire.
+
+    path: of the gRPC method, or of the HTTP route.
+    """
+
+    wire: str
+    is_grpc: bool
+    path: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Drawn:
+    """A request before it is encoded.
+
+    arrays: by input name. nested: ids, or lists of ids, by the name that JSON has; weights the same.
+    """
+
+    model: str
+    signature: str
+    arrays: dict[str, Array]
+    nested: dict[str, Any]
+    weights: dict[str, Any]
+    outputs: list[str]
+
+
+class RandomCalls:
+    """Calls of one model version.
+
+    Args:
+      artifact: the version's folder.
+      id_dtypes: dtype of an input that is not int64, by signature and input.
+    """
+
+    def __init__(self, model: str, artifact: Path, id_dtypes: Mapping[tuple[str, str], str] | None = None) -> None:
+        self._model = model
+        self._manifest = json.loads((artifact / MANIFEST).read_text())
+        self._id_dtypes = id_dtypes or {}
+
+    @property
+    def lookups(self) -> list[str]:
+        """Names of the lookup signatures."""
+        return sorted(name for name, entry in self._manifest["signatures"].items() if entry["kind"] == "lookup")
+
+    def draw(self, rng: random.Random) -> list[Call]:
+        """Returns one random request for every wire that has a form for it."""
+        signature = rng.choice(self.lookups)
+        drawn = self._drawn(rng, signature)
+        calls = [self._grpc(rng, drawn), *self._oip_grpc(rng, drawn), *self._oip_http(rng, drawn)]
+        return calls + self._json(rng, drawn)
+
+    def _drawn(self, rng: random.Random, signature: str) -> Drawn:
+        features = self._manifest["signatures"][signature]["features"]
+        chosen = rng.sample(sorted(features), rng.randint(1, len(features)))
+        rows = rng.choice((1, 1, 2, 3, 17, 40))
+        has_bad_ids = rng.random() < 0.15
+        drawn = Drawn(self._model, signature, {}, {}, {}, [])
+        for name in chosen:
+            feature = features[name]
+            num_rows = rng.randint(1, 5) if rng.random() < 0.05 else rows
+            is_tensor_core = self._manifest["signatures"][signature].get("device") == "tpu_tensor_core"
+            draw_id = self._ids_of(rng, name, has_bad_ids)
+            if feature.get("output"):
+                drawn.outputs.append(feature["output"])
+            if feature.get("row_splits") is None:
+                ids = [draw_id() for _ in range(num_rows)]
+                drawn.arrays[feature["ids"]] = self._array(ids, "int32" if is_tensor_core else "int64")
+                drawn.nested[feature["ids"]] = ids
+                continue
+            lists = [[draw_id() for _ in range(rng.choice((0, 1, 1, 2, 3, 9)))] for _ in range(num_rows)]
+            flat = [one for row in lists for one in row]
+            drawn.arrays[feature["ids"]] = self._array(flat, "int32" if is_tensor_core else "int64")
+            splits = np.cumsum([0, *map(len, lists)])
+            drawn.arrays[feature["row_splits"]] = splits.astype(np.int64)
+            drawn.nested[self._json_name(feature)] = lists
+            if feature.get("weights") and rng.random() < 0.5:
+                weights = [[rng.choice((0.0, 1.0, 0.5, -1.0, 2.25)) for _ in row] for row in lists]
+                drawn.arrays[feature["weights"]] = np.array([w for row in weights for w in row], np.float32)
+                drawn.weights[self._json_name(feature)] = weights
+        if rng.random() < 0.06:
+            self._spoil(rng, drawn.arrays)
+        return drawn
+
+    def _json_name(self, feature: Mapping[str, Any]) -> str:
+        ids: str = feature["ids"]
+        return ids.removesuffix("__values")
+
+    def _ids_of(self, rng: random.Random, feature: str, has_bad_ids: bool) -> Callable[[], Any]:
+        vocabulary = self._manifest["features"][feature].get("vocabulary")
+        size = self._manifest["tables"][self._manifest["features"][feature]["table"]]["vocabulary_size"]
+        if vocabulary is not None:
+            is_string = self._manifest["vocabularies"][vocabulary].get("key_dtype", "string") == "string"
+            keys: tuple[Any, ...] = _WORDS if is_string else _CODES
+            known = keys[:3]
+            return lambda: rng.choice(keys if has_bad_ids else known)
+        return lambda: rng.randint(-size - 1, size + 2) if has_bad_ids and rng.random() < 0.3 else rng.randrange(size)
+
+    def _array(self, ids: list[Any], dtype: str) -> Array:
+        if any(isinstance(one, str) for one in ids):
+            return np.array([one.encode() if isinstance(one, str) else b"1" for one in ids] + [None], object)[:-1]
+        return np.array(ids, np.int64).astype(dtype) if ids else np.zeros(0, dtype)
+
+    def _spoil(self, rng: random.Random, arrays: dict[str, Array]) -> None:
+        name = rng.choice(sorted(arrays))
+        match rng.randrange(5):
+            case 0:
+                del arrays[name]
+            case 1:
+                arrays[name] = arrays[name][:-1]
+            case 2:
+                arrays[name] = arrays[name].reshape(1, -1)
+            case 3:
+                arrays["no_such_input"] = arrays[name]
+            case 4 if arrays[name].dtype != object:
+                arrays[name] = arrays[name].astype(np.float32 if arrays[name].dtype != np.float32 else np.int64)
+
+    def _grpc(self, rng: random.Random, drawn: Drawn) -> Call:
+        message = message_class("tensorflow.serving.PredictRequest")()
+        message.model_spec.name, message.model_spec.signature_name = drawn.model, drawn.signature
+        if rng.random() < 0.2:
+            message.model_spec.version.value = 1
+        for name in rng.sample(sorted(drawn.arrays), len(drawn.arrays)):
+            array = drawn.arrays[name]
+            if array.dtype != object and rng.random() < 0.4:
+                tensor = message.inputs[name]
+                tensor.dtype = _NUMBERS[array.dtype.name]
+                for size in array.shape:
+                    tensor.tensor_shape.dim.add().size = size
+                tensor.tensor_content = array.tobytes()
+            else:
+                fill_tensor(message.inputs[name], array)
+        if drawn.outputs and rng.random() < 0.2:
+            message.output_filter.extend(rng.sample(drawn.outputs, rng.randint(1, len(drawn.outputs))))
+        return Call("grpc", True, PREDICT, message.SerializeToString())
+
+    def _oip_grpc(self, rng: random.Random, drawn: Drawn) -> list[Call]:
+        calls = []
+        for wire, is_raw in (("oip grpc", True), ("oip grpc contents", False)):
+            message = message_class("inference.ModelInferRequest")()
+            message.model_name, message.id = drawn.model, rng.choice(("", "i"))
+            message.parameters["signature_name"].string_param = drawn.signature
+            for name, array in drawn.arrays.items():
+                datatype = _OIP_DATATYPES[array.dtype.name]
+                tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+                if is_raw:
+                    message.raw_input_contents.append(raw_bytes(array.reshape(-1)))
+                else:
+                    getattr(tensor.contents, _OIP_FIELDS[datatype]).extend(array.reshape(-1).tolist())
+            if drawn.outputs and rng.random() < 0.2:
+                message.outputs.add(name=rng.choice(drawn.outputs))
+            calls.append(Call(wire, True, INFER, message.SerializeToString()))
+        return calls
+
+    def _oip_http(self, rng: random.Random, drawn: Drawn) -> list[Call]:
+        calls = []
+        path = f"/v2/models/{drawn.model}/infer"
+        for wire, is_binary in (("oip json", False), ("oip binary", True)):
+            inputs, binary = [], b""
+            for name, array in drawn.arrays.items():
+                tensor: dict[str, Any] = {
+                    "name": name,
+                    "datatype": _OIP_DATATYPES[array.dtype.name],
+                    "shape": list(array.shape),
+                }
+                if is_binary:
+                    data = raw_bytes(array.reshape(-1))
+                    tensor["parameters"] = {"binary_data_size": len(data)}
+                    binary += data
+                else:
+                    tensor["data"] = [
+                        one.decode() if isinstance(one, bytes) else one for one in array.reshape(-1).tolist()
+                    ]
+                inputs.append(tensor)
+            document: dict[str, Any] = {
+                "inputs": inputs,
+                "parameters": {"signature_name": drawn.signature, "binary_data_output": is_binary},
+            }
+            if rng.random() < 0.3:
+                document["id"] = "i"
+            if drawn.outputs and rng.random() < 0.2:
+                document["outputs"] = [{"name": rng.choice(drawn.outputs)}]
+            head = json.dumps(document).encode()
+            headers = (("Inference-Header-Content-Length", str(len(head))),) if is_binary else ()
+            calls.append(Call(wire, False, path, head + binary, headers))
+        return calls
+
+    def _json(self, rng: random.Random, drawn: Drawn) -> list[Call]:
+        base = f"/v1/models/{drawn.model}" + rng.choice(("", "", "/versions/1"))
+        named = {"signature_name": drawn.signature}
+        weights = {f"{name}__weights": rows for name, rows in drawn.weights.items()}
+        columns = drawn.nested | weights
+        documents: list[tuple[str, str, dict[str, Any]]] = [
+            ("json lookup", "lookup", {"features": drawn.nested, "weights": drawn.weights, **named}),
+            ("json columns", "predict", {"inputs": columns, **named}),
+        ]
+        if len({len(rows) for rows in columns.values()}) == 1:
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            documents.append(("json rows", "predict", {"instances": rows, **named}))
+        separators = rng.choice(((",", ":"), (", ", ": ")))
+        return [
+            Call(wire, False, f"{base}:{method}", json.dumps(document, separators=separators).encode())
+            for wire, method, document in documents
+        ]

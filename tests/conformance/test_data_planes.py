@@ -1,0 +1,97 @@
+"""The native core and the Python data plane send the same bytes: random calls of every wire to both, side by side.
+
+`--parity-requests N` draws N requests of each model, each for every wire (default 300).
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.conformance.random_calls import Call, RandomCalls
+from tests.integration.process import ServerProcess
+from tests.toy_described import write_described_model
+from tests.toy_model import write_toy_model
+from tests.toy_policies import write_policy_model
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("service._native") is None, reason="the native core is not built here (no cargo)"
+)
+
+_MODELS = {"toy": write_toy_model, "policies": write_policy_model, "described": write_described_model}
+# Headers that tell of one answer and not of what was asked.
+_OWN_HEADERS = {"date", "x-request-id", "server", "connection", "keep-alive"}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one version of each toy model, and a list of them."""
+    folder = tmp_path_factory.mktemp("planes")
+    configs = []
+    for name, write in _MODELS.items():
+        write(folder / name / "1")
+        configs.append(f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}')
+    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
+    """A server of each data plane over the same models."""
+    with ExitStack() as stack:
+        servers = {
+            plane: stack.enter_context(
+                ServerProcess(data_plane=plane, model_config_file=repository / "models.config", graph_signatures="off")
+            )
+            for plane in ("native", "python")
+        }
+        for server in servers.values():
+            server.ready()
+        yield servers
+
+
+class Answers:
+    """Sends calls to one server and returns what came back, as bytes."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._channel = server.channel
+        self._http = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+
+    def to(self, call: Call) -> tuple[object, bytes]:
+        """Returns status and body; over HTTP with the headers."""
+        if call.is_grpc:
+            try:
+                return "OK", self._channel.unary_unary(call.path)(call.body, timeout=60)
+            except grpc.RpcError as error:
+                return error.code().name, error.details().encode()
+        self._http.request("POST", call.path, call.body, dict(call.headers))
+        response = self._http.getresponse()
+        headers = sorted(
+            (name.lower(), value) for name, value in response.getheaders() if name.lower() not in _OWN_HEADERS
+        )
+        return (response.status, *headers), response.read()
+
+
+@pytest.mark.parametrize("model", list(_MODELS))
+def test_both_planes_send_the_same_bytes(
+    model: str, planes: dict[str, ServerProcess], repository: Path, request: pytest.FixtureRequest
+) -> None:
+    rng = random.Random(f"planes of {model}")
+    calls = RandomCalls(model, repository / model / "1")
+    native, reference = (Answers(planes[plane]) for plane in ("native", "python"))
+    answered: Counter[str] = Counter()
+    for _ in range(request.config.getoption("--parity-requests")):
+        for call in calls.draw(rng):
+            expected, found = reference.to(call), native.to(call)
+            assert found == expected, (call, found, expected)
+            answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
+    # Not only refusals agree.
+    assert min(answered.values()) > 0, answered
