@@ -24,10 +24,23 @@ fn failure(error: GraphError) -> PyErr {
     GraphFailure::new_err((error.code, error.message))
 }
 
+/// A session until it is closed.
+type Held = Arc<Mutex<Option<Arc<Session>>>>;
+
+fn held(session: &Held) -> PyResult<Arc<Session>> {
+    let session = session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    session.ok_or_else(|| {
+        failure(GraphError {
+            code: 1,
+            message: "the session is closed".to_owned(),
+        })
+    })
+}
+
 /// A graph with its variables, open in TensorFlow. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphSession {
-    session: Mutex<Option<Arc<Session>>>,
+    session: Held,
     /// Under which the core finds it.
     #[pyo3(get)]
     number: u64,
@@ -64,7 +77,7 @@ impl GraphSession {
             .map_err(failure)?;
         Ok(GraphSession {
             number: session.number,
-            session: Mutex::new(Some(session)),
+            session: Arc::new(Mutex::new(Some(session))),
         })
     }
 
@@ -73,15 +86,18 @@ impl GraphSession {
     /// Raises GraphFailure: the graph lacks one of them.
     #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
     fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
-        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let session = session.ok_or_else(|| PyRuntimeError::new_err("the session is closed"))?;
+        let session = held(&self.session)?;
         let call = session
             .call(&texts(&feeds), &texts(&fetches), &texts(&targets))
             .map_err(failure)?;
-        Ok(GraphCall { call })
+        Ok(GraphCall {
+            session: Arc::clone(&self.session),
+            call,
+        })
     }
 
-    /// Lets go of the graph; its variables are freed once no call of it and no request holds it.
+    /// Lets go of the graph; calls fail from now on, and its variables are freed
+    /// once no request holds it.
     fn close(&self, py: Python<'_>) {
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(session));
@@ -95,6 +111,7 @@ fn texts(names: &[String]) -> Vec<&str> {
 /// A part of a graph. Concurrency: any thread, several at a time.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphCall {
+    session: Held,
     call: Call,
 }
 
@@ -109,14 +126,16 @@ impl GraphCall {
     /// Raises GraphFailure.
     #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
     fn run(&self, py: Python<'_>, feeds: Vec<(u32, Vec<i64>, Bound<'_, PyAny>)>) -> PyResult<Vec<GraphTensor>> {
-        let api = self.call.session().api();
+        let session = held(&self.session)?;
+        let api = session.api();
         let given = feeds
             .iter()
             .map(|(dtype, dims, data)| fed(api, *dtype, dims, data))
             .collect::<PyResult<Vec<_>>>()?;
         let found = py.detach(|| {
-            let found = self.call.run(&given);
-            drop(given);
+            let found = session.run(&self.call, &given);
+            // Perhaps the last holder of the session: its variables are freed without the interpreter lock.
+            drop((given, session));
             found
         });
         Ok(found

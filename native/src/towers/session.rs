@@ -154,7 +154,7 @@ impl Session {
                 .feeds
                 .iter()
                 .filter_map(|(_, text)| Tensor::of_strings(api, &[], std::iter::once(text.as_slice())));
-            call.run(&scalars.collect::<Vec<_>>())?;
+            session.run(&call, &scalars.collect::<Vec<_>>())?;
         }
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let sessions = open.get_or_insert_with(HashMap::new);
@@ -182,7 +182,7 @@ impl Session {
     ///
     /// # Errors
     /// The graph has no tensor or operation of such a name.
-    pub fn call(self: &Arc<Self>, feeds: &[&str], fetches: &[&str], targets: &[&str]) -> Result<Call, GraphError> {
+    pub fn call(&self, feeds: &[&str], fetches: &[&str], targets: &[&str]) -> Result<Call, GraphError> {
         let tensors = |names: &[&str]| {
             names
                 .iter()
@@ -196,7 +196,7 @@ impl Session {
             feeds: tensors(feeds)?,
             fetches: tensors(fetches)?,
             targets: targets.collect::<Result<_, _>>()?,
-            session: Arc::clone(self),
+            session: self.number,
         })
     }
 
@@ -221,12 +221,53 @@ impl Session {
         let found = unsafe { (self.api.operation_by_name)(self.graph.as_ptr(), text.as_ptr()) };
         NonNull::new(found).ok_or_else(missing)
     }
+
+    /// Runs a call on one tensor for each fed one and returns one for each fetched one.
+    ///
+    /// # Errors
+    /// The graph refuses the tensors, or fails; or the call is another session's.
+    pub fn run(&self, call: &Call, feeds: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
+        let (api, Some(session)) = (self.api, self.raw.filter(|_| call.session == self.number)) else {
+            return Err(GraphError::not_found("call", "of another session"));
+        };
+        if feeds.len() != call.feeds.len() {
+            let message = format!("{} tensors are fed, and {} are wanted", feeds.len(), call.feeds.len());
+            return Err(GraphError { code: 3, message });
+        }
+        let given: Vec<_> = feeds.iter().map(Tensor::raw).collect();
+        let mut found = vec![std::ptr::null_mut(); call.fetches.len()];
+        let count = |len: usize| c_int::try_from(len).unwrap_or(c_int::MAX);
+        let status = StatusGuard::new(api);
+        // SAFETY: the operations of the call are this session's, as its number says; all pointers are to as many elements
+        // as the counts beside them say; the tensors are only read.
+        unsafe {
+            (api.session_run)(
+                session.as_ptr(),
+                std::ptr::null(),
+                call.feeds.as_ptr(),
+                given.as_ptr(),
+                count(given.len()),
+                call.fetches.as_ptr(),
+                found.as_mut_ptr(),
+                count(found.len()),
+                call.targets.as_ptr(),
+                count(call.targets.len()),
+                std::ptr::null_mut(),
+                status.raw,
+            );
+        }
+        // SAFETY: what a run leaves here is the caller's, also of a run that failed.
+        let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::own(api, raw) }).collect();
+        status.result()?;
+        let found: Option<Vec<_>> = found.into_iter().collect();
+        found.ok_or_else(|| GraphError::not_found("tensor", "that was fetched"))
+    }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         let status = StatusGuard::new(self.api);
-        // SAFETY: no Call lives, because each holds the session; so no run is in progress and none begins.
+        // SAFETY: who runs something holds the session, so no run is in progress and none begins.
         unsafe {
             if let Some(session) = self.raw {
                 (self.api.close_session)(session.as_ptr(), status.raw);
@@ -245,67 +286,19 @@ impl fmt::Debug for Session {
 
 /// A part of a session's graph, from fed to fetched tensors. Concurrency: any thread, several at a time.
 pub struct Call {
-    session: Arc<Session>,
+    session: u64,
     feeds: Vec<Output>,
     fetches: Vec<Output>,
     targets: Vec<*const Operation>,
 }
 
-// SAFETY: its pointers are to operations of the session's graph, which it holds and only reads.
+// SAFETY: its pointers are used by Session::run alone, of the session that they are of.
 unsafe impl Send for Call {}
 // SAFETY: as above.
 unsafe impl Sync for Call {}
 
-impl Call {
-    /// The session.
-    #[must_use]
-    pub fn session(&self) -> &Arc<Session> {
-        &self.session
-    }
-
-    /// Runs it on one tensor for each fed one and returns one for each fetched one.
-    ///
-    /// # Errors
-    /// The graph refuses the tensors, or fails.
-    pub fn run(&self, feeds: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
-        let (api, Some(session)) = (self.session.api, self.session.raw) else {
-            return Err(GraphError::not_found("session", "open"));
-        };
-        if feeds.len() != self.feeds.len() {
-            let message = format!("{} tensors are fed, and {} are wanted", feeds.len(), self.feeds.len());
-            return Err(GraphError { code: 3, message });
-        }
-        let given: Vec<_> = feeds.iter().map(Tensor::raw).collect();
-        let mut found = vec![std::ptr::null_mut(); self.fetches.len()];
-        let count = |len: usize| c_int::try_from(len).unwrap_or(c_int::MAX);
-        let status = StatusGuard::new(api);
-        // SAFETY: all pointers are to as many elements as the counts beside them say; the tensors are only read.
-        unsafe {
-            (api.session_run)(
-                session.as_ptr(),
-                std::ptr::null(),
-                self.feeds.as_ptr(),
-                given.as_ptr(),
-                count(given.len()),
-                self.fetches.as_ptr(),
-                found.as_mut_ptr(),
-                count(found.len()),
-                self.targets.as_ptr(),
-                count(self.targets.len()),
-                std::ptr::null_mut(),
-                status.raw,
-            );
-        }
-        // SAFETY: what a run leaves here is the caller's, also of a run that failed.
-        let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::own(api, raw) }).collect();
-        status.result()?;
-        let found: Option<Vec<_>> = found.into_iter().collect();
-        found.ok_or_else(|| GraphError::not_found("tensor", "that was fetched"))
-    }
-}
-
 impl fmt::Debug for Call {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "Call of {} feeds in {:?}", self.feeds.len(), self.session)
+        write!(to, "Call of {} feeds in session {}", self.feeds.len(), self.session)
     }
 }

@@ -136,7 +136,7 @@ impl plan::Graph for Tower {
             let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::Unfit)?;
             feeds.push(self.fed_input(plan.dtype, tensor)?);
         }
-        let found = call.run(&feeds).map_err(|_| Declined::Graph)?;
+        let found = self.session.run(&call, &feeds).map_err(|_| Declined::Graph)?;
         let mut outputs: HashMap<usize, Tensor> = sorted.iter().copied().zip(found).collect();
         let ran = wanted.iter().map(|number| outputs.remove(number).and_then(ran_output));
         ran.collect::<Option<_>>().ok_or(Declined::NotNative)
