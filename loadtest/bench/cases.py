@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.bench import foreign_model
+from loadtest.bench.header_sets import HEADER_SETS
 from loadtest.bench.messages import BINARY, GRPC, JSON, Wire
 from loadtest.bench.processes import Baseline, Service
 from loadtest.bench.workloads import MODEL, WORKLOADS
@@ -25,6 +26,7 @@ class Case:
     is_constant: answers one thing, whatever is asked.
     is_free: server and generator may use every core.
     is_foreign: asks the model of foreign_model.
+    header_set: of header_sets, what requests over gRPC have beside what gRPC itself asks for.
     """
 
     row: str
@@ -35,6 +37,7 @@ class Case:
     is_constant: bool = False
     is_free: bool = False
     is_foreign: bool = False
+    header_set: str = "plain"
 
     @property
     def name(self) -> str:
@@ -120,6 +123,9 @@ def cases() -> Iterator[Case]:
     for workload in ("W1", "W2", "W3", "W4"):
         yield Case("binary", workload, "service", BINARY)
     yield from _foreign()
+    for header_set in HEADER_SETS:
+        for workload in ("W1", "W2"):
+            yield Case(f"gRPC, headers: {header_set}", workload, "service", GRPC, header_set=header_set)
 
 
 def _foreign() -> Iterator[Case]:

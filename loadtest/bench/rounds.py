@@ -16,6 +16,7 @@ import grpc
 
 from loadtest.bench.cases import ENCODE_ALONE, FLAGS_NEEDED, SERVERS, Case, Server
 from loadtest.bench.generator.load import Ask, Shot, drive
+from loadtest.bench.header_sets import HEADER_SETS
 from loadtest.bench.messages import check, grpc_answer, json_answer
 from loadtest.bench.processes import Baseline, bound_to, cpu_s, memory, tree
 from loadtest.bench.workloads import Arrays, Data
@@ -97,7 +98,9 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
     with running(wanted, place, options) as servers:
         pids = {name: tree(server.pid) for name, server in servers.items()}
         asks = {
-            case.name: _ask(case, place(case).data, servers[case.server]) for case in wanted if case.row != ENCODE_ALONE
+            case.name: ask_of(case, place(case).data, servers[case.server])
+            for case in wanted
+            if case.row != ENCODE_ALONE
         }
         shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
         held: dict[str, Held] = {}
@@ -124,11 +127,11 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
         # Still right after all of it.
         for case in wanted:
             if case.row != ENCODE_ALONE:
-                _ask(case, place(case).data, servers[case.server])
+                ask_of(case, place(case).data, servers[case.server])
         return [Measured(case, tuple(shots[case.name]), held[case.name]) for case in wanted]
 
 
-def _ask(case: Case, data: Data, server: Server) -> Ask:
+def ask_of(case: Case, data: Data, server: Server) -> Ask:
     """Asks every variant once, holds the answers against numpy's, and returns what the generator needs."""
     requests = data.requests(case.workload)
     path = case.path or case.wire.path(case.workload)
@@ -146,7 +149,8 @@ def _ask(case: Case, data: Data, server: Server) -> Ask:
         except AssertionError as error:
             raise AssertionError(f"{case.name}: {error}") from error
     bodies = [body for body, _ in encoded]
-    return Ask(case.wire.is_grpc, path, bodies, sizes, [headers for _, headers in encoded])
+    fields = HEADER_SETS[case.header_set](bodies)
+    return Ask(case.wire.is_grpc, path, bodies, sizes, [headers for _, headers in encoded], fields)
 
 
 def _call_grpc(port: int, path: str, encoded: list[tuple[bytes, tuple]]) -> Iterator[tuple[bytes, dict[str, str]]]:

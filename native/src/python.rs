@@ -25,7 +25,9 @@ impl Servable {
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
         // SAFETY: service/dataplane/description.py takes the addresses from arrays that `keep` owns.
         let compiled = unsafe { plan::Servable::compile(description, Keep(Box::new(keep)), &crate::towers::open) };
-        Ok(Servable { inner: Arc::new(compiled.map_err(PyValueError::new_err)?) })
+        Ok(Servable {
+            inner: Arc::new(compiled.map_err(PyValueError::new_err)?),
+        })
     }
 
     /// Returns the same servable on other tables: the addresses of rows and scales of each; counts are shared.
@@ -53,7 +55,13 @@ impl Servable {
             .flat_map(|(signature, features)| {
                 features.iter().enumerate().map(|(number, counts)| {
                     let (ids, missing) = (counts.ids.load(Relaxed), counts.missing.load(Relaxed));
-                    (signature.name.clone(), number, ids, missing, counts.strangers.load(Relaxed))
+                    (
+                        signature.name.clone(),
+                        number,
+                        ids,
+                        missing,
+                        counts.strangers.load(Relaxed),
+                    )
                 })
             })
             .collect()
@@ -68,10 +76,19 @@ pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<S
 pub fn routes_of(models: &PythonRoutes) -> Routes {
     let models = models.iter().map(|(model, versions, labels)| {
         let versions = versions.iter().map(|(version, servable)| {
-            (*version, servable.as_ref().map(|servable| Arc::clone(&servable.get().inner)))
+            (
+                *version,
+                servable.as_ref().map(|servable| Arc::clone(&servable.get().inner)),
+            )
         });
         let labels = labels.iter().map(|(label, version)| (label.clone(), *version));
-        (model.clone(), ModelRoutes { versions: versions.collect(), labels: labels.collect() })
+        (
+            model.clone(),
+            ModelRoutes {
+                versions: versions.collect(),
+                labels: labels.collect(),
+            },
+        )
     });
     Routes::new(models.collect())
 }
@@ -91,7 +108,12 @@ impl Forms {
     #[pyo3(signature = (models, *, max_response_bytes = 1 << 30, as_content = false, strict_json = false))]
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn new(models: PythonRoutes, max_response_bytes: usize, as_content: bool, strict_json: bool) -> Self {
-        Forms { routes: routes_of(&models), max_response_bytes, as_content, strict_json }
+        Forms {
+            routes: routes_of(&models),
+            max_response_bytes,
+            as_content,
+            strict_json,
+        }
     }
 }
 

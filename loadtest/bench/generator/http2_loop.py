@@ -84,11 +84,12 @@ def _pump(row, stream, out, body, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _start(row, stream, out, head, bodies, sizes, counts, now):  # type: ignore[no-untyped-def]
+def _start(row, stream, out, heads, head_sizes, bodies, sizes, counts, now):  # type: ignore[no-untyped-def]
     stream[ID] = row[NEXT_ID]
     row[NEXT_ID] += 2
     stream[STARTED] = now
     stream[VARIANT] = counts[NEXT_VARIANT] % sizes.shape[0]
+    head = heads[counts[NEXT_VARIANT] % head_sizes.shape[0]][: head_sizes[counts[NEXT_VARIANT] % head_sizes.shape[0]]]
     counts[NEXT_VARIANT] += 1
     counts[IN_FLIGHT] += 1
     stream[SENT] = 0
@@ -139,7 +140,7 @@ def _window_update(row, streams, out, carry, bodies, sizes):  # type: ignore[no-
 
 
 @njit(cache=True, nogil=True)
-def _finish(row, stream, out, head, bodies, sizes, expected, counts, histogram, now, goes_on):  # type: ignore[no-untyped-def]
+def _finish(row, stream, out, heads, head_sizes, bodies, sizes, expected, counts, histogram, now, goes_on):  # type: ignore[no-untyped-def]
     record(histogram, now - stream[STARTED])
     counts[DONE] += 1
     counts[IN_FLIGHT] -= 1
@@ -147,11 +148,13 @@ def _finish(row, stream, out, head, bodies, sizes, expected, counts, histogram, 
         counts[WRONG] += 1
     stream[ID] = 0
     if goes_on:
-        _start(row, stream, out, head, bodies, sizes, counts, now)
+        _start(row, stream, out, heads, head_sizes, bodies, sizes, counts, now)
 
 
 @njit(cache=True, nogil=True)
-def _read(row, streams, out, carry, data, n, head, bodies, sizes, expected, counts, histogram, now, goes_on):  # type: ignore[no-untyped-def]
+def _read(
+    row, streams, out, carry, data, n, heads, head_sizes, bodies, sizes, expected, counts, histogram, now, goes_on
+):  # type: ignore[no-untyped-def]
     # Goes through n received bytes; False where the server refused something.
     at = 0
     while at < n:
@@ -198,7 +201,7 @@ def _read(row, streams, out, carry, data, n, head, bodies, sizes, expected, coun
         if row[SKIP] == 0 and row[ENDING] > 0:
             stream = streams[row[ENDING] - 1]
             row[ENDING] = 0
-            _finish(row, stream, out, head, bodies, sizes, expected, counts, histogram, now, goes_on)
+            _finish(row, stream, out, heads, head_sizes, bodies, sizes, expected, counts, histogram, now, goes_on)
     if row[UNRETURNED] > _GIVE_BACK:
         _frame(row, out, 4, WINDOW_UPDATE, 0, 0)
         row[OUT_END] = _put(out, row[OUT_END], row[UNRETURNED], 4)
@@ -214,7 +217,8 @@ def run(
     carries,
     waiting,
     data,
-    head,
+    heads,
+    head_sizes,
     bodies,
     sizes,
     expected,
@@ -229,7 +233,8 @@ def run(
       connections: [C, CONNECTION_COLUMNS] int64; streams: [C, M, STREAM_COLUMNS] int64, ID 0 is a free one.
       outs: [C, room for M requests twice] uint8; carries: [C, CARRY_BYTES] uint8; data: [any] uint8, scratch.
       waiting: [C, 2] int32, as c_library.wait_for_any has it.
-      head: header block of every request; bodies: [K, longest] uint8 with sizes: [K]; expected: [K] bytes of DATA.
+      heads: [H, longest] uint8 with head_sizes: [H], header blocks that requests have in turn.
+      bodies: [K, longest] uint8 with sizes: [K]; expected: [K] bytes of DATA.
       counts: [NUM_COUNTS] int64; histogram: [NUM_BUCKETS] int64.
     """
     clock = np.zeros(2, np.int64)
@@ -239,7 +244,7 @@ def run(
         for c in range(connections.shape[0]):
             for s in range(streams.shape[1]):
                 if streams[c, s, ID] == 0:
-                    _start(connections[c], streams[c, s], outs[c], head, bodies, sizes, counts, now)
+                    _start(connections[c], streams[c, s], outs[c], heads, head_sizes, bodies, sizes, counts, now)
     while now < end and counts[BROKEN] == 0 and (goes_on or counts[IN_FLIGHT] > 0):
         for c in range(connections.shape[0]):
             row = connections[c]
@@ -263,7 +268,8 @@ def run(
                         carries[c],
                         data,
                         n,
-                        head,
+                        heads,
+                        head_sizes,
                         bodies,
                         sizes,
                         expected,

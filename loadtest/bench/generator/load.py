@@ -33,6 +33,7 @@ class Ask:
       expected: how many bytes each of their answers has, as a message or a body.
       path: the method's.
       headers: of each body over HTTP, beside host and content-length.
+      fields: over gRPC, more fields of a header block, encoded; requests have them in turn.
     """
 
     is_grpc: bool
@@ -40,6 +41,7 @@ class Ask:
     bodies: Sequence[bytes]
     expected: Sequence[int]
     headers: Sequence[Sequence[tuple[str, str]]]
+    fields: Sequence[bytes] = (b"",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def drive(
 def _http2(ask: Ask, sockets: list[socket.socket], streams: int) -> Callable[..., None]:
     # gRPC's prefix: not compressed, and the length.
     bodies, sizes = _padded([b"\0" + struct.pack(">I", len(body)) + body for body in ask.bodies])
-    head = np.frombuffer(_header_block(ask.path), np.uint8)
+    heads, head_sizes = _padded([_header_block(ask.path) + more for more in ask.fields])
     opening = _PREFACE + _frame(http2_loop.SETTINGS, struct.pack(">HI", 4, _LARGEST_WINDOW))
     opening += _frame(http2_loop.WINDOW_UPDATE, struct.pack(">I", _LARGEST_WINDOW - 65535))
     rows = np.zeros((len(sockets), http2_loop.CONNECTION_COLUMNS), np.int64)
@@ -105,7 +107,7 @@ def _http2(ask: Ask, sockets: list[socket.socket], streams: int) -> Callable[...
         row[http2_loop.WINDOW] = row[http2_loop.PEER_WINDOW] = 65535
         row[http2_loop.PEER_FRAME] = 16384
         row[http2_loop.NEXT_ID] = 1
-    room = 2 * streams * (bodies.shape[1] * 9 // 8 + len(head) + 64) + (1 << 16)
+    room = 2 * streams * (bodies.shape[1] * 9 // 8 + heads.shape[1] + 64) + (1 << 16)
     fixed = (
         rows,
         np.zeros((len(sockets), streams, http2_loop.STREAM_COLUMNS), np.int64),
@@ -113,7 +115,8 @@ def _http2(ask: Ask, sockets: list[socket.socket], streams: int) -> Callable[...
         np.zeros((len(sockets), http2_loop.CARRY_BYTES), np.uint8),
         _waiting(sockets),
         np.zeros(_DATA_BYTES, np.uint8),
-        head,
+        heads,
+        head_sizes,
         bodies,
         sizes,
         np.array(ask.expected, np.int64) + 5,

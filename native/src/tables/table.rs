@@ -2,6 +2,12 @@
 
 use std::marker::PhantomData;
 
+use super::combine::Combine;
+use super::gather::Gather;
+use super::processor::{Kernel, Processor};
+use super::rows::Place;
+use super::sequence::Sequence;
+
 /// What the numbers of a table are stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -267,8 +273,8 @@ pub struct Table {
     pub vocabulary_size: usize,
     /// D.
     pub embedding_dim: usize,
-    rows: *const u8,
-    scales: *const f32,
+    pub(super) rows: *const u8,
+    pub(super) scales: *const f32,
 }
 
 // SAFETY: the memory is only read, and its publisher keeps it mapped.
@@ -319,8 +325,8 @@ impl Table {
     /// # Errors
     /// [`Stopped::BadId`].
     pub fn gather(&self, ids: Ints<'_>, policy: Policy, out: Out<'_>) -> Looked {
-        let _ = (ids, policy, out, self.rows, self.scales);
-        todo!("tables")
+        let place = Place::new(self, policy);
+        self.run(Gather { place, ids, out })
     }
 
     /// Writes for each row of ids one combined float32 vector to `out`; an empty row gives zeros.
@@ -339,8 +345,15 @@ impl Table {
         policy: Policy,
         out: Out<'_>,
     ) -> Looked {
-        let _ = (ids, splits, weights, how, policy, out);
-        todo!("tables")
+        let place = Place::new(self, policy);
+        self.run(Combine {
+            place,
+            ids,
+            splits,
+            weights,
+            how,
+            out,
+        })
     }
 
     /// Writes for each row of ids its first `length` rows of the table as float32, one behind the other, to one row of
@@ -349,7 +362,23 @@ impl Table {
     /// # Errors
     /// [`Stopped::BadId`].
     pub fn sequence(&self, ids: Ints<'_>, splits: Ints<'_>, length: usize, policy: Policy, out: Out<'_>) -> Looked {
-        let _ = (ids, splits, length, policy, out);
-        todo!("tables")
+        let place = Place::new(self, policy);
+        self.run(Sequence {
+            place,
+            ids,
+            splits,
+            length,
+            out,
+        })
+    }
+
+    fn run(&self, kernel: impl Kernel) -> Looked {
+        self.run_on(Processor::best(), kernel)
+    }
+
+    /// Runs a kernel compiled for a processor that `Processor::best` returned, or for any.
+    pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> Looked {
+        // SAFETY: the processor has the instructions, and new() took rows of this dtype.
+        unsafe { processor.run(self.dtype, kernel) }
     }
 }

@@ -1,0 +1,78 @@
+"""Header fields that production sends with gRPC calls, as bytes of a header block.
+
+A trace id, a request id and a timeout differ from request to request, so each set has many blocks, which requests have
+in turn. No block needs another one before it: fields are literals with a literal name (RFC 7541, section 6.2).
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+
+# Enough that no cache of whole header blocks helps, and a multiple of the variants of each workload.
+_NUM_BLOCKS = 4096
+_NOT_INDEXED, _NEVER_INDEXED, _INDEXED = 0x00, 0x10, 0x40
+_HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+
+Field = tuple[str, str]
+# (random numbers, body of the request) to fields.
+Fields = Callable[[random.Random, bytes], list[Field]]
+
+
+def _authorization(rng: random.Random, body: bytes) -> list[Field]:
+    return [("authorization", "Bearer 0123456789abcdef0123456789abcdef01234567")]
+
+
+def _timeout(rng: random.Random, body: bytes) -> list[Field]:
+    return [("grpc-timeout", f"{rng.randint(4_000_000, 5_000_000)}u")]
+
+
+def _request_id(rng: random.Random, body: bytes) -> list[Field]:
+    return [("x-request-id", str(uuid.UUID(int=rng.getrandbits(128))))]
+
+
+def _trace(rng: random.Random, body: bytes) -> list[Field]:
+    return [("traceparent", f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-00")]
+
+
+def _content_length(rng: random.Random, body: bytes) -> list[Field]:
+    return [("content-length", str(5 + len(body)))]
+
+
+def _all(rng: random.Random, body: bytes) -> list[Field]:
+    return [field for fields in (_timeout, _request_id, _trace) for field in fields(rng, body)]
+
+
+def _block(fields: Sequence[Field], kind: int, is_huffman: bool) -> bytes:
+    block = b""
+    for name, value in fields:
+        block += bytes([kind])
+        for text in (name.encode(), value.encode()):
+            coded = _HUFFMAN.encode(text) if is_huffman else text
+            assert len(coded) < 127  # the length is one byte
+            block += bytes([len(coded) | (0x80 if is_huffman else 0)]) + coded
+    return block
+
+
+def _blocks(fields: Fields, kind: int, is_huffman: bool, bodies: Sequence[bytes]) -> list[bytes]:
+    rng = random.Random(1)
+    return [_block(fields(rng, bodies[i % len(bodies)]), kind, is_huffman) for i in range(_NUM_BLOCKS)]
+
+
+# Set -> (bodies of the variants) to encoded fields, of which request i has number i, counted round.
+HEADER_SETS: Mapping[str, Callable[[Sequence[bytes]], list[bytes]]] = {
+    "plain": lambda bodies: [b""],
+    "authorization": partial(_blocks, _authorization, _INDEXED, False),
+    "timeout": partial(_blocks, _timeout, _INDEXED, False),
+    "request id": partial(_blocks, _request_id, _INDEXED, False),
+    "trace": partial(_blocks, _trace, _INDEXED, False),
+    "all three": partial(_blocks, _all, _INDEXED, False),
+    "content-length": partial(_blocks, _content_length, _NOT_INDEXED, False),
+    "all never indexed": partial(_blocks, _all, _NEVER_INDEXED, False),
+    "all Huffman": partial(_blocks, _all, _INDEXED, True),
+}

@@ -1,0 +1,233 @@
+//! Vectors of eight float32, and how each instruction set reads them from a table.
+
+/// Eight float32 that are read, multiplied, added and written at once.
+///
+/// Every operation rounds as one float32 operation does, and none is fused with another: all implementations give the
+/// same bits.
+///
+/// # Safety
+/// The processor has the instructions of the implementation. Addresses hold as many bytes as eight numbers take; they
+/// need no alignment.
+pub(super) trait Lanes: Copy {
+    /// Eight times zero.
+    unsafe fn zero() -> Self;
+    /// Eight times one number.
+    unsafe fn splat(number: f32) -> Self;
+    /// Reads 32 bytes.
+    unsafe fn float32(at: *const u8) -> Self;
+    /// Reads 16 bytes of IEEE halves.
+    unsafe fn float16(at: *const u8) -> Self;
+    /// Reads 16 bytes, the upper halves of eight float32.
+    unsafe fn bfloat16(at: *const u8) -> Self;
+    /// Reads eight signed bytes.
+    unsafe fn int8(at: *const u8) -> Self;
+    /// Reads four bytes of two signed numbers each, the low half of a byte first.
+    unsafe fn int4(at: *const u8) -> Self;
+    /// `self + other`
+    unsafe fn plus(self, other: Self) -> Self;
+    /// `self * other`
+    unsafe fn times(self, other: Self) -> Self;
+    /// Writes 32 bytes.
+    unsafe fn write(self, at: *mut u8);
+}
+
+/// Number of float32 in [`Lanes`].
+pub(super) const LANES: usize = 8;
+
+/// Lanes of any processor; the compiler makes vector instructions of the loops where it can (SSE2, NEON).
+#[derive(Clone, Copy)]
+pub(super) struct Plain([f32; LANES]);
+
+impl Plain {
+    #[inline(always)]
+    unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
+        // SAFETY: the caller of the trait's method gives an address of so many bytes.
+        unsafe { at.cast::<[u8; N]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn each(number: impl Fn(usize) -> f32) -> Self {
+        Plain(std::array::from_fn(number))
+    }
+}
+
+impl Lanes for Plain {
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Plain([0.0; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn splat(number: f32) -> Self {
+        Plain([number; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn float32(at: *const u8) -> Self {
+        // SAFETY: the caller gives 32 bytes.
+        Plain(unsafe { at.cast::<[f32; LANES]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn float16(at: *const u8) -> Self {
+        // SAFETY: the caller gives 16 bytes.
+        let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
+        Self::each(|i| widened(halves[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn bfloat16(at: *const u8) -> Self {
+        // SAFETY: the caller gives 16 bytes.
+        let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
+        Self::each(|i| f32::from_bits(u32::from(halves[i]) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn int8(at: *const u8) -> Self {
+        // SAFETY: the caller gives 8 bytes.
+        let bytes: [u8; LANES] = unsafe { Self::read(at) };
+        Self::each(|i| signed_byte(bytes[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn int4(at: *const u8) -> Self {
+        // SAFETY: the caller gives 4 bytes.
+        let bytes: [u8; LANES / 2] = unsafe { Self::read(at) };
+        Self::each(|i| half_of_byte(bytes[i / 2], i))
+    }
+
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        Self::each(|i| self.0[i] + other.0[i])
+    }
+
+    #[inline(always)]
+    unsafe fn times(self, other: Self) -> Self {
+        Self::each(|i| self.0[i] * other.0[i])
+    }
+
+    #[inline(always)]
+    unsafe fn write(self, at: *mut u8) {
+        // SAFETY: the caller gives 32 bytes.
+        unsafe { at.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+}
+
+/// Returns the number of an IEEE half; a signalling NaN becomes quiet, as the processors' instructions make it.
+///
+/// Without branches, so that a loop of it becomes vector instructions. Source: `fp16_ieee_to_fp32_value` of
+/// github.com/Maratyszcza/FP16, `include/fp16/fp16.h`.
+#[inline(always)]
+pub(super) fn widened(half: u16) -> f32 {
+    let word = u32::from(half) << 16;
+    let sign = word & 0x8000_0000;
+    let magnitude = word << 1;
+    let normal = f32::from_bits((magnitude >> 4) + (0xE0 << 23)) * f32::from_bits(0x0780_0000);
+    let subnormal = f32::from_bits((magnitude >> 17) | (126 << 23)) - 0.5;
+    let number = if magnitude < 1 << 27 { subnormal } else { normal };
+    f32::from_bits(sign | number.to_bits())
+}
+
+/// Returns the signed number of four bits in the low half of a byte for an even column, in the high half for an odd.
+#[inline(always)]
+pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
+    let low_half_up = if column % 2 == 0 { byte << 4 } else { byte };
+    f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
+}
+
+/// Returns the number of a signed byte.
+#[inline(always)]
+pub(super) fn signed_byte(byte: u8) -> f32 {
+    f32::from(i8::from_ne_bytes([byte]))
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::Avx2;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::{
+        __m256, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
+        _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_epi32,
+        _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32,
+        _mm256_storeu_ps,
+    };
+
+    use super::Lanes;
+
+    /// Lanes of an x86-64 processor with AVX2 and F16C.
+    #[derive(Clone, Copy)]
+    pub(in crate::tables) struct Avx2(__m256);
+
+    // SAFETY of all blocks below: the caller promises the instructions and the bytes, as the trait says.
+    impl Lanes for Avx2 {
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_setzero_ps() })
+        }
+
+        #[inline(always)]
+        unsafe fn splat(number: f32) -> Self {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_set1_ps(number) })
+        }
+
+        #[inline(always)]
+        unsafe fn float32(at: *const u8) -> Self {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_loadu_ps(at.cast()) })
+        }
+
+        #[inline(always)]
+        unsafe fn float16(at: *const u8) -> Self {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) })
+        }
+
+        #[inline(always)]
+        unsafe fn bfloat16(at: *const u8) -> Self {
+            // SAFETY: see above.
+            let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) })
+        }
+
+        #[inline(always)]
+        unsafe fn int8(at: *const u8) -> Self {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) })
+        }
+
+        #[inline(always)]
+        unsafe fn int4(at: *const u8) -> Self {
+            // SAFETY: see above.
+            let word = unsafe { at.cast::<i32>().read_unaligned() };
+            // Each lane has its four bits shifted to the top, and back with their sign.
+            // SAFETY: see above.
+            Avx2(unsafe {
+                let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+                let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);
+                _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(tops))
+            })
+        }
+
+        #[inline(always)]
+        unsafe fn plus(self, other: Self) -> Self {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn times(self, other: Self) -> Self {
+            // SAFETY: see above.
+            Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn write(self, at: *mut u8) {
+            // SAFETY: see above.
+            unsafe { _mm256_storeu_ps(at.cast(), self.0) }
+        }
+    }
+}

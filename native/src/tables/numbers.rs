@@ -1,0 +1,125 @@
+//! What tables store: five kinds of numbers, each read as float32, one at a time or eight.
+
+use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
+
+/// One kind of stored numbers.
+///
+/// # Safety
+/// `row` is the address of a row that has the columns asked for; it needs no alignment.
+pub(super) trait Stored {
+    /// Whether a row is multiplied by the float32 scale of its number.
+    const IS_SCALED: bool = false;
+    /// Bytes of a row of `dim` numbers.
+    fn row_bytes(dim: usize) -> usize;
+    /// Reads one number.
+    unsafe fn one(row: *const u8, column: usize) -> f32;
+    /// Reads eight numbers from a column on that is a multiple of eight.
+    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
+}
+
+pub(super) struct Float32;
+pub(super) struct Float16;
+pub(super) struct Bfloat16;
+pub(super) struct Int8;
+pub(super) struct Int4;
+
+impl Stored for Float32 {
+    #[inline(always)]
+    fn row_bytes(dim: usize) -> usize {
+        dim * 4
+    }
+
+    #[inline(always)]
+    unsafe fn one(row: *const u8, column: usize) -> f32 {
+        // SAFETY: the row has this column.
+        unsafe { row.add(column * 4).cast::<f32>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
+        // SAFETY: the row has these columns.
+        unsafe { L::float32(row.add(column * 4)) }
+    }
+}
+
+impl Stored for Float16 {
+    #[inline(always)]
+    fn row_bytes(dim: usize) -> usize {
+        dim * 2
+    }
+
+    #[inline(always)]
+    unsafe fn one(row: *const u8, column: usize) -> f32 {
+        // SAFETY: the row has this column.
+        widened(unsafe { row.add(column * 2).cast::<u16>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
+        // SAFETY: the row has these columns.
+        unsafe { L::float16(row.add(column * 2)) }
+    }
+}
+
+impl Stored for Bfloat16 {
+    #[inline(always)]
+    fn row_bytes(dim: usize) -> usize {
+        dim * 2
+    }
+
+    #[inline(always)]
+    unsafe fn one(row: *const u8, column: usize) -> f32 {
+        // SAFETY: the row has this column.
+        let upper = unsafe { row.add(column * 2).cast::<u16>().read_unaligned() };
+        f32::from_bits(u32::from(upper) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
+        // SAFETY: the row has these columns.
+        unsafe { L::bfloat16(row.add(column * 2)) }
+    }
+}
+
+impl Stored for Int8 {
+    const IS_SCALED: bool = true;
+
+    #[inline(always)]
+    fn row_bytes(dim: usize) -> usize {
+        dim
+    }
+
+    #[inline(always)]
+    unsafe fn one(row: *const u8, column: usize) -> f32 {
+        // SAFETY: the row has this column.
+        signed_byte(unsafe { row.add(column).read() })
+    }
+
+    #[inline(always)]
+    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
+        // SAFETY: the row has these columns.
+        unsafe { L::int8(row.add(column)) }
+    }
+}
+
+impl Stored for Int4 {
+    const IS_SCALED: bool = true;
+
+    #[inline(always)]
+    fn row_bytes(dim: usize) -> usize {
+        dim.div_ceil(2)
+    }
+
+    #[inline(always)]
+    unsafe fn one(row: *const u8, column: usize) -> f32 {
+        // SAFETY: the row has this column.
+        half_of_byte(unsafe { row.add(column / 2).read() }, column)
+    }
+
+    #[inline(always)]
+    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
+        debug_assert_eq!(column % LANES, 0);
+        // SAFETY: the row has these columns.
+        unsafe { L::int4(row.add(column / 2)) }
+    }
+}

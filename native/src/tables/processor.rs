@@ -1,0 +1,71 @@
+//! Compiles each kernel once for each instruction set and kind of numbers, and calls the best that the processor has.
+
+use super::lanes::{Lanes, Plain};
+use super::numbers::{Bfloat16, Float16, Float32, Int4, Int8, Stored};
+use super::table::{Dtype, Looked};
+
+/// One lookup, its arguments at hand.
+pub(super) trait Kernel {
+    /// Runs it.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `L`, and the table stores `S`.
+    unsafe fn run<L: Lanes, S: Stored>(self) -> Looked;
+}
+
+/// Instructions that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Processor {
+    /// The ones that the whole crate is compiled for.
+    Any,
+    /// AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Processor {
+    /// Returns the best that this processor has.
+    pub(super) fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c") {
+            return Processor::Avx2;
+        }
+        Processor::Any
+    }
+
+    /// Runs a kernel on a table of this dtype.
+    ///
+    /// # Safety
+    /// The processor is one that `best` returned, or `Any`.
+    pub(super) unsafe fn run(self, dtype: Dtype, kernel: impl Kernel) -> Looked {
+        match self {
+            // SAFETY: plain lanes need no instruction of their own.
+            Processor::Any => unsafe { by_dtype::<Plain>(dtype, kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the processor has them, as the caller promises.
+            Processor::Avx2 => unsafe { with_avx2(dtype, kernel) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> Looked {
+    // SAFETY: the caller's processor has the instructions.
+    unsafe { by_dtype::<super::lanes::Avx2>(dtype, kernel) }
+}
+
+#[inline(always)]
+unsafe fn by_dtype<L: Lanes>(dtype: Dtype, kernel: impl Kernel) -> Looked {
+    // SAFETY: the caller's processor has the instructions; each arm names what the table stores. A float64 table has
+    // no row for a kernel (`Place::new`), so nothing is read of it.
+    unsafe {
+        match dtype {
+            Dtype::Float32 | Dtype::Float64 => kernel.run::<L, Float32>(),
+            Dtype::Float16 => kernel.run::<L, Float16>(),
+            Dtype::Bfloat16 => kernel.run::<L, Bfloat16>(),
+            Dtype::Int8 => kernel.run::<L, Int8>(),
+            Dtype::Int4 => kernel.run::<L, Int4>(),
+        }
+    }
+}

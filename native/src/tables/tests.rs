@@ -1,0 +1,315 @@
+//! The kernels against the oracle, bit for bit, over every dtype, combiner, order of additions and policy.
+
+use std::mem::MaybeUninit;
+
+use proptest::prelude::*;
+
+use super::combine::Combine;
+use super::gather::Gather;
+use super::lanes::widened;
+use super::oracle::{self, Found, Numbers, half};
+use super::processor::Processor;
+use super::rows::Place;
+use super::sequence::Sequence;
+use super::table::{
+    Combiner, Combining, Dtype, Ints, Looked, OnBadId, Out, Policy, Stopped, Summation, Table, Weights,
+};
+
+const DTYPES: [Dtype; 5] = [
+    Dtype::Float32,
+    Dtype::Float16,
+    Dtype::Bfloat16,
+    Dtype::Int8,
+    Dtype::Int4,
+];
+const ALL_POLICIES: [OnBadId; 6] = [
+    OnBadId::Error,
+    OnBadId::Drop,
+    OnBadId::DropNegative,
+    OnBadId::DefaultRow,
+    OnBadId::Clamp,
+    OnBadId::Wrap,
+];
+const COMBINERS: [Combiner; 3] = [Combiner::Sum, Combiner::Mean, Combiner::Sqrtn];
+const ORDERS: [Summation; 3] = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
+
+/// Copies bytes to an address that is a multiple of nothing.
+struct Unaligned(Vec<u8>);
+
+impl Unaligned {
+    fn new(bytes: &[u8]) -> Self {
+        let mut memory = vec![0; bytes.len() + 17];
+        let skip = Self::skip(&memory);
+        memory[skip..skip + bytes.len()].copy_from_slice(bytes);
+        Unaligned(memory)
+    }
+
+    fn skip(memory: &[u8]) -> usize {
+        memory.as_ptr().align_offset(16) + 1
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let skip = Self::skip(&self.0);
+        &self.0[skip..self.0.len() - 17 + skip]
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    numbers: Numbers,
+    rows: Vec<Vec<i64>>,
+    weights: Option<Vec<f32>>,
+    how: Combining,
+    policy: Policy,
+    length: usize,
+}
+
+impl Case {
+    fn ids(&self) -> Vec<i64> {
+        self.rows.concat()
+    }
+
+    fn splits(&self) -> Vec<i64> {
+        let mut splits = vec![0];
+        for row in &self.rows {
+            splits.push(splits[splits.len() - 1] + row.len() as i64);
+        }
+        splits
+    }
+}
+
+fn numbers(dtype: Dtype, size: usize, dim: usize) -> impl Strategy<Value = Numbers> {
+    let row_bytes = match dtype {
+        Dtype::Float32 | Dtype::Float64 => dim * 4,
+        Dtype::Float16 | Dtype::Bfloat16 => dim * 2,
+        Dtype::Int8 => dim,
+        Dtype::Int4 => dim.div_ceil(2),
+    };
+    // Float32 of all signs and of near sizes, so that the order of additions shows.
+    let float32 = prop::collection::vec(-8.0_f32..8.0, size * dim);
+    let bytes = prop::collection::vec(any::<u8>(), size * row_bytes);
+    let scales = prop::collection::vec(prop_oneof![Just(0.0_f32), 0.001_f32..2.0], size);
+    (float32, bytes, scales).prop_map(move |(floats, mut raw, scales)| {
+        if dtype == Dtype::Float32 {
+            raw = floats.iter().flat_map(|number| number.to_le_bytes()).collect();
+        }
+        if dtype == Dtype::Bfloat16 {
+            raw = floats
+                .iter()
+                .flat_map(|number| number.to_le_bytes()[2..].to_vec())
+                .collect();
+        }
+        Numbers {
+            dtype,
+            size,
+            dim,
+            raw,
+            scales,
+        }
+    })
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let dims = prop_oneof![
+        1..10_usize,
+        prop::sample::select(vec![16, 31, 32, 40, 41, 64, 73, 105, 135])
+    ];
+    let shape = (prop::sample::select(&DTYPES[..]), 1..6_usize, dims);
+    shape.prop_flat_map(|(dtype, size, dim)| {
+        let good = 0..size as i64;
+        let bad = prop::sample::select(vec![-1, -(size as i64), size as i64, i64::MIN, i64::MAX]);
+        let id = prop_oneof![30 => good, 1 => bad];
+        let short = prop::collection::vec(id.clone(), 0..6);
+        let row = prop_oneof![4 => short, 1 => prop::collection::vec(id, 6..40)];
+        let rows = prop::collection::vec(row, 0..6);
+        let how = (
+            prop::sample::select(&COMBINERS[..]),
+            prop::sample::select(&ORDERS[..]),
+            any::<bool>(),
+            any::<bool>(),
+            prop_oneof![2 => Just(0), 1 => 1..20_usize],
+            any::<bool>(),
+        );
+        let weight = prop_oneof![8 => -1.0_f32..3.0, 1 => Just(0.0), 1 => Just(f32::NAN)];
+        let weights = prop::option::of(prop::collection::vec(weight, 200));
+        let policy = (prop::sample::select(&ALL_POLICIES[..]), 0..size);
+        (numbers(dtype, size, dim), rows, how, weights, policy, 1..5_usize).prop_map(
+            |(numbers, rows, how, weights, policy, length)| {
+                let count: usize = rows.iter().map(Vec::len).sum();
+                let (combiner, summation, at_least_one, positive_only, max_ids, truncates) = how;
+                Case {
+                    numbers,
+                    rows,
+                    weights: weights.map(|weights| weights.into_iter().cycle().take(count).collect()),
+                    how: Combining {
+                        combiner,
+                        summation,
+                        at_least_one,
+                        positive_only,
+                        max_ids,
+                        truncates,
+                    },
+                    policy: Policy {
+                        on_bad_id: policy.0,
+                        default_row: policy.1,
+                    },
+                    length,
+                }
+            },
+        )
+    })
+}
+
+/// Looks up with a kernel, into rows that lie apart and unaligned; checks that it writes nothing between them.
+fn found(table: &Numbers, rows: usize, width: usize, look_up: impl Fn(&Table, Out<'_>) -> Looked) -> Found {
+    let raw = Unaligned::new(&table.raw);
+    let scale_bytes: Vec<u8> = table.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let scales = Unaligned::new(&scale_bytes);
+    // SAFETY: both live until the lookup is over.
+    let mapped = unsafe {
+        let scales_at = scales.bytes().as_ptr().cast();
+        Table::new(table.dtype, table.size, table.dim, raw.bytes().as_ptr(), scales_at)
+    };
+    let (skip, gap) = (3, 5);
+    let stride = width * 4 + gap;
+    let mut memory = vec![MaybeUninit::new(0xA5_u8); skip + rows * stride];
+    let missing = look_up(&mapped, Out::new(&mut memory, skip, stride, width * 4, rows))?;
+    // SAFETY: all of it was initialised above.
+    let memory: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
+    assert!(memory[..skip].iter().all(|&byte| byte == 0xA5));
+    let mut out = Vec::new();
+    for row in memory[skip..].chunks(stride) {
+        assert!(row[width * 4..].iter().all(|&byte| byte == 0xA5));
+        let numbers = row[..width * 4].chunks(4);
+        out.extend(numbers.map(|number| f32::from_le_bytes(number.try_into().unwrap())));
+    }
+    Ok((out, missing))
+}
+
+fn assert_same(found: &Found, expected: &Found) {
+    match (found, expected) {
+        (Ok(found), Ok(expected)) => {
+            assert_eq!(found.1, expected.1, "ids without rows");
+            assert_eq!(found.0.len(), expected.0.len());
+            for (i, (a, b)) in found.0.iter().zip(&expected.0).enumerate() {
+                let is_same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+                assert!(is_same, "number {i} is {a:?}, not {b:?}");
+            }
+        }
+        _ => assert_eq!(found.as_ref().err(), expected.as_ref().err()),
+    }
+}
+
+fn processors() -> Vec<Processor> {
+    let mut all = vec![Processor::Any, Processor::best()];
+    all.dedup();
+    all
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn combine_gives_what_the_oracle_gives(case in cases()) {
+        let (ids, splits) = (case.ids(), case.splits());
+        let ids_at = Unaligned::new(Ints::of(&ids).as_bytes());
+        let weights: Option<Vec<u8>> = case.weights.as_ref().map(|all| all.iter().flat_map(|w| w.to_le_bytes()).collect());
+        let weights_at = weights.map(|bytes| Unaligned::new(&bytes));
+        let expected = oracle::combine(&case.numbers, &ids, &splits, case.weights.as_deref(), &case.how, case.policy);
+        for processor in processors() {
+            let got = found(&case.numbers, case.rows.len(), case.numbers.dim, |table, out| {
+                let weights = weights_at.as_ref().map(|weights| Weights::new(weights.bytes()));
+                let ids = Ints::new(ids_at.bytes());
+                table.run_on(processor, Combine { place: Place::new(table, case.policy), ids, splits: Ints::of(&splits), weights, how: &case.how, out })
+            });
+            assert_same(&got, &expected);
+        }
+    }
+
+    #[test]
+    fn sequence_gives_what_the_oracle_gives(case in cases()) {
+        let (ids, splits) = (case.ids(), case.splits());
+        let ids_at = Unaligned::new(Ints::of(&ids).as_bytes());
+        let expected = oracle::sequence(&case.numbers, &ids, &splits, case.length, case.policy);
+        for processor in processors() {
+            let got = found(&case.numbers, case.rows.len(), case.length * case.numbers.dim, |table, out| {
+                let ids = Ints::new(ids_at.bytes());
+                table.run_on(processor, Sequence { place: Place::new(table, case.policy), ids, splits: Ints::of(&splits), length: case.length, out })
+            });
+            assert_same(&got, &expected);
+        }
+    }
+
+    #[test]
+    fn gather_gives_what_the_oracle_gives(case in cases(), behind in 0..3_usize) {
+        let ids = case.ids();
+        let rows = ids.len().saturating_sub(behind);
+        let ids_at = Unaligned::new(Ints::of(&ids).as_bytes());
+        let expected = oracle::gather(&case.numbers, &ids, rows, case.policy);
+        for processor in processors() {
+            let got = found(&case.numbers, rows, case.numbers.dim, |table, out| {
+                table.run_on(processor, Gather { place: Place::new(table, case.policy), ids: Ints::new(ids_at.bytes()), out })
+            });
+            assert_same(&got, &expected);
+        }
+    }
+}
+
+#[test]
+fn every_half_is_widened_as_ieee_says() {
+    for bits in 0..=u16::MAX {
+        let (got, expected) = (widened(bits), half(bits));
+        assert!(
+            got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan()),
+            "{bits:x}"
+        );
+    }
+}
+
+#[test]
+fn every_half_is_the_same_to_all_processors() {
+    let raw: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    let table = Numbers {
+        dtype: Dtype::Float16,
+        size: 1 << 13,
+        dim: 8,
+        raw,
+        scales: Vec::new(),
+    };
+    let ids: Vec<i64> = (0..1 << 13).collect();
+    let policy = Policy {
+        on_bad_id: OnBadId::Error,
+        default_row: 0,
+    };
+    for processor in processors() {
+        let got = found(&table, 1 << 13, 8, |table, out| {
+            table.run_on(
+                processor,
+                Gather {
+                    place: Place::new(table, policy),
+                    ids: Ints::of(&ids),
+                    out,
+                },
+            )
+        });
+        for (bits, number) in (0..=u16::MAX).zip(got.unwrap().0) {
+            // The bits of a NaN too: all make it quiet.
+            assert_eq!(number.to_bits(), widened(bits).to_bits());
+        }
+    }
+}
+
+#[test]
+fn a_float64_table_has_no_rows() {
+    // SAFETY: no row is read.
+    let table = unsafe { Table::new(Dtype::Float64, 4, 2, std::ptr::null(), std::ptr::null()) };
+    for on_bad_id in [OnBadId::Error, OnBadId::Clamp, OnBadId::DefaultRow, OnBadId::Wrap] {
+        let policy = Policy {
+            on_bad_id,
+            default_row: 0,
+        };
+        let mut memory = [MaybeUninit::uninit(); 8];
+        let looked = table.gather(Ints::of(&[-1]), policy, Out::new(&mut memory, 0, 8, 8, 1));
+        assert_eq!(looked, Err(Stopped::BadId(0)));
+    }
+}
