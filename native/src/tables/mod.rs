@@ -10,7 +10,10 @@
 )]
 
 mod combine;
+pub mod fingerprint;
 mod gather;
+pub mod guard;
+pub mod key_index;
 mod lanes;
 mod numbers;
 mod processor;
