@@ -128,6 +128,17 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
+    # What the native core is told, and what it counted; what is left in Python runs behind it.
+    "service.dataplane": (
+        {
+            *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
+            "service.configuration.settings",
+            "service.metrics.buckets",
+            "service.metrics.requests",
+            "service.start_error",
+        },
+        {"numpy"},
+    ),
     # What is left joins the layers: app, cli, observability and the like.
     "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
     # The only readers of other people's formats; their libraries are an optional extra.

@@ -111,7 +111,7 @@ def shown_settings(settings: Settings) -> Document:
 
 
 def _version(one: LoadedServable) -> Document:
-    counts = one.servable.table_counts()
+    counts = one.servable.all_table_counts()
     tables = []
     for name, table in sorted(one.servable.tables.items()):
         info, found = table.info, counts.get(name)
