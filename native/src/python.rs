@@ -13,7 +13,7 @@ use crate::plan::{self, Description, Effort, Keep, ModelRoutes, Routes};
 /// One published version of a model. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Servable {
-    inner: Arc<plan::Servable>,
+    pub(crate) inner: Arc<plan::Servable>,
 }
 
 #[pymethods]

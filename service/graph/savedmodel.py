@@ -86,6 +86,15 @@ class SavedModelBackend:
             self._callables[signature_name, fed, fetched] = call
         return call
 
+    @property
+    def session_number(self) -> int | None:
+        """The number by which the native core knows the session."""
+        return self._session.number
+
+    def has_sparse_inputs(self, signature_name: str) -> bool:
+        """Says whether a signature has sparse inputs, which requests send as ragged ids."""
+        return bool(self._sparse.get(signature_name))
+
     def close(self) -> None:
         """Frees the graph's variables."""
         self._session.close()

@@ -92,6 +92,15 @@ class TowerBackend:
         """The signatures that it runs."""
         return self._cuts
 
+    @property
+    def session_number(self) -> int | None:
+        """The number by which the native core knows the session."""
+        return self._session.number
+
+    def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:
+        """Returns the sparse inputs of a signature."""
+        return self._sparse.get(signature_name, {})
+
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
         """Returns one that shares this one's session and takes its rows from elsewhere; closing one closes both."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
@@ -174,7 +183,7 @@ class TowerBackend:
         effects: Sequence[str] = (),
     ) -> _Call:
         """Returns what runs a part of the graph on a request's inputs and on arrays for the fed tensors."""
-        feed, names = request_feed(spec, self._sparse.get(spec.name, {}), inputs)
+        feed, names = request_feed(spec, self.sparse_inputs(spec.name), inputs)
         call = self._session.call([*fed, *names], fetch, effects)
         return lambda request, *arrays: call(*arrays, *feed(request))
 

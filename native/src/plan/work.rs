@@ -343,6 +343,10 @@ impl<'s, 'r> Features<'s, 'r> {
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], place: &Place) -> Result<(), Declined> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
+        if sent.sizes.iter().product::<usize>() != sent.ids().len() {
+            // Ids of another dtype: fewer would be read than there is memory for.
+            return Err(Declined::NotNative);
+        }
         read(self.servable, &self.plan.features[feature], sent, to, place).map(drop)
     }
 }

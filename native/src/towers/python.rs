@@ -9,6 +9,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
+use crate::declined::Declined;
+use crate::plan::{self, Data, DataType, Effort, Inputs, Strings, Work};
+
 use super::c_api::Api;
 use super::session::{Call, GraphError, Session, Step};
 use super::tensor::{Block, Tensor};
@@ -204,6 +207,68 @@ impl GraphTensor {
     }
 }
 
+/// What `predict` returns of one output: its dtype's number, its shape, its numbers or its strings.
+type Predicted<'py> = (u32, Vec<usize>, Bound<'py, PyAny>);
+
+/// Answers a predict without a wire, for tests that hold it against the reference.
+///
+/// Args:
+///   inputs: name, dtype's number, shape, and bytes or strings.
+///   outputs: names; none: all.
+///
+/// Raises `ValueError` with the reason why the reference has to answer.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
+fn predict<'py>(
+    py: Python<'py>,
+    servable: &Bound<'py, crate::python::Servable>,
+    signature: &str,
+    inputs: Vec<(String, u64, Vec<usize>, Bound<'py, PyAny>)>,
+    outputs: Vec<String>,
+) -> PyResult<Vec<Predicted<'py>>> {
+    let servable = Arc::clone(&servable.get().inner);
+    let unknown = || PyValueError::new_err("Unknown");
+    let number = servable.signature(signature, "").ok_or_else(unknown)?;
+    let plan = &servable.signatures()[number];
+    let mut sent: Inputs<'_> = plan.inputs.iter().map(|_| None).collect();
+    for (name, dtype, dims, data) in &inputs {
+        let input = plan.input(name.as_bytes()).ok_or_else(unknown)?;
+        let data = match data.cast::<PyList>() {
+            Ok(strings) => {
+                let strings: Vec<Vec<u8>> = strings.extract()?;
+                let parts = strings.into_iter().map(std::borrow::Cow::Owned).collect();
+                Data::Strings(Strings { parts })
+            }
+            Err(_) => Data::Bytes(PyBuffer::get(data)?.to_vec(py)?),
+        };
+        let dtype = DataType::of_number(*dtype).ok_or_else(unknown)?;
+        let dims = dims.iter().copied().collect();
+        sent[input] = Some(plan::Tensor { dtype, dims, data });
+    }
+    let wanted: Option<Vec<usize>> = outputs.iter().map(|name| plan.output(name.as_bytes())).collect();
+    let wanted = wanted.ok_or_else(unknown)?;
+    let declined = |why: Declined| PyValueError::new_err(format!("{why:?}"));
+    let ran = py.detach(|| Work::prepare(&servable, number, sent, &wanted, Effort::Any, usize::MAX));
+    let mut work = ran.map_err(declined)?;
+    let shapes = work.outputs().to_vec();
+    let mut found = Vec::with_capacity(shapes.len());
+    for (i, shape) in shapes.iter().enumerate() {
+        let data = if shape.dtype == DataType::String {
+            let strings = work.strings(i).iter().map(|string| PyBytes::new(py, string));
+            PyList::new(py, strings.collect::<Vec<_>>())?.into_any()
+        } else {
+            let mut bytes = vec![std::mem::MaybeUninit::new(0_u8); shape.num_bytes()];
+            work.fill(i, &mut bytes).map_err(declined)?;
+            // SAFETY: every byte was 0 from the start.
+            let bytes: Vec<u8> = bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect();
+            PyBytes::new(py, &bytes).into_any()
+        };
+        found.push((shape.dtype as u32, shape.dims.to_vec(), data));
+    }
+    work.finish().map_err(declined)?;
+    Ok(found)
+}
+
 /// Adds the classes to the module.
 ///
 /// # Errors
@@ -212,5 +277,6 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     parent.add_class::<GraphSession>()?;
     parent.add_class::<GraphCall>()?;
     parent.add_class::<GraphTensor>()?;
+    parent.add_function(wrap_pyfunction!(predict, parent)?)?;
     parent.add("GraphFailure", parent.py().get_type::<GraphFailure>())
 }
