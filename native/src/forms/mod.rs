@@ -2,6 +2,7 @@
 
 pub mod predict_proto;
 pub mod protobuf;
+mod tensor_proto;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -179,7 +179,7 @@ pub(super) fn output_numbers(
 }
 
 /// Returns the bytes of an output's binary data.
-pub(super) fn binary_size(work: &Work<'_>, number: usize) -> usize {
+pub(super) fn binary_size(work: &Work<'_, '_>, number: usize) -> usize {
     let shape = &work.outputs()[number];
     if shape.dtype == DataType::String {
         let strings = work.strings(number).iter();
@@ -190,7 +190,7 @@ pub(super) fn binary_size(work: &Work<'_>, number: usize) -> usize {
 }
 
 /// Appends an output's binary data.
-pub(super) fn append_binary(work: &mut Work<'_>, number: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
+pub(super) fn append_binary(work: &mut Work<'_, '_>, number: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     if work.outputs()[number].dtype == DataType::String {
         for element in work.strings(number) {
             let length = u32::try_from(element.len()).map_err(|_| Declined::OverLimit)?;
@@ -203,7 +203,7 @@ pub(super) fn append_binary(work: &mut Work<'_>, number: usize, body: &mut Vec<u
 }
 
 /// Appends the little-endian numbers of an output that has no strings.
-pub(super) fn append_numbers(work: &mut Work<'_>, number: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
+pub(super) fn append_numbers(work: &mut Work<'_, '_>, number: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     let size = work.outputs()[number].num_bytes();
     body.reserve(size);
     work.fill(number, &mut body.spare_capacity_mut()[..size])?;

@@ -145,12 +145,12 @@ impl Forms {
     }
 }
 
-fn json_numbers(work: &Work<'_>, forms: &Forms) -> usize {
+fn json_numbers(work: &Work<'_, '_>, forms: &Forms) -> usize {
     let shapes = work.outputs().iter().filter(|shape| !forms.is_binary(shape.output));
     shapes.map(|shape| shape.dims.iter().product::<usize>()).sum()
 }
 
-fn answer_capacity(work: &Work<'_>, forms: &Forms) -> usize {
+fn answer_capacity(work: &Work<'_, '_>, forms: &Forms) -> usize {
     let binary = (0..work.outputs().len()).filter(|&i| forms.is_binary(work.outputs()[i].output));
     let binary: usize = binary.map(|i| binary_size(work, i)).sum();
     256 + 128 * work.outputs().len() + NUMBER_BYTES * json_numbers(work, forms) + binary

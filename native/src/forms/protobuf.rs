@@ -84,6 +84,27 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
+/// Keeps the value of a field that a plain message names once.
+///
+/// # Errors
+/// It was named before.
+#[inline]
+pub fn once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
+    match field.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Declined::Unusual),
+    }
+}
+
+/// Returns a string of proto3.
+///
+/// # Errors
+/// It is not UTF-8, which stock parsers refuse.
+#[inline]
+pub fn text(bytes: &[u8]) -> Result<&str, Malformed> {
+    std::str::from_utf8(bytes).map_err(|_| Malformed)
+}
+
 /// Takes an integer of up to 64 bits from the front of the bytes.
 ///
 /// # Errors
@@ -147,9 +168,23 @@ fn take_chunk<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Ma
 
 /// Returns how many integers a packed field holds.
 #[must_use]
-#[inline]
 pub fn count_varints(packed: &[u8]) -> usize {
-    packed.iter().filter(|&&byte| byte < 0x80).count()
+    // One counter in each byte of a word, so that the loop becomes one of vectors: a plain count takes 1 ns for an
+    // integer of three bytes, as long as half of its decoding.
+    let parts = packed.chunks(WORD * u8::MAX as usize).map(|part| {
+        let words = part.chunks_exact(WORD);
+        let tail = words.remainder().iter().filter(|&&byte| byte < 0x80).count();
+        let counters = words.fold(0_u64, |counters, word| counters + ((!little_end(word) & MORE) >> 7));
+        let pairs = (counters & 0x00FF_00FF_00FF_00FF) + (counters >> 8 & 0x00FF_00FF_00FF_00FF);
+        (pairs.wrapping_mul(0x0001_0001_0001_0001) >> 48) as usize + tail
+    });
+    parts.sum()
+}
+
+/// Returns the integer of the first eight bytes; every bit set where there are fewer.
+#[inline]
+fn little_end(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(u64::MAX, |word| u64::from_le_bytes(*word))
 }
 
 /// Adds the integers of a packed field to `numbers`, which grows by no more than the bytes that were sent.
@@ -163,13 +198,19 @@ pub fn count_varints(packed: &[u8]) -> usize {
 pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malformed> {
     let before = numbers.len();
     numbers.resize(before + count_varints(packed), 0);
-    let mut slots = numbers.iter_mut().skip(before);
+    let mut slots = numbers.get_mut(before..).unwrap_or_default().iter_mut();
     let (mut start, mut block_at) = (0, 0);
     while let Some(block) = packed.get(block_at..).and_then(<[u8]>::first_chunk::<BLOCK>) {
-        if block_at + BLOCK + WORD > packed.len() {
+        if packed.len() - block_at < BLOCK + WORD {
             break;
         }
         let mut ends = ends_of(block);
+        if ends == u64::MAX && start == block_at {
+            for (byte, slot) in block.iter().zip(slots.by_ref()) {
+                *slot = i64::from(*byte);
+            }
+            (ends, start) = (0, block_at + BLOCK);
+        }
         while ends != 0 {
             let end = block_at + ends.trailing_zeros() as usize;
             ends &= ends - 1;
@@ -189,32 +230,34 @@ pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malfo
 /// Returns one bit for each byte of a block: whether an integer ends there.
 #[inline]
 fn ends_of(block: &[u8; BLOCK]) -> u64 {
-    block.chunks_exact(WORD).rev().fold(0, |ends, chunk| {
-        let word = chunk.first_chunk().map_or(MORE, |bytes| u64::from_le_bytes(*bytes));
-        let last = (!word & MORE) >> 7;
+    block.chunks_exact(WORD).rev().fold(0, |ends, word| {
+        let last = (!little_end(word) & MORE) >> 7;
         // One bit of each byte, moved side by side into the highest byte; no two of the products meet.
         ends << WORD | last.wrapping_mul(0x0102_0408_1020_4080) >> 56
     })
 }
 
-/// Returns the integer from `start` to `end`, its last byte.
+/// Returns the integer from `start` to `end`, its last byte; eight bytes may be read from `start` on.
 #[inline]
 fn one_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed> {
     let from = packed.get(start..).ok_or(Malformed)?;
     let more = end - start;
     if more < 4 {
-        let word = from.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-        let word = word.ok_or(Malformed)? & 0x7F7F_7F7F >> (24 - 8 * more);
+        let word = from.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let word = word & 0x7F7F_7F7F >> (24 - 8 * more);
         let word = word & 0x007F_007F | (word & 0x7F00_7F00) >> 1;
-        Ok(u64::from(word & 0x3FFF | (word & 0x3FFF_0000) >> 2))
-    } else if more < WORD {
-        let word = from.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        let word = word.ok_or(Malformed)? & !MORE >> (56 - 8 * more);
-        let word = word & 0x007F_007F_007F_007F | (word & 0x7F00_7F00_7F00_7F00) >> 1;
-        let word = word & 0x0000_3FFF_0000_3FFF | (word & 0x3FFF_0000_3FFF_0000) >> 2;
-        Ok(word & 0x0FFF_FFFF | (word & 0x0FFF_FFFF_0000_0000) >> 4)
-    } else {
-        take_varint(&mut &*from)
+        return Ok(u64::from(word & 0x3FFF | (word & 0x3FFF_0000) >> 2));
+    }
+    let word = little_end(from) & !MORE >> (56 - 8 * more.min(WORD - 1));
+    let word = word & 0x007F_007F_007F_007F | (word & 0x7F00_7F00_7F00_7F00) >> 1;
+    let word = word & 0x0000_3FFF_0000_3FFF | (word & 0x3FFF_0000_3FFF_0000) >> 2;
+    let word = word & 0x0FFF_FFFF | (word & 0x0FFF_FFFF_0000_0000) >> 4;
+    // Eight bytes hold 56 bits; a tenth byte holds one.
+    match *from.get(WORD..=more).unwrap_or_default() {
+        [] => Ok(word),
+        [ninth] => Ok(word | u64::from(ninth) << 56),
+        [ninth, tenth @ 0..=1] => Ok(word | u64::from(ninth & 0x7F) << 56 | u64::from(tenth) << 63),
+        _ => Err(Malformed),
     }
 }
 
@@ -405,7 +448,7 @@ mod tests {
                     let started = std::time::Instant::now();
                     let total: usize = (0..repeats).map(|_| read(std::hint::black_box(&bytes))).sum();
                     assert_eq!(total, repeats * count);
-                    started.elapsed().as_nanos() as f64 / total as f64
+                    started.elapsed().as_secs_f64() * 1e9 / f64::from(u32::try_from(total).unwrap_or(1))
                 };
                 let fast = time(&|bytes| {
                     let mut numbers = Vec::new();

@@ -237,7 +237,7 @@ fn write_level(
             out.push(b',');
         }
     } else {
-        let step = if length == 0 { 0 } else { bytes.len() / length };
+        let step = bytes.len().checked_div(length).unwrap_or(0);
         for i in 0..length {
             write_level(inner, &bytes[i * step..(i + 1) * step], size, out, element);
             out.push(b',');
@@ -277,24 +277,8 @@ fn write_bytes(bytes: &[u8], as_bytes: bool, out: &mut Vec<u8>) {
         Ok(text) if !as_bytes => write_string(text, out),
         _ => {
             out.extend_from_slice(b"{\"b64\":\"");
-            write_base64(bytes, out);
+            super::base64::encode(bytes, out);
             out.extend_from_slice(b"\"}");
-        }
-    }
-}
-
-/// Appends bytes in base64 with padding.
-pub fn write_base64(bytes: &[u8], out: &mut Vec<u8>) {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    for chunk in bytes.chunks(3) {
-        let at = |i: usize| chunk.get(i).copied().map_or(0, u32::from);
-        let word = at(0) << 16 | at(1) << 8 | at(2);
-        for i in 0..4 {
-            out.push(if i > chunk.len() {
-                b'='
-            } else {
-                LETTERS[(word >> (18 - 6 * i) & 63) as usize]
-            });
         }
     }
 }
