@@ -52,7 +52,9 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {
             *("service.core.types", "service.core.errors", "service.core.manifest"),
             # Rows of all tables that a tower reads are written by one compiled call.
-            *("service.lookup.row_blocks", "service.lookup.table"),
+            *("service.lookup.row_blocks", "service.lookup.table", "service.lookup.plan"),
+            # Sessions are the core's where it is there.
+            "service._native",
         },
         # ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
         {"numpy", "tensorflow", "ml_dtypes"},
@@ -124,6 +126,19 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.configuration.settings",
             "service.configuration.text_file",
             "service.metrics.metrics",
+            "service.start_error",
+        },
+        {"numpy"},
+    ),
+    # What the native core is told, and what it counted; what is left in Python runs behind it.
+    "service.dataplane": (
+        {
+            *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
+            "service.codecs.ssl_config_proto",
+            "service.configuration.settings",
+            "service.graph.native_graph",
+            "service.metrics.buckets",
+            "service.metrics.requests",
             "service.start_error",
         },
         {"numpy"},
@@ -212,7 +227,8 @@ def imports(file: Path) -> Iterator[str]:
             assert node.level == 0 and node.module, f"{file}:{node.lineno}: relative import"
             for alias in node.names:
                 as_module = ROOT / node.module.replace(".", "/") / alias.name
-                is_module = as_module.is_dir() or as_module.with_suffix(".py").exists()
+                # The native core is a module with a stub beside it.
+                is_module = as_module.is_dir() or any(as_module.with_suffix(end).exists() for end in (".py", ".pyi"))
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 

@@ -16,15 +16,17 @@ from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError, DataLoss, ServiceError
 from service.core.links import check_links
 from service.core.manifest import Manifest
-from service.core.servable import Servable
+from service.core.servable import NativeServable, Servable
 from service.core.types import Backend, SignatureSpec
 from service.deltas.rules import DeltaRules
 from service.direct import http_bodies, predict
 from service.files.verification import Stored, nothing_before
 from service.graph.lazy import LazyBackend
+from service.graph.native_graph import NativeGraph
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.graph_batching import GraphBatching
+from service.loading.native_graphs import native_graphs
 from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
@@ -45,6 +47,17 @@ class WarmupObserver(Protocol):
     def __call__(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None: ...
 
 
+class CompileNative(Protocol):
+    """Compiles a version for the native core; None where it can answer none of its signatures. Must not raise.
+
+    lookups: of its manifest, if it has one. graphs: of predicts, by signature.
+    """
+
+    def __call__(
+        self, servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph]
+    ) -> NativeServable | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
     """Loads version folders. Concurrency: any thread.
@@ -62,6 +75,7 @@ class ServableLoader:
     pages: makes the tables' pages huge; None: they stay as they are.
     verification: holds tables against their checksums; None: nobody does.
     deltas: how rows change without a new version; None: they do not.
+    compile_native: compiles versions for the native core; None: there is no core.
     """
 
     tags: frozenset[str]
@@ -78,6 +92,7 @@ class ServableLoader:
     pages: TablePages | None = None
     verification: TableVerification | None = None
     deltas: DeltaRules | None = None
+    compile_native: CompileNative | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version.
@@ -96,6 +111,9 @@ class ServableLoader:
                 servable = self.batching.wrap(servable, path)
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
+            if self.compile_native is not None:
+                native = self.compile_native(servable, lookups, native_graphs(servable))
+                servable = replace(servable, native=native)
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
             if why := servable.files.look():

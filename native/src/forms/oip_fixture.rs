@@ -1,4 +1,9 @@
 //! A small model in memory for the tests of the Open Inference forms.
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_wrap,
+    reason = "all numbers are small"
+)]
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -231,7 +236,9 @@ pub fn tensors() -> impl Strategy<Value = Vec<Sent>> {
             (Just(dims), vec(any::<u8>(), count * dtype.size()), vec(element, count)).prop_map(
                 move |(dims, mut bytes, strings)| {
                     if dtype == DataType::Bool {
-                        bytes.iter_mut().for_each(|byte| *byte &= 1);
+                        for byte in &mut bytes {
+                            *byte &= 1;
+                        }
                     }
                     let elements = match dtype {
                         DataType::String => Elements::Strings(strings),

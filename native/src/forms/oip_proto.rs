@@ -559,12 +559,9 @@ mod tests {
             weights: None,
         };
         let message = request("lookup", "42", &lookup.tensors(), true, &[]);
-        let found: String = body(&message)
-            .unwrap()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        assert_eq!(found, REFERENCE);
+        let hex = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        let wanted: Vec<u8> = REFERENCE.as_bytes().chunks_exact(2).map(hex).collect();
+        assert_eq!(body(&message), Ok(wanted));
     }
 
     const REFERENCE: &str = concat!(

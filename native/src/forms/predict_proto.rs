@@ -19,8 +19,9 @@ use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
 
-/// A longer request is large work: its integers take some 20 microseconds to read.
+/// A longer request is large work: its integers take some 50 microseconds to read.
 const SMALL_REQUEST: usize = 64 << 10;
+
 /// Answers a request; of the gRPC call, it takes and gives the message without its five-byte prefix.
 ///
 /// # Errors
@@ -202,3 +203,6 @@ struct Output<'a> {
     /// Bytes of the entry.
     entry_len: usize,
 }
+
+#[cfg(test)]
+mod tests;

@@ -451,3 +451,6 @@ fn pack(numbers: &[u8], dtype: DataType) -> Vec<u8> {
     }
     packed
 }
+
+#[cfg(test)]
+pub(super) mod tests;

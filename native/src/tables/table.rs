@@ -152,6 +152,21 @@ impl<'a> Weights<'a> {
         f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
     }
 
+    /// Returns the weights from `begin` to `end`.
+    #[must_use]
+    pub fn slice(self, begin: usize, end: usize) -> Weights<'a> {
+        Weights(&self.0[begin * 4..end * 4])
+    }
+
+    /// Iterates over the weights.
+    pub fn iter(self) -> impl Iterator<Item = f32> + 'a {
+        self.0.chunks_exact(4).map(|bytes| {
+            let mut number = [0; 4];
+            number.copy_from_slice(bytes);
+            f32::from_le_bytes(number)
+        })
+    }
+
     /// How many weights there are.
     #[must_use]
     pub fn len(self) -> usize {
@@ -324,6 +339,21 @@ impl Table {
             Dtype::Int4 => d.div_ceil(2) + 4,
             Dtype::Float64 => d * 8,
         }
+    }
+
+    /// Returns a view of the table whose gathers and sequences copy rows as they are stored, bit for bit; its rows have
+    /// as many float32 as a stored row has words. None where rows have scales or are no whole words.
+    #[must_use]
+    pub fn as_stored(&self) -> Option<Table> {
+        let row_bytes = match self.dtype {
+            Dtype::Int8 | Dtype::Int4 => return None,
+            _ => self.row_bytes(),
+        };
+        (row_bytes % 4 == 0).then(|| Table {
+            dtype: Dtype::Float32,
+            embedding_dim: row_bytes / 4,
+            ..self.clone()
+        })
     }
 
     /// Writes row `ids[i]` as float32 to row `i` of `out`, for each row of `out`; a dropped id gives zeros.
