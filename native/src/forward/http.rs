@@ -23,19 +23,38 @@ const KEPT_FOR: Duration = Duration::from_secs(2);
 const MOST_KEPT: usize = 64;
 
 /// Body of a forwarded request: what was read of it, then the rest as it comes.
-#[derive(Debug)]
 pub struct Upload {
     begun: Option<Bytes>,
     rest: Option<Incoming>,
+    on_unread: Option<Box<dyn Fn() + Send>>,
 }
 
 impl Upload {
-    /// Takes what was read of a body, and its rest.
+    /// Takes a whole body.
     #[must_use]
-    pub fn new(begun: Bytes, rest: Option<Incoming>) -> Self {
+    pub fn whole(data: Bytes) -> Self {
         Upload {
-            begun: (!begun.is_empty()).then_some(begun),
-            rest,
+            begun: (!data.is_empty()).then_some(data),
+            rest: None,
+            on_unread: None,
+        }
+    }
+
+    /// Takes what was read of a body, and its rest; `on_unread` is called if not all of that is read.
+    #[must_use]
+    pub fn streamed(begun: Bytes, rest: Incoming, on_unread: Box<dyn Fn() + Send>) -> Self {
+        let mut upload = Upload::whole(begun);
+        upload.rest = Some(rest);
+        upload.on_unread = Some(on_unread);
+        upload
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let is_unread = self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream());
+        if let Some(on_unread) = self.on_unread.take().filter(|_| is_unread) {
+            on_unread();
         }
     }
 }
@@ -64,8 +83,7 @@ impl Body for Upload {
         let rest = self
             .rest
             .as_ref()
-            .map(Body::size_hint)
-            .unwrap_or_else(|| SizeHint::with_exact(0));
+            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(begun + rest.lower());
         if let Some(upper) = rest.upper() {

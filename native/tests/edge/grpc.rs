@@ -12,7 +12,12 @@ use crate::setup::{PREDICT, Setup, limits, until};
 pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
     stream.set_nodelay(true).unwrap();
-    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    // h2's client ends a connection with some hundred small answers that wait to be read, unless its window is larger.
+    let (sender, connection) = h2::client::Builder::new()
+        .initial_connection_window_size(4 << 20)
+        .handshake(stream)
+        .await
+        .unwrap();
     tokio::spawn(async move {
         let _ = connection.await;
     });
