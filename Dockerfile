@@ -3,8 +3,9 @@
 #   docker build --target serve -t embedding-server:serve .
 #
 # An edit of the code rebuilds only the two small layers at the end of each target: the dependency layers depend on the
-# dependency lists alone, not on the rest of pyproject.toml. The optional secret `ca` lets pip trust a private
-# certificate authority; without it nothing changes.
+# dependency lists alone, not on the rest of pyproject.toml. The native core depends on native/ alone, and its compiled
+# dependencies are kept between builds. The optional secret `ca` lets pip and cargo trust a private certificate authority;
+# without it nothing changes.
 
 FROM python:3.11-slim-bookworm AS base
 ENV PATH=/opt/venv/bin:$PATH \
@@ -26,6 +27,20 @@ extras = project['optional-dependencies']; \
 lists = {'serve': project['dependencies'], 'full': extras['tensorflow'] + extras['export'], \
          'load': [name for name in extras['loadtest'] if not name.startswith('tensorflow')]}; \
 [pathlib.Path(f'{target}.txt').write_text('\n'.join(sorted(set(names))) + '\n') for target, names in lists.items()]"
+
+
+# The compiler stays here: an image gets the one file that it makes. It needs no Python, for the core uses only the
+# stable interface of Python 3.11 and later.
+FROM rust:1-slim-bookworm AS native
+ENV CARGO_TARGET_DIR=/native-target
+WORKDIR /native
+COPY native/Cargo.toml native/Cargo.lock ./
+COPY native/src ./src
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/native-target \
+    --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
+    cargo rustc --locked --release --lib --features python --crate-type cdylib \
+    && strip --strip-debug -o _native.abi3.so /native-target/release/lib_native.so
 
 
 FROM base AS dependencies-serve
@@ -63,6 +78,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/venv/bin/python install --no-deps --prefix=/opt/app /src \
     && cp --archive /opt/app/. /opt/venv/ \
     && python -m service.compile_kernels
+COPY --from=native /native/_native.abi3.so /opt/app/lib/python3.11/site-packages/service/
 
 
 FROM base AS runtime

@@ -7,8 +7,13 @@ REST_PORT ?= 8501
 MINUTES ?= 30
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CORE := service/_native.abi3.so
+CORE_SOURCES := native/Cargo.toml native/Cargo.lock $(shell find native/src -type f)
+# $(call cargo,PROGRAMS,COMMAND): runs a check of the native core, or says in one line that it can not.
+cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
+  @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock generated image up down load bench stock-clients fuzz soak clean
+.PHONY: help demo test check format lock generated core wheel image up down load bench stock-clients fuzz soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,15 +30,31 @@ $(READY): pyproject.toml requirements.lock
 	@$(BIN)/python -m service.compile_kernels
 	@touch $@
 
-demo: $(READY)  ## train on MovieLens 100K, export, serve, and show what to ask
+# Removed first: a running server has the file mapped, so it must not be written over. Where no new one can be built, the
+# reference servers in Python serve, and the next `make` tries again.
+$(CORE): $(READY) $(CORE_SOURCES)
+	@rm -f $@
+	@! command -v cargo >/dev/null || { \
+	  echo "Building the native core (a minute at first, then some seconds after each change) ..."; \
+	  $(BIN)/python -W ignore -c 'import setuptools; setuptools.setup()' --quiet build_rust --inplace; }
+	@touch -c $@
+
+core: $(CORE)  ## build the native core, if its sources have changed
+	@[ -e $(CORE) ] || echo '!!! NO NATIVE CORE: reference servers in Python serve in its place; they are many times slower.' \
+	  'It needs Rust 1.85 and a C compiler: rustup, or on Debian 12 `apt install cargo-web`. Then run make again. !!!'
+
+demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/model-export demo --if_missing --out $(MODEL)
 	@$(BIN)/python examples/demo.py --model_base_path $(MODEL) --port $(PORT) --rest_api_port $(REST_PORT)
 
-test: $(READY)  ## all tests, in two processes
+test: core  ## all tests: the native core's, then the rest in two processes
+	$(call cargo,cargo,cargo test --locked --quiet)
 	@$(BIN)/python -m service.compile_kernels
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)  ## lint, format, types, generated files
+	$(call cargo,cargo cargo-fmt,cargo fmt --check)
+	$(call cargo,cargo cargo-clippy,cargo clippy --locked --all-targets --features python -- -D warnings)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -42,6 +63,7 @@ check: $(READY)  ## lint, format, types, generated files
 	$(BIN)/python .ci/make_settings_table.py --check
 
 format: $(READY)  ## rewrite the code in the project's format
+	$(call cargo,cargo cargo-fmt,cargo fmt)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -69,17 +91,17 @@ load: $(READY)  ## drive a running server on this machine for 20 seconds
 	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 1 \
 	  --users 8 --spawn-rate 8 --run-time 20s --host http://127.0.0.1:$(REST_PORT) --grpc_host 127.0.0.1:$(PORT) $(ARGS)
 
-bench: $(READY)  ## requests/s, latency and memory beside baselines, some 10 minutes; ARGS=--quick: 2 minutes
+bench: core  ## requests/s, latency and memory beside baselines, some 10 minutes; ARGS=--quick: 2 minutes
 	$(BIN)/python -m loadtest.bench $(ARGS)
 
-stock-clients: $(READY)  ## show stock clients at work: serving-api stubs, reflection, health, curl, tritonclient
+stock-clients: core  ## show stock clients at work: serving-api stubs, reflection, health, curl, tritonclient
 	$(BIN)/python -m loadtest.stock_clients $(ARGS)
 
-fuzz: $(READY)  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis
+fuzz: core  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis
 	$(BIN)/python -m loadtest.fuzz $(ARGS)
 
-soak: $(READY)  ## mixed load for MINUTES while versions are swapped, rows changed, workers killed: what failed or grew
+soak: core  ## mixed load for MINUTES while versions are swapped, rows changed, workers killed: what failed or grew
 	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --workers=2 --kill_seconds=60 --sample_seconds=10 $(ARGS)
 
-clean:  ## remove the virtual environment, caches and demo models
-	rm -rf $(VENV) models build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove the virtual environment, what was built, caches and demo models
+	rm -rf $(VENV) models build dist native/target $(CORE) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

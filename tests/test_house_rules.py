@@ -134,6 +134,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.dataplane": (
         {
             *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
+            "service.codecs.ssl_config_proto",
             "service.configuration.settings",
             "service.graph.native_graph",
             "service.metrics.buckets",
@@ -226,7 +227,8 @@ def imports(file: Path) -> Iterator[str]:
             assert node.level == 0 and node.module, f"{file}:{node.lineno}: relative import"
             for alias in node.names:
                 as_module = ROOT / node.module.replace(".", "/") / alias.name
-                is_module = as_module.is_dir() or as_module.with_suffix(".py").exists()
+                # The native core is a module with a stub beside it.
+                is_module = as_module.is_dir() or any(as_module.with_suffix(end).exists() for end in (".py", ".pyi"))
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 

@@ -316,11 +316,6 @@ class Registry:
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses)}
         self._told_no_more(name, [status])
 
-    def publish_again(self) -> None:
-        """Tells publish what can be leased, because it says something else of the same servables now."""
-        with self._write:
-            self._tell_routes()
-
     def _tell_routes(self) -> None:
         if self._publish_routes is not None:
             self._publish_routes(

@@ -112,6 +112,18 @@ class Notes(Protocol):
         ...
 
 
+class CountsElsewhere(Protocol):
+    """Counts requests that no handler of this process sees, and gives them to RequestCounter.add."""
+
+    def collect(self) -> None:
+        """Gives what is new."""
+        ...
+
+    def retire(self, model: str, version: int) -> None:
+        """Gives what is new, and forgets a version."""
+        ...
+
+
 class RequestCounter:
     """Counts requests of all models. Concurrency: any thread.
 
@@ -120,9 +132,12 @@ class RequestCounter:
 
     Args:
       notes: told of requests that are slow or fail.
+
+    also: counts requests elsewhere.
     """
 
     def __init__(self, notes: Notes | None = None) -> None:
+        self.also: CountsElsewhere | None = None
         self._notes = notes
         self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
@@ -171,6 +186,15 @@ class RequestCounter:
                 rows=rows,
             )
 
+    def add(self, subject: Subject, more: Successes) -> None:
+        """Adds requests that others counted; one caller at a time."""
+        # No thread has this number.
+        key = (0, *subject)
+        cell = self._successes.get(key)
+        if cell is None:
+            cell = self._successes[key] = Successes(more.kind, more.examples is not None)
+        cell.merge(more)
+
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
@@ -184,6 +208,8 @@ class RequestCounter:
 
         In the second, version is None and the kind of a signature stands for its name.
         """
+        if self.also is not None:
+            self.also.collect()
         with self._lock:
             now, ever = Requests(), Requests()
             for key, cell in self._successes.copy().items():
@@ -196,6 +222,8 @@ class RequestCounter:
 
     def retire(self, model: str, version: int) -> None:
         """Forgets a version's subjects and keeps their sums; nobody may count it any more."""
+        if self.also is not None:
+            self.also.retire(model, version)
         with self._lock:
             gone = Requests()
             for key in _of_version(self._successes.copy(), model, version):

@@ -320,7 +320,11 @@ impl<'s, 'r> Features<'s, 'r> {
     /// The memory is too short.
     pub fn read(&self, feature: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let stride = self.servable.tables()[self.plan.features[feature].table].embedding_dim * 4;
-        let place = Place { skip: 0, stride, is_flat: false };
+        let place = Place {
+            skip: 0,
+            stride,
+            is_flat: false,
+        };
         self.read_at(feature, to, &place)
     }
 
@@ -338,7 +342,15 @@ impl<'s, 'r> Features<'s, 'r> {
         skip: usize,
         stride: usize,
     ) -> Result<(), Declined> {
-        self.read_at(feature, to, &Place { skip, stride, is_flat: true })
+        self.read_at(
+            feature,
+            to,
+            &Place {
+                skip,
+                stride,
+                is_flat: true,
+            },
+        )
     }
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], place: &Place) -> Result<(), Declined> {

@@ -1,6 +1,7 @@
 //! FarmHash's Fingerprint64: the hash behind TensorFlow's OOV buckets, the same on every machine.
 //!
 //! Source: google/farmhash 0d859a8, src/farmhash.cc, `farmhashna::Hash64`.
+#![allow(clippy::many_single_char_names, reason = "the names are FarmHash's")]
 
 const K0: u64 = 0xC3A5_C85C_97CB_3127;
 const K1: u64 = 0xB492_B66F_BE98_F273;
