@@ -302,7 +302,7 @@ impl<'s, 'r> Features<'s, 'r> {
         Ok(Features { servable, plan, sent })
     }
 
-    /// Returns the shape of a feature's vectors; is_flat: those of a row are one vector.
+    /// Returns the shape of a feature's vectors; `is_flat`: those of a row are one vector.
     ///
     /// # Errors
     /// The feature was not sent, or its ids have another rank.
