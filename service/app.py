@@ -20,15 +20,16 @@ from service.core.engine import Engine
 from service.core.model_set import ModelSet
 from service.core.registry import Registry
 from service.core.types import State, VersionStatus
+from service.dataplane.native_servable import compile_native
+from service.dataplane.route_publisher import RoutePublisher
 from service.deltas.follower import Follower
-from service.grpc_transport import create_grpc_server
-from service.http_server import HttpServer
-from service.http_transport import HttpParts, create_admin_server, create_http_server, listen
+from service.http_transport import HttpParts, create_admin_server
 from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.metrics.metrics import Metrics
 from service.model_lists import ModelLists
+from service.python_servers import PythonServers
 from service.recent_requests import RecentRequests
 from service.request_log.request_logs import RequestLogs
 from service.start_error import StartError
@@ -39,6 +40,7 @@ from service.tracing.start import TracingUnavailable, start_tracing
 from service.workers.crew import Crew, Own
 
 if TYPE_CHECKING:
+    from service.native_servers import NativeServers
     from service.tracing.otel import OtelTracing
 
 logger = logging.getLogger(__name__)
@@ -56,13 +58,14 @@ class App:
     def __init__(self, settings: Settings, crew: Crew | None = None) -> None:
         self._settings = settings
         self._crew = crew
-        self._registry = Registry(self._version_changed)
         self._request_logs = RequestLogs(
             tags=sorted(settings.tags),
             max_bytes=settings.request_log_file_mib << 20,
             max_files=settings.request_log_files,
             has_answers=settings.request_log_answers,
         )
+        self._routes = _route_publisher(settings, self._request_logs)
+        self._registry = Registry(self._version_changed, self._routes)
         self._recent = RecentRequests(settings.slow_request_s)
         self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
         self._stop_watching = threading.Event()
@@ -81,6 +84,7 @@ class App:
             pages=self._pages,
             verification=self._verification,
             wake_follower=self._follower.wake,
+            compile_native=None if self._routes is None else compile_native,
         )
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))
@@ -113,7 +117,6 @@ class App:
             self._tls = Wires(settings, self._metrics.tls)
         except TlsError as error:
             raise StartError(str(error)) from error
-        self._grpc = create_grpc_server(settings, self._engine, crew, self._tls, self._access)
         self._http_parts = HttpParts(
             settings,
             self._engine,
@@ -124,6 +127,7 @@ class App:
             statusz=self._statusz().read,
             spans=self._tracing.http_spans if self._tracing else None,
         )
+        self._servers = self._create_servers()
 
     async def run(self) -> list[str]:
         """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
@@ -140,17 +144,9 @@ class App:
         if self._crew is not None:
             # Before anything listens: a listener asks the crew whether it may.
             self._join(self._crew, stop)
-        http_socket = self._crew.http_listener if self._crew else listen(settings.host, settings.rest_api_port)
         admin = create_admin_server(self._http_parts, self._lists.reload_config)
-        try:
-            grpc_port = self._grpc.start()
-        except OSError as error:
-            http_socket.close()
-            raise StartError(f"{error} Choose another with --port.") from error
-        http = create_http_server(self._http_parts)
-        self._handle_signals(stop, http)
-        serving = asyncio.create_task(http.serve(sockets=[http_socket]))
-        serving.add_done_callback(lambda _: stop.set())
+        ports = await self._servers.start(stop.set)
+        self._handle_signals(stop)
         if admin is not None:
             admin.start()
         if self._access is not None:
@@ -161,13 +157,12 @@ class App:
         self._lists.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
         if self._crew is None:
-            http_port = http_socket.getsockname()[1]
-            ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin.port if admin else None}
-            logger.info("listening", extra={"host": settings.host, **ports})
+            all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
+            logger.info("listening", extra={"host": settings.host, **all_ports})
         else:
             self._crew.listening()
         await stop.wait()
-        await self._shut_down(http, serving)
+        await self._shut_down()
         if admin is not None:
             await admin.stop()
         try:
@@ -204,17 +199,35 @@ class App:
             workers=self._crew.workers if self._crew else tuple,
             place=self._crew.place if self._crew else None,
             logs=self._request_logs.read,
+            data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )
 
-    def _handle_signals(self, stop: asyncio.Event, http: HttpServer) -> None:
+    def _create_servers(self) -> PythonServers | NativeServers:
+        settings, engine, parts = self._settings, self._engine, self._http_parts
+        if self._routes is None:
+            return PythonServers(settings, engine, parts, crew=self._crew, tls=self._tls, access=self._access)
+        # Not above: it imports the core, which may not be there.
+        from service.native_servers import NativeServers
+
+        return NativeServers(
+            settings,
+            engine,
+            parts,
+            routes=self._routes,
+            metrics=self._metrics,
+            recent=self._recent,
+            tls=self._tls,
+            access=self._access,
+        )
+
+    def _handle_signals(self, stop: asyncio.Event) -> None:
         def on_signal(number: int) -> None:
             name = signal.Signals(number).name
             if stop.is_set():
                 logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
                 self._is_forced = True
-                http.force_exit = True
-                self._grpc.stop(0)
+                self._servers.stop_now()
                 return
             logger.info("draining", extra={"signal": name})
             stop.set()
@@ -223,17 +236,16 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
 
-    async def _shut_down(self, http: HttpServer, serving: asyncio.Task[None]) -> None:
+    async def _shut_down(self) -> None:
         settings = self._settings
         self._registry.drain()
         self._models.drain()
         for beside in (self._pages, self._verification):
             if beside is not None:
                 beside.stop()
-        self._grpc.set_serving(False)
+        self._servers.set_serving(False)
         await asyncio.sleep(settings.shutdown_delay_s)
-        http.should_exit = True
-        await asyncio.gather(serving, asyncio.to_thread(self._grpc.stop, settings.drain_timeout_s))
+        await self._servers.stop()
         self._stop_watching.set()
         await asyncio.to_thread(self._request_logs.stop)
         self._follower.stop()
@@ -256,7 +268,12 @@ class App:
         logger.log(level, "version state", extra=extra)
 
     def _show_health(self) -> None:
-        self._grpc.set_serving(self._registry.is_ready)
+        self._servers.set_serving(self._registry.is_ready)
+
+
+def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
+    """Returns what takes the registry's routes; None where Python answers."""
+    return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
 
 
 def _admission(settings: Settings, metrics: Metrics) -> Admission:

@@ -18,9 +18,11 @@ from service.configuration.settings_reading import (
     quiet_tensorflow,
     read_settings,
 )
+from service.dataplane.choice import with_data_plane
 from service.observability import configure_logging, name_requests_in_log
 from service.process_limits import raise_descriptor_limit
 from service.process_memory import keep_freed_memory
+from service.start_error import StartError
 
 if TYPE_CHECKING:
     from service.workers.crew import Crew
@@ -49,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for reason in missing:
             logger.error("cannot start", extra={"reason": f"--strict: {reason}"})
         return 1
+    try:
+        settings = with_data_plane(settings)
+    except StartError as error:
+        sys.stderr.write(f"embedding-server can not start:\n{error}\n")
+        return 2
     if settings.num_workers > 1:
         return _supervise(settings)
     return serve(settings, None, lambda reason: logger.error("cannot start", extra={"reason": reason}))
@@ -93,7 +100,6 @@ def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], N
         )
     # Importing the app compiles the kernels, or reads them from the cache chosen above.
     from service.app import App
-    from service.start_error import StartError
 
     # What importing made lives as long as the process: a full collection need not go through it each time.
     gc.freeze()

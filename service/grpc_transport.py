@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from service.access import Access
 from service.configuration.settings import Settings
 from service.core.engine import Engine
@@ -56,6 +58,22 @@ def create_grpc_server(
         listeners=crew.grpc_listeners if crew else (),
         open_listener=opener("grpc", tls.grpc_handshakes(), crew),
         guard=guard,
+    )
+
+
+def create_reference_grpc_server(
+    settings: Settings, engine: Engine, socket_path: Path, access: Access | None = None
+) -> GrpcServer:
+    """Returns the server behind the native core, on a Unix socket, which has not started."""
+    predict_directly = DirectPredict(access.engine if access else engine, API)
+    return GrpcServer(
+        engine,
+        address=f"unix:{socket_path}",
+        max_message_bytes=settings.max_request_bytes,
+        max_workers=settings.grpc_max_threads,
+        as_content=settings.enable_serialization_as_tensor_content,
+        predict_directly=predict_directly,
+        guard=None if access is None else Guard(access.callers, access.engine.of, predict_directly),
     )
 
 

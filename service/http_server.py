@@ -60,3 +60,34 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals alone."""
         yield
+
+
+class UnixHttpServer(uvicorn.Server):
+    """uvicorn behind the native core, which alone connects to its Unix socket and sets the limits.
+
+    Args:
+      config: with `uds`.
+
+    begun: set once it listens, or has ended.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.begun = asyncio.Event()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until should_exit."""
+        try:
+            await super().serve(sockets)
+        finally:
+            self.begun.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens."""
+        await super().startup(sockets)
+        self.begun.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield

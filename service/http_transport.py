@@ -17,7 +17,7 @@ from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.direct.http_bodies import DirectHttp
-from service.http_server import HttpServer
+from service.http_server import HttpServer, UnixHttpServer
 from service.metrics.metrics import Metrics
 from service.process_limits import max_connections
 from service.start_error import StartError
@@ -28,6 +28,8 @@ from service.transports.http.connection_guard import ConnectionGuard, Connection
 from service.transports.http.guarded_hot import hot_protocol
 from service.transports.http.http_app import create_http_app
 from service.workers.crew import Crew
+
+_UPSTREAM_KEEP_ALIVE_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,25 @@ class HttpParts:
 
 def create_http_server(parts: HttpParts) -> HttpServer:
     """Returns the models' server; raises StartError."""
+    http_app = _create_app(parts)
+    guard = parts.connection_guard()
+    protocol: Any = hot_protocol(http_app.state.hot_answers, guard)
+    config = _uvicorn_config(parts.settings, http_app, http=protocol)
+    return HttpServer(config, guard, opener("http", parts.tls.http_handshakes(), parts.crew))
+
+
+def create_reference_http_server(parts: HttpParts, socket_path: Path) -> UnixHttpServer:
+    """Returns the models' server behind the native core, on a Unix socket; raises StartError."""
+    config = _uvicorn_config(parts.settings, _create_app(parts), http="httptools", uds=str(socket_path))
+    # The core closes connections that it does not need; this side must not do so while a request is on its way.
+    config.timeout_keep_alive = _UPSTREAM_KEEP_ALIVE_S
+    return UnixHttpServer(config)
+
+
+def _create_app(parts: HttpParts) -> Any:
     settings, access = parts.settings, parts.access
     engine = access.engine if access else parts.engine
-    http_app = create_http_app(
+    return create_http_app(
         engine,
         metrics=access.metrics(parts.render) if access else parts.render,
         metrics_paths=_metrics_paths(settings.monitoring_config_file),
@@ -88,23 +106,20 @@ def create_http_server(parts: HttpParts) -> HttpServer:
         directly=DirectHttp(engine, API, strict_json=settings.rest_api_strict_json),
         callers=access.callers if access else None,
     )
-    guard = parts.connection_guard()
-    protocol: Any = hot_protocol(http_app.state.hot_answers, guard)
-    return HttpServer(
-        uvicorn.Config(
-            http_app,
-            loop="none",
-            http=protocol,
-            timeout_keep_alive=settings.rest_api_keep_alive_s,  # type: ignore[arg-type]
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
-        ),
-        guard,
-        opener("http", parts.tls.http_handshakes(), parts.crew),
+
+
+def _uvicorn_config(settings: Settings, http_app: Any, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        http_app,
+        loop="none",
+        timeout_keep_alive=settings.rest_api_keep_alive_s,  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        **more,
     )
 
 
@@ -136,14 +151,14 @@ def create_admin_server(
     )
 
 
-def listen(host: str, port: int, flags: str = "--rest_api_port or --host") -> socket.socket:
+def listen(host: str, port: int, flags: str = "--rest_api_port or --host", wire: str = "HTTP") -> socket.socket:
     """Returns a socket that listens; raises StartError, which names the flags to change."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise StartError(
-            f"cannot listen on {host}:{port} for HTTP: {error.strerror}. Choose another with {flags}."
+            f"cannot listen on {host}:{port} for {wire}: {error.strerror}. Choose another with {flags}."
         ) from error
 
 

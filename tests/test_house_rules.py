@@ -128,6 +128,18 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
+    # What the native core is told, and what it counted; what is left in Python runs behind it.
+    "service.dataplane": (
+        {
+            *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
+            "service.codecs.ssl_config_proto",
+            "service.configuration.settings",
+            "service.metrics.buckets",
+            "service.metrics.requests",
+            "service.start_error",
+        },
+        {"numpy"},
+    ),
     # What is left joins the layers: app, cli, observability and the like.
     "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
     # The only readers of other people's formats; their libraries are an optional extra.
@@ -212,7 +224,8 @@ def imports(file: Path) -> Iterator[str]:
             assert node.level == 0 and node.module, f"{file}:{node.lineno}: relative import"
             for alias in node.names:
                 as_module = ROOT / node.module.replace(".", "/") / alias.name
-                is_module = as_module.is_dir() or as_module.with_suffix(".py").exists()
+                # The native core is a module with a stub beside it.
+                is_module = as_module.is_dir() or any(as_module.with_suffix(end).exists() for end in (".py", ".pyi"))
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 

@@ -14,5 +14,7 @@ pub mod forward;
 pub mod plan;
 #[cfg(feature = "python")]
 mod python;
+#[cfg(feature = "python")]
+mod python_log;
 pub mod tables;
 pub mod towers;

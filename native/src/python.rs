@@ -1,14 +1,21 @@
 //! The whole seam to Python: servables are published, the edge is started, counts are read.
 
 use std::collections::HashMap;
+use std::os::fd::FromRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::forms::{Answered, Call, Version};
+use crate::declined::Declined;
+use crate::edge::{self, Cors, Dispatch, Limits, Listen, Method, Target, Wire};
+use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Description, Effort, Keep, ModelRoutes, Routes};
+use crate::python_log;
 
 /// One published version of a model. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
@@ -26,7 +33,9 @@ impl Servable {
         let no_graph = |_: &serde_json::Value| Err("graphs are not opened here".to_owned());
         // SAFETY: service/dataplane/description.py takes the addresses from arrays that `keep` owns.
         let compiled = unsafe { plan::Servable::compile(description, Keep(Box::new(keep)), &no_graph) };
-        Ok(Servable { inner: Arc::new(compiled.map_err(PyValueError::new_err)?) })
+        Ok(Servable {
+            inner: Arc::new(compiled.map_err(PyValueError::new_err)?),
+        })
     }
 
     /// Returns the same servable on other tables: the addresses of rows and scales of each; counts are shared.
@@ -54,7 +63,13 @@ impl Servable {
             .flat_map(|(signature, features)| {
                 features.iter().enumerate().map(|(number, counts)| {
                     let (ids, missing) = (counts.ids.load(Relaxed), counts.missing.load(Relaxed));
-                    (signature.name.clone(), number, ids, missing, counts.strangers.load(Relaxed))
+                    (
+                        signature.name.clone(),
+                        number,
+                        ids,
+                        missing,
+                        counts.strangers.load(Relaxed),
+                    )
                 })
             })
             .collect()
@@ -69,10 +84,19 @@ pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<S
 pub fn routes_of(models: &PythonRoutes) -> Routes {
     let models = models.iter().map(|(model, versions, labels)| {
         let versions = versions.iter().map(|(version, servable)| {
-            (*version, servable.as_ref().map(|servable| Arc::clone(&servable.get().inner)))
+            (
+                *version,
+                servable.as_ref().map(|servable| Arc::clone(&servable.get().inner)),
+            )
         });
         let labels = labels.iter().map(|(label, version)| (label.clone(), *version));
-        (model.clone(), ModelRoutes { versions: versions.collect(), labels: labels.collect() })
+        (
+            model.clone(),
+            ModelRoutes {
+                versions: versions.collect(),
+                labels: labels.collect(),
+            },
+        )
     });
     Routes::new(models.collect())
 }
@@ -92,13 +116,341 @@ impl Forms {
     #[pyo3(signature = (models, *, max_response_bytes = 1 << 30, as_content = false, strict_json = false))]
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn new(models: PythonRoutes, max_response_bytes: usize, as_content: bool, strict_json: bool) -> Self {
-        Forms { routes: routes_of(&models), max_response_bytes, as_content, strict_json }
+        Forms {
+            routes: routes_of(&models),
+            max_response_bytes,
+            as_content,
+            strict_json,
+        }
     }
+
+    /// Returns the answer to one gRPC message, or the reason why the reference must answer it.
+    fn grpc<'py>(&self, py: Python<'py>, path: &str, message: &[u8]) -> Result<Bound<'py, PyBytes>, PyErr> {
+        let method = Method::of_path(path).ok_or_else(|| PyValueError::new_err("no such method"))?;
+        self.told(
+            py,
+            PlainForms {
+                max_table_rows: 1 << 20,
+            }
+            .grpc(method, &self.call(), message),
+        )
+    }
+
+    /// Returns the answer to the body of one HTTP request, or the reason why the reference must answer it.
+    #[pyo3(signature = (path, body, json_length = None))]
+    fn http<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        body: &[u8],
+        json_length: Option<usize>,
+    ) -> Result<Bound<'py, PyBytes>, PyErr> {
+        let target = edge::target(path).ok_or_else(|| PyValueError::new_err("no such path"))?;
+        let target = Target { json_length, ..target };
+        self.told(
+            py,
+            PlainForms {
+                max_table_rows: 1 << 20,
+            }
+            .http(&target, &self.call(), body),
+        )
+    }
+}
+
+impl Forms {
+    fn call(&self) -> Call<'_> {
+        Call {
+            routes: &self.routes,
+            effort: Effort::Any,
+            max_response_bytes: self.max_response_bytes,
+            as_content: self.as_content,
+            strict_json: self.strict_json,
+        }
+    }
+
+    fn told<'py>(&self, py: Python<'py>, answered: Result<Answered, Declined>) -> PyResult<Bound<'py, PyBytes>> {
+        match answered {
+            Ok(answered) => Ok(PyBytes::new(py, &answered.body)),
+            Err(declined) => Err(PyValueError::new_err(format!("{declined:?}"))),
+        }
+    }
+}
+
+/// The edge, while it serves. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct Server {
+    inner: ArcSwapOption<edge::Server>,
+}
+
+#[pymethods]
+impl Server {
+    /// Starts to listen and to serve, as a JSON object of service/dataplane/edge.py says.
+    #[new]
+    fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
+        let config: ServerConfig =
+            serde_json::from_str(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let dispatch = Arc::new(PlainForms {
+            max_table_rows: config.max_table_rows,
+        });
+        let config = config.edge()?;
+        let server = py.detach(|| edge::Server::start(config, dispatch))?;
+        Ok(Server {
+            inner: ArcSwapOption::from_pointee(server),
+        })
+    }
+
+    /// Ports of the TCP listeners, by wire.
+    #[getter]
+    fn ports(&self) -> PyResult<HashMap<&'static str, Vec<u16>>> {
+        let server = self.running()?;
+        let of = |wire| server.addresses(wire).iter().map(std::net::SocketAddr::port).collect();
+        Ok(HashMap::from([("grpc", of(Wire::Grpc)), ("http", of(Wire::Http))]))
+    }
+
+    /// Makes these the models that requests find; requests that run keep those they have.
+    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
+    fn set_routes(&self, py: Python<'_>, models: PythonRoutes) {
+        let routes = routes_of(&models);
+        drop(models);
+        if let Some(server) = self.inner.load_full() {
+            // Detached: the last holder of a servable that goes drops a Python object.
+            py.detach(|| server.set_routes(routes));
+        }
+    }
+
+    /// Encrypts further connections of a wire by these PEM bytes; clients show certificates where authorities are given.
+    #[pyo3(signature = (wire, certificates, key, authorities, require_client))]
+    fn set_tls(
+        &self,
+        wire: &str,
+        certificates: &[u8],
+        key: &[u8],
+        authorities: Option<&[u8]>,
+        require_client: bool,
+    ) -> PyResult<()> {
+        let wire = wire_of(wire)?;
+        let authorities = authorities.filter(|_| require_client);
+        let config = edge::server_config(certificates, key, authorities, protocols(wire)).map_err(value_error)?;
+        self.running()?.set_tls(wire, Some(config));
+        Ok(())
+    }
+
+    /// Returns the JSON text of what was counted (edge/statistics.rs).
+    fn statistics(&self) -> PyResult<String> {
+        serde_json::to_string(&self.running()?.statistics()).map_err(value_error)
+    }
+
+    /// Accepts no more connections and waits for open requests; says whether all ended. Blocks.
+    fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
+        let Some(server) = self.inner.load_full() else {
+            return true;
+        };
+        let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or_default();
+        py.detach(|| server.drain(timeout))
+    }
+
+    /// Cuts all connections and ends the threads.
+    fn close(&self, py: Python<'_>) {
+        let server = self.inner.swap(None);
+        py.detach(|| drop(server));
+    }
+}
+
+impl Server {
+    fn running(&self) -> PyResult<Arc<edge::Server>> {
+        self.inner
+            .load_full()
+            .ok_or_else(|| PyValueError::new_err("the server is closed"))
+    }
+}
+
+/// Answers by the forms of this crate.
+struct PlainForms {
+    max_table_rows: usize,
+}
+
+impl Dispatch for PlainForms {
+    fn grpc(&self, method: Method, call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
+        match method {
+            Method::Predict => forms::predict_proto::answer(call, message),
+            Method::ModelInfer => forms::oip_proto::answer(call, message),
+            _ => Err(Declined::Unusual),
+        }
+    }
+
+    fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined> {
+        let Target {
+            model, version, table, ..
+        } = *target;
+        match target.method {
+            Method::HttpPredict | Method::Lookup | Method::Rows => {
+                let _ = (table, self.max_table_rows);
+                Err(Declined::NotNative)
+            }
+            Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
+            Method::Predict | Method::ModelInfer => Err(Declined::Unusual),
+        }
+    }
+}
+
+/// What service/dataplane/edge.py says of the server.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServerConfig {
+    threads: usize,
+    large_threads: usize,
+    #[serde(default)]
+    grpc: Vec<Listener>,
+    #[serde(default)]
+    http: Vec<Listener>,
+    grpc_upstream: PathBuf,
+    http_upstream: PathBuf,
+    #[serde(default)]
+    tls: Tls,
+    is_answering: bool,
+    as_content: bool,
+    strict_json: bool,
+    max_table_rows: usize,
+    cors: CorsConfig,
+    bucket_limits_s: Vec<f64>,
+    slow_from_s: Option<f64>,
+    limits: LimitsConfig,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Listener {
+    /// A TCP socket that is bound and listens, by its descriptor, which the core owns from now on.
+    Fd(i32),
+    /// Path of a Unix socket.
+    Path(PathBuf),
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tls {
+    grpc: Option<Pem>,
+    http: Option<Pem>,
+}
+
+/// PEM text of one wire; authorities must have signed the certificates of clients.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pem {
+    certificates: String,
+    key: String,
+    authorities: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum CorsConfig {
+    Word(String),
+    Origins(Vec<String>),
+}
+
+/// Limits of service/configuration/server_settings.py; times in seconds.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitsConfig {
+    max_request_bytes: usize,
+    max_response_bytes: usize,
+    max_bytes_in_flight: usize,
+    max_connections: usize,
+    max_head_bytes: usize,
+    max_queued_requests: usize,
+    handshake_timeout_s: f64,
+    head_timeout_s: f64,
+    stall_timeout_s: f64,
+    keep_alive_s: f64,
+    http_timeout_s: f64,
+}
+
+impl ServerConfig {
+    fn edge(self) -> PyResult<edge::Config> {
+        let limits = self.limits;
+        let time = |seconds: f64| Duration::try_from_secs_f64(seconds).map_err(value_error);
+        let listen = |one: Listener| match one {
+            Listener::Path(path) => Listen::Path(path),
+            // SAFETY: service/dataplane/edge.py has detached the descriptor, so nobody else owns it.
+            Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
+        };
+        Ok(edge::Config {
+            threads: self.threads,
+            large_threads: self.large_threads,
+            grpc: self.grpc.into_iter().map(listen).collect(),
+            http: self.http.into_iter().map(listen).collect(),
+            grpc_upstream: self.grpc_upstream,
+            http_upstream: self.http_upstream,
+            grpc_tls: self.tls.grpc.map(|pem| pem.server_config(Wire::Grpc)).transpose()?,
+            http_tls: self.tls.http.map(|pem| pem.server_config(Wire::Http)).transpose()?,
+            limits: Limits {
+                max_request_bytes: limits.max_request_bytes,
+                max_response_bytes: limits.max_response_bytes,
+                max_bytes_in_flight: limits.max_bytes_in_flight,
+                max_connections: limits.max_connections,
+                max_head_bytes: limits.max_head_bytes,
+                max_queued_requests: limits.max_queued_requests,
+                handshake_timeout: time(limits.handshake_timeout_s)?,
+                head_timeout: time(limits.head_timeout_s)?,
+                stall_timeout: time(limits.stall_timeout_s)?,
+                keep_alive: time(limits.keep_alive_s)?,
+                http_timeout: time(limits.http_timeout_s)?,
+                ..Limits::default()
+            },
+            is_answering: self.is_answering,
+            as_content: self.as_content,
+            strict_json: self.strict_json,
+            cors: match self.cors {
+                CorsConfig::Origins(origins) => Cors::Listed(origins),
+                CorsConfig::Word(word) if word == "all" => Cors::All,
+                CorsConfig::Word(_) => Cors::Off,
+            },
+            bucket_limits_s: self.bucket_limits_s,
+            slow_from: self.slow_from_s.map_or(Ok(Duration::MAX), time)?,
+            ..edge::Config::default()
+        })
+    }
+}
+
+impl Pem {
+    fn server_config(&self, wire: Wire) -> PyResult<Arc<rustls::ServerConfig>> {
+        let authorities = self.authorities.as_deref().map(str::as_bytes);
+        edge::server_config(
+            self.certificates.as_bytes(),
+            self.key.as_bytes(),
+            authorities,
+            protocols(wire),
+        )
+        .map_err(value_error)
+    }
+}
+
+fn protocols(wire: Wire) -> &'static [&'static [u8]] {
+    match wire {
+        Wire::Grpc => &[b"h2"],
+        Wire::Http => &[b"http/1.1"],
+    }
+}
+
+fn wire_of(name: &str) -> PyResult<Wire> {
+    match name {
+        "grpc" => Ok(Wire::Grpc),
+        "http" => Ok(Wire::Http),
+        other => Err(PyValueError::new_err(format!("no wire {other:?}"))),
+    }
+}
+
+fn value_error(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 /// The native core of embedding-server.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    python_log::install();
     module.add_class::<Servable>()?;
-    module.add_class::<Forms>()
+    module.add_class::<Forms>()?;
+    module.add_class::<Server>()?;
+    crate::tables::python::register(module)
 }

@@ -74,7 +74,7 @@ class ServerSettings:
     workers: str = setting(
         "1",
         "Processes that answer together on the same ports, over the same pages of the tables; 'auto' is one for each "
-        "processor.",
+        "processor. The native core has threads in their place.",
     )
     file_system_poll_wait_seconds: float = setting(
         1.0, "Seconds between looks for new versions; 0 looks once, at the start.", 0, 86400

@@ -15,6 +15,18 @@ ENV_PREFIX = "EMB_"
 class Settings(ServerSettings):
     """What the server runs with; every field is a flag of the same name and a variable EMB_<NAME>."""
 
+    data_plane: Literal["auto", "native", "python"] = setting(
+        "auto",
+        "What answers requests: 'native' is the compiled core, one process with many threads, 'python' is slower and "
+        "answers the same; 'auto' is native where the core is installed and the other settings allow it.",
+    )
+    threads: int = setting(
+        0,
+        "Threads of the native core that serve connections; 0: as many as --workers says where that is not 1, else one "
+        "for each processor.",
+        0,
+        1024,
+    )
     warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
@@ -55,3 +67,8 @@ class Settings(ServerSettings):
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
     delta_max_file_mib: int = setting(256, "Largest delta file, in MiB.", 1, 2047)
     delta_journal_max_mib: int = setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of the native core that serve connections."""
+        return self.threads or (self.num_workers if self.num_workers > 1 else self.processors)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from service.core.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound
 from service.core.servable import Holder, Lease, LoadedServable, Servable
@@ -27,6 +28,18 @@ _LEGAL: Mapping[State, frozenset[State]] = {
     # A version that ended, by failure or by removal, may be tried again.
     State.END: frozenset({State.START}),
 }
+
+
+class ModelRoutes(NamedTuple):
+    """What requests may ask of one configured model: its AVAILABLE versions, latest first, and its labels."""
+
+    model: str
+    servables: Sequence[Servable]
+    labels: Mapping[str, int]
+
+
+# Makes these models the ones that requests find, all at once; called in the order of changes, must not wait.
+Publish = Callable[[Sequence[ModelRoutes]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +64,12 @@ class Registry:
     Args:
       on_transition: called with (model, status) after each change of state; UNKNOWN: a failure that status told of is
         told no more.
+      publish: told of each change of what can be leased: before AVAILABLE is reported, and before an unload waits.
     """
 
-    def __init__(self, on_transition: Callable[[str, VersionStatus], None]) -> None:
+    def __init__(self, on_transition: Callable[[str, VersionStatus], None], publish: Publish | None = None) -> None:
         self._on_transition = on_transition
+        self._publish_routes = publish
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
@@ -106,7 +121,7 @@ class Registry:
     def loaded(self) -> list[LoadedServable]:
         """Returns what can be leased, by model and version."""
         return [
-            LoadedServable(holder.servable, holder.num_leases)
+            LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
             for _, holder in sorted(model.available.items())
         ]
@@ -130,6 +145,7 @@ class Registry:
             # In place: the order is the versions'.
             available = {v: new if v == version else h for v, h in model.available.items()}
             self._snapshot = {**self._snapshot, name: replace(model, available=available)}
+            self._tell_routes()
         # Not before: a request that found the old one must find another when it looks again.
         holder.retire()
         return new
@@ -208,6 +224,7 @@ class Registry:
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             new = _Model(live, old.available, is_configured=is_configured)
             self._snapshot = {**self._snapshot, name: new}
+            self._tell_routes()
         self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
 
     def configure(self, labels: Mapping[str, Mapping[str, int]]) -> None:
@@ -220,6 +237,7 @@ class Registry:
                 name: replace(model, is_configured=name in labels, labels=labels.get(name, {}))
                 for name, model in self._snapshot.items()
             }
+            self._tell_routes()
 
     def drop(self, names: Iterable[str]) -> None:
         """Takes models out of status, unless they are configured or still have a version that has not ended."""
@@ -298,6 +316,16 @@ class Registry:
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses)}
         self._told_no_more(name, [status])
 
+    def _tell_routes(self) -> None:
+        if self._publish_routes is not None:
+            self._publish_routes(
+                [
+                    ModelRoutes(name, [holder.servable for holder in model.available.values()], model.labels)
+                    for name, model in self._snapshot.items()
+                    if model.is_configured
+                ]
+            )
+
     def _told_no_more(self, name: str, statuses: Iterable[VersionStatus]) -> None:
         for status in statuses:
             if status.code != "OK":
@@ -317,6 +345,8 @@ class Registry:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, available=available)}
+            if available.keys() != model.available.keys():
+                self._tell_routes()
         self._on_transition(name, status)
         return taken_out
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from service.core.deltas import Deltas
 from service.core.errors import DataLoss, GraphUnavailable, SignatureNotFound
@@ -55,6 +56,23 @@ class NoFiles:
         """Holds nothing."""
 
 
+class NativeServable(Protocol):
+    """A servable in the form that the native core answers from. Concurrency: any thread."""
+
+    @property
+    def num_holders(self) -> int:
+        """How many requests and published routes hold it; once it has left the routes, how many requests do."""
+        ...
+
+    def table_counts(self) -> Mapping[str, TableCounts]:
+        """Returns what the core read of each table so far."""
+        ...
+
+    def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
+        """Returns the same servable on other tables of the same names and shapes; both count together."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Servable:
     """One version of a model with everything needed to answer from it.
@@ -65,6 +83,7 @@ class Servable:
     files: what is read for an answer; its mark is looked at behind each run.
     deltas: what changes rows of its tables; None: they are as they were saved.
     signature_faults: why signatures that a manifest describes are left to their graphs, by name.
+    native: what the native core answers from; None: it forwards all requests for the version.
     """
 
     name: str
@@ -77,6 +96,7 @@ class Servable:
     files: Files = NoFiles()
     deltas: Deltas | None = None
     signature_faults: Mapping[str, str] = field(default_factory=dict)
+    native: NativeServable | None = None
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""
@@ -95,6 +115,13 @@ class Servable:
                 "full image, and do not set --graph_signatures=off."
             )
         return backend
+
+    def all_table_counts(self) -> dict[str, TableCounts]:
+        """Returns what was read of each table so far, by the native core too."""
+        totals = dict(self.table_counts())
+        for name, more in self.native.table_counts().items() if self.native is not None else ():
+            totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), more))
+        return totals
 
     def data_loss(self) -> DataLoss:
         """Returns what a request is told whose answer was read from damaged files."""
@@ -170,13 +197,31 @@ class Holder:
     @property
     def is_free(self) -> bool:
         """Whether nobody holds the servable, and nobody will."""
-        # In this order: who takes a lease after the second look sees the first.
-        return self._is_retired and not self._leases
+        # In this order: a lease taken after the second look sees the first.
+        return self._is_retired and not self._leases and not self._native_holders()
 
     @property
     def num_leases(self) -> int:
-        """Leases not yet given back, those on what it took the place of included."""
-        return sum(len(holder._leases) for holder in (self, *self._before))
+        """Leases not yet given back, those on what it took the place of included.
+
+        While the native core has a route to the servable, that route counts as one.
+        """
+        holders = (self, *self._before)
+        # Two holders may have the same native servable: deltas take turns on two sets of tables.
+        natives = {id(holder.servable.native): holder for holder in holders}
+        return sum(len(holder._leases) for holder in holders) + sum(
+            holder._native_holders() for holder in natives.values()
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that hold the published servable now."""
+        # Its route is none.
+        routed = min(self._native_holders(), 1)
+        return self.num_leases - routed
+
+    def _native_holders(self) -> int:
+        return self.servable.native.num_holders if self.servable.native is not None else 0
 
 
 class LoadedServable(NamedTuple):

@@ -16,7 +16,7 @@ from service.core.types import SignatureSpec
 from service.direct import gather
 from service.direct.answer_shape import AnswerShape, ShapeWriter
 from service.direct.memory import address_of, unwritten_bytes
-from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
+from service.direct.plan_rows import PlannedFeatures, plan_features
 from service.direct.thread_state import ThreadState
 from service.lookup.plan import SignaturePlan
 
@@ -72,7 +72,7 @@ class BinarySignature:
         self._spec = spec
         self._plan = plan
         self._features = plan.plain_outputs
-        self._max_rows = row_limit(plan.features)
+        self._max_rows = plan.max_rows
         # In the order in which codecs.oip_json writes them.
         self._head = orjson.dumps({"model_name": model, "model_version": str(version)})[:-1]
         self._layouts: dict[tuple[tuple[str, ...], tuple[str, ...]], Layout | None] = {}

@@ -15,7 +15,7 @@ from service.core.types import Array, SignatureSpec
 from service.direct import float_text, gather, json_text
 from service.direct.answer_shape import AnswerShape, ShapeWriter
 from service.direct.json_scan import FEATURES, INSTANCES
-from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
+from service.direct.plan_rows import PlannedFeatures, plan_features
 from service.direct.scan import COLUMNS, INT64, SIZE
 from service.direct.scratch import Buffer, Scratch, buffer_of
 from service.direct.thread_state import ThreadState
@@ -115,7 +115,7 @@ class JsonSignature:
         self._plan = plan
         # By output, in the order of answers.
         self._features = {name: plan.plain_outputs[name] for name in spec.outputs}
-        self._max_rows = row_limit(plan.features)
+        self._max_rows = plan.max_rows
         self._layouts: dict[bytes, Layout | None] = {}
         # By thread: where it counts.
         self._counts_at: dict[int, int] = {}

@@ -80,11 +80,6 @@ def plan_features(
     return PlannedFeatures(np.array(plan, np.int64), tuple(row_inputs), tuple(outputs), row_bytes)
 
 
-def row_limit(features: Mapping[str, FeaturePlan]) -> int | None:
-    """Returns how many rows a request may have, None where there is no limit."""
-    return min((feature.max_rows for feature in features.values() if feature.max_rows is not None), default=None)
-
-
 def _rows_that_need_ids(lookup: LookupFeature) -> int:
     if lookup.on_empty_row != "zeros":
         return gather.ALL_ROWS

@@ -15,7 +15,7 @@ from service.core.types import Array, SignatureSpec
 from service.direct import gather
 from service.direct.answer_shape import AnswerShape, FramedShapeWriter, Parts, ShapeWriter
 from service.direct.memory import BYTES_AT, unwritten_bytes
-from service.direct.plan_rows import PlannedFeatures, plan_features, row_limit
+from service.direct.plan_rows import PlannedFeatures, plan_features
 from service.direct.scan import COLUMNS, FLOAT, SIZE, fields_of
 from service.direct.thread_state import PACK_JOB, Round, ThreadState
 from service.lookup.plan import FeaturePlan, SignaturePlan
@@ -194,7 +194,7 @@ class DirectSignature:
         self._spec = spec
         self._plan = plan
         outputs = {name: plan.outputs[name].parts for name in spec.outputs}
-        self._max_rows = row_limit(plan.features)
+        self._max_rows = plan.max_rows
         self._tail = _field(2, encode_model_spec(model, version, spec.name))
         self._layouts = Layouts(spec, plan.features, outputs)
         # By thread: where it counts.

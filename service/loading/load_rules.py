@@ -12,7 +12,7 @@ from service.core.errors import InvalidRequest
 from service.core.repository import LoadRules
 from service.loading.delta_rules import delta_rules, journal_pruning
 from service.loading.graph_batching import GraphBatching, create_batching
-from service.loading.loader import ServableLoader
+from service.loading.loader import CompileNative, ServableLoader
 from service.loading.memory_rules import residency_of
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
@@ -29,12 +29,14 @@ def create_load_rules(
     pages: TablePages | None,
     verification: TableVerification | None,
     wake_follower: Callable[[], None],
+    compile_native: CompileNative | None = None,
 ) -> LoadRules:
     """Returns what a ModelSet loads versions by.
 
     Args:
       batching: batches graph runs. pages: makes tables' pages huge. verification: holds tables against their checksums.
       wake_follower: called when rows were changed here.
+      compile_native: compiles versions for the native core; None: there is no core.
     """
     threads, inter_op_threads = settings.parallelism
     pruning = journal_pruning(settings)
@@ -54,6 +56,7 @@ def create_load_rules(
             pages=pages,
             verification=verification,
             deltas=delta_rules(settings, wake_follower),
+            compile_native=compile_native,
         ),
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,

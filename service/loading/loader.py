@@ -16,7 +16,7 @@ from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError, DataLoss, ServiceError
 from service.core.links import check_links
 from service.core.manifest import Manifest
-from service.core.servable import Servable
+from service.core.servable import NativeServable, Servable
 from service.core.types import Backend, SignatureSpec
 from service.deltas.rules import DeltaRules
 from service.direct import http_bodies, predict
@@ -45,6 +45,12 @@ class WarmupObserver(Protocol):
     def __call__(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None: ...
 
 
+class CompileNative(Protocol):
+    """Compiles a version's lookups for the native core; None where it can answer none of them. Must not raise."""
+
+    def __call__(self, servable: Servable, lookups: OpenedLookups) -> NativeServable | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
     """Loads version folders. Concurrency: any thread.
@@ -62,6 +68,7 @@ class ServableLoader:
     pages: makes the tables' pages huge; None: they stay as they are.
     verification: holds tables against their checksums; None: nobody does.
     deltas: how rows change without a new version; None: they do not.
+    compile_native: compiles versions for the native core; None: there is no core.
     """
 
     tags: frozenset[str]
@@ -78,6 +85,7 @@ class ServableLoader:
     pages: TablePages | None = None
     verification: TableVerification | None = None
     deltas: DeltaRules | None = None
+    compile_native: CompileNative | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version.
@@ -96,6 +104,8 @@ class ServableLoader:
                 servable = self.batching.wrap(servable, path)
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
+            if self.compile_native is not None and lookups is not None:
+                servable = replace(servable, native=self.compile_native(servable, lookups))
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
             if why := servable.files.look():

@@ -80,6 +80,7 @@ def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, M
         tables=tables,
         table_counts=moved.backend.table_counts,
         shortcuts=ways,
+        native=None if servable.native is None else servable.native.on_tables(tables),
     )
 
 

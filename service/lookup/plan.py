@@ -60,12 +60,16 @@ class FeaturePlan:
 
     @property
     def is_plain(self) -> bool:
+        """Says whether `is_one_kernel` holds and each row has one id or is a row of ragged ids."""
+        return self.ids_rank == 1 and self.is_one_kernel
+
+    @property
+    def is_one_kernel(self) -> bool:
         """Says whether one kernel does all of the lookup, as long as rows that the feature treats apart have ids."""
         feature = self.feature
         treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (
             self.dtype == "float32"
-            and self.ids_rank == 1
             and self.table.info.dtype != "float64"
             and feature.max_norm is None
             # Whether an id counts is then known from its weight only.
@@ -77,6 +81,11 @@ class FeaturePlan:
         splits = self.feature.row_splits
         rows: int = inputs[self.feature.ids].shape[0] if splits is None else inputs[splits].shape[0] - 1
         return rows
+
+    def read_counts(self, ids: int, missing: int) -> TableCounts:
+        """Returns what was read of the table for so many ids, of which so many have no row; keys are not counted."""
+        read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
+        return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
 
     def run(self, inputs: Tensors, counts: Array) -> Array:
         """Returns [B, D] for the feature's inputs, [B, L, D] of a sequence, or [B, K, D] of ids of shape [B, K].
@@ -215,6 +224,11 @@ class SignaturePlan:
     _counts: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def max_rows(self) -> int | None:
+        """How many rows a request may have, None where there is no limit."""
+        return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
+
+    @property
     def plain_outputs(self) -> Mapping[str, FeaturePlan]:
         """The features by output, where each output holds one alone, and each feature is in one output; else none."""
         parts = [part for output in self.outputs.values() for part in output.parts]
@@ -286,12 +300,7 @@ class SignaturePlan:
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()
-            read = ids if plan.feature.on_bad_id in _READ_INSTEAD else ids - missing
-            info = plan.table.info
-            yield (
-                info.name,
-                TableCounts(ids, missing, 0, max(read, 0) * plan.table.row_bytes),
-            )
+            yield plan.table.info.name, plan.read_counts(ids, missing)
 
 
 def compile_signature(

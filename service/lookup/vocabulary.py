@@ -6,7 +6,7 @@ from copy import copy
 from itertools import accumulate
 from pathlib import Path
 from threading import get_ident
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,28 @@ from service.lookup import key_index
 
 # What the index writes for a key that has no row; a lookup drops it as it does any id below 0.
 _NO_ROW = -1
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+class KeyIndex(NamedTuple):
+    """The arrays of a vocabulary, and what its keys become: all that a lookup of keys needs.
+
+    data: the file's bytes, of strings; else [0]. keys: [N+1] int64 where lines start, or the [N] int64 keys.
+    slots: the index over them. first_id, first_bucket, oov_id, num_oov_buckets: as key_index's functions take them.
+    empty_id: row of the empty string, None where it is a key like any other.
+    refuses_strangers: a key that the vocabulary lacks is an error. is_hashed: there is no list of keys.
+    """
+
+    data: Array
+    keys: Array
+    slots: Array
+    first_id: int
+    first_bucket: int
+    oov_id: int
+    num_oov_buckets: int
+    empty_id: int | None
+    refuses_strangers: bool
+    is_hashed: bool
 
 
 class Strangers:
@@ -84,6 +106,12 @@ class StringVocabulary:
         return ids.reshape(keys.shape)
 
     @property
+    def index(self) -> KeyIndex:
+        """The arrays behind it; good for as long as they are held."""
+        empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
+        return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
+
+    @property
     def example_key(self) -> bytes:
         """One of its keys."""
         if self._is_hashed:
@@ -118,6 +146,11 @@ class IntegerVocabulary:
             if self._refuses:
                 raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
         return ids.reshape(keys.shape)
+
+    @property
+    def index(self) -> KeyIndex:
+        """The arrays behind it; good for as long as they are held."""
+        return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
     @property
     def example_key(self) -> int:

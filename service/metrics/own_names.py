@@ -80,7 +80,7 @@ def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     tables = [
         (labels({"model": one.servable.name, "table": table, "version": one.servable.version}), counts)
         for one in loaded
-        for table, counts in sorted(one.servable.table_counts().items())
+        for table, counts in sorted(one.servable.all_table_counts().items())
     ]
     for part, about, read in _TABLE_FAMILIES:
         name = _PREFIX + part

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import NamedTuple, Protocol, TypeVar
@@ -120,9 +120,12 @@ class RequestCounter:
 
     Args:
       notes: told of requests that are slow or fail.
+
+    collect: adds what others counted, before it is read or a version is forgotten; see `add`.
     """
 
     def __init__(self, notes: Notes | None = None) -> None:
+        self.collect: Callable[[], None] = lambda: None
         self._notes = notes
         self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
@@ -171,6 +174,15 @@ class RequestCounter:
                 rows=rows,
             )
 
+    def add(self, subject: Subject, more: Successes) -> None:
+        """Adds requests that others counted; one caller at a time."""
+        # No thread has this number.
+        key = (0, *subject)
+        cell = self._successes.get(key)
+        if cell is None:
+            cell = self._successes[key] = Successes(more.kind, more.examples is not None)
+        cell.merge(more)
+
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
@@ -184,6 +196,7 @@ class RequestCounter:
 
         In the second, version is None and the kind of a signature stands for its name.
         """
+        self.collect()
         with self._lock:
             now, ever = Requests(), Requests()
             for key, cell in self._successes.copy().items():
@@ -196,6 +209,7 @@ class RequestCounter:
 
     def retire(self, model: str, version: int) -> None:
         """Forgets a version's subjects and keeps their sums; nobody may count it any more."""
+        self.collect()
         with self._lock:
             gone = Requests()
             for key in _of_version(self._successes.copy(), model, version):

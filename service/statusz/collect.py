@@ -39,6 +39,7 @@ class Statusz:
     place: which worker this is.
     logs: of each model with a request log, its counts.
     overload: what is in flight, and what was refused.
+    data_plane: what answers requests.
     """
 
     version: str
@@ -50,6 +51,7 @@ class Statusz:
     place: int | None = None
     logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     overload: Callable[[], Document] = dict
+    data_plane: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
@@ -58,6 +60,7 @@ class Statusz:
         loaded = self.registry.loaded()
         return {
             "server": self._server(),
+            "data_plane": self.data_plane(),
             "models": {name: self._model(name, loaded) for name in self.registry.models()},
             "requests": _requests(counted),
             "overload": self.overload(),
@@ -111,7 +114,7 @@ def shown_settings(settings: Settings) -> Document:
 
 
 def _version(one: LoadedServable) -> Document:
-    counts = one.servable.table_counts()
+    counts = one.servable.all_table_counts()
     tables = []
     for name, table in sorted(one.servable.tables.items()):
         info, found = table.info, counts.get(name)

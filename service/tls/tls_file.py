@@ -37,6 +37,8 @@ class TlsFile:
       protocols: what ALPN offers.
       clock: seconds since 1970.
 
+    on_change: told of a new file before it is used; it may raise InvalidRequest, and the file is then refused.
+
     Raises:
       InvalidRequest: the file can not be used.
     """
@@ -56,6 +58,7 @@ class TlsFile:
         self._counter = counter
         self._clock = clock
         self._refused: bytes | str | None = None
+        self.on_change: Callable[[SslConfig], None] = lambda config: None
         self._now = self._take(self._read())
 
     def context(self) -> ssl.SSLContext:
@@ -95,6 +98,7 @@ class TlsFile:
         context = create_context(config, self._protocols)
         if client_verify not in (None, config.client_verify):
             raise InvalidRequest("client_verify can not change while the server runs; start it anew")
+        self.on_change(config)
         end_s = first_end_s(config.server_cert)
         self._counter.taken(self._api, end_s)
         extra = {"api": self._api, "path": str(self._path), "ends": datetime.fromtimestamp(end_s, UTC).isoformat()}

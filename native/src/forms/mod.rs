@@ -1,11 +1,22 @@
 //! One file per wire form: bytes of a request to found inputs, rows to bytes of an answer.
 
+pub mod predict_proto;
+pub mod protobuf;
+mod tensor_proto;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::plan::{Effort, Routes, Servable};
+
+pub mod json;
+pub mod oip_binary;
+#[cfg(test)]
+mod oip_fixture;
+pub mod oip_json;
+pub mod oip_proto;
 
 /// What every form is given beside the bytes of a request.
 pub struct Call<'a> {

@@ -5,6 +5,8 @@ mod graph;
 mod inputs;
 mod routes;
 mod servable;
+#[cfg(test)]
+pub(crate) mod tests;
 mod work;
 
 pub use description::{

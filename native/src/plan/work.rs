@@ -101,15 +101,15 @@ enum Content<'r> {
 ///
 /// A form calls `prepare`, then `outputs` to learn how large the answer is, then `fill` once for each output, and
 /// `finish` at the end. A lookup reads its rows in `fill`, straight into the answer; a predict has run in `prepare`.
-pub struct Work<'r> {
-    servable: &'r Servable,
+pub struct Work<'s, 'r> {
+    servable: &'s Servable,
     signature: usize,
     rows: usize,
     outputs: SmallVec<[OutputShape; 4]>,
     content: Content<'r>,
 }
 
-impl<'r> Work<'r> {
+impl<'s, 'r> Work<'s, 'r> {
     /// Judges the inputs of a request, and runs a predict.
     ///
     /// Arguments: `signature` is its number in the servable; `inputs` has one element for each of its inputs; `wanted`
@@ -118,7 +118,7 @@ impl<'r> Work<'r> {
     /// # Errors
     /// The reason why the reference must answer.
     pub fn prepare(
-        servable: &'r Servable,
+        servable: &'s Servable,
         signature: usize,
         inputs: Inputs<'r>,
         wanted: &[usize],
@@ -307,7 +307,7 @@ type Strangers = SmallVec<[(usize, usize); 2]>;
 
 /// Returns the inputs with keys as ids, after dtypes, ranks, sizes and the ids of a predict were checked.
 fn judge_tensors<'r>(
-    servable: &'r Servable,
+    servable: &Servable,
     plan: &Signature,
     mut inputs: Inputs<'r>,
 ) -> Result<(Inputs<'r>, Strangers), Declined> {

@@ -66,12 +66,12 @@ impl Combine<'_> {
     fn totals_of_all(&self, begin: usize, end: usize) -> Option<Totals> {
         let mut totals = Totals::default();
         if let Some(weights) = self.weights {
-            for i in begin..end {
-                let weight = weights.get(i);
-                if self.how.positive_only && !is_above_0(weight) {
-                    return None;
-                }
+            let weights = weights.slice(begin, end);
+            for weight in weights.iter() {
                 totals.add(weight);
+            }
+            if self.how.positive_only && !weights.iter().all(is_above_0) {
+                return None;
             }
         } else {
             let count = end - begin;

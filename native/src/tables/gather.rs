@@ -28,13 +28,12 @@ impl Kernel for Gather<'_> {
             let to = out.row(i);
             if !place.has(id) {
                 missing += 1;
-                match place.instead(id, i)? {
-                    Some(row) => id = row,
-                    None => {
-                        // SAFETY: a row of `out` takes D float32, as was checked above.
-                        unsafe { to.write_bytes(0, place.dim * 4) };
-                        continue;
-                    }
+                if let Some(row) = place.instead(id, i)? {
+                    id = row;
+                } else {
+                    // SAFETY: a row of `out` takes D float32, as was checked above.
+                    unsafe { to.write_bytes(0, place.dim * 4) };
+                    continue;
                 }
             }
             // SAFETY: the id has a row now, and a row of `out` takes D float32.

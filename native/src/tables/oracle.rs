@@ -51,7 +51,7 @@ pub(super) fn half(bits: u16) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
     let size = match exponent {
         0 => fraction * 2.0_f32.powi(-24),
-        31 if bits & 1023 == 0 => f32::INFINITY,
+        31 if fraction == 0.0 => f32::INFINITY,
         31 => f32::NAN,
         _ => (1024.0 + fraction) * 2.0_f32.powi(exponent - 25),
     };

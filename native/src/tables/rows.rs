@@ -126,25 +126,26 @@ impl Place {
     /// The id has a row, the table stores `S`, and `to` takes D float32.
     #[inline(always)]
     pub(super) unsafe fn copy<L: Lanes, S: Stored>(&self, id: i64, to: *mut u8) {
-        let row = self.row::<S>(id);
+        let (row, dim) = (self.row::<S>(id), self.dim);
+        let mut column = 0;
         // SAFETY: the id has a row, as the caller says; columns end at D.
         unsafe {
             let scale = self.scale::<S>(id);
-            let scales = L::splat(scale);
-            let mut column = 0;
-            while column + LANES <= self.dim {
-                let mut numbers = S::eight::<L>(row, column);
-                if S::IS_SCALED {
-                    numbers = numbers.times(scales);
-                }
-                numbers.write(to.add(column * 4));
+            while column + 8 * LANES <= dim {
+                copy_lanes::<L, S, 8>(row, scale, column, to);
+                column += 8 * LANES;
+            }
+            if column + 4 * LANES <= dim {
+                copy_lanes::<L, S, 4>(row, scale, column, to);
+                column += 4 * LANES;
+            }
+            while column + LANES <= dim {
+                copy_lanes::<L, S, 1>(row, scale, column, to);
                 column += LANES;
             }
-            while column < self.dim {
-                let mut number = S::one(row, column);
-                if S::IS_SCALED {
-                    number *= scale;
-                }
+            while column < dim {
+                let number = S::one(row, column);
+                let number = if S::IS_SCALED { number * scale } else { number };
                 to.add(column * 4).cast::<f32>().write_unaligned(number);
                 column += 1;
             }
@@ -268,6 +269,20 @@ impl Place {
         if at < terms.ids_end {
             // SAFETY: the ids go on up to ids_end.
             self.ask_for::<S>(unsafe { at.cast::<i64>().read_unaligned() });
+        }
+    }
+}
+
+/// Writes some columns of a row as float32.
+#[inline(always)]
+unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale: f32, column: usize, to: *mut u8) {
+    // SAFETY: the caller promises columns and memory.
+    unsafe {
+        let scales = L::splat(scale);
+        for column in (0..N).map(|n| column + n * LANES) {
+            let numbers = S::eight::<L>(row, column);
+            let numbers = if S::IS_SCALED { numbers.times(scales) } else { numbers };
+            numbers.write(to.add(column * 4));
         }
     }
 }

@@ -42,13 +42,12 @@ impl Kernel for Sequence<'_> {
                 let to = unsafe { to.add(k * row_bytes) };
                 if !place.has(id) {
                     missing += 1;
-                    match place.instead(id, begin + k)? {
-                        Some(row) => id = row,
-                        None => {
-                            // SAFETY: as above.
-                            unsafe { to.write_bytes(0, row_bytes) };
-                            continue;
-                        }
+                    if let Some(row) = place.instead(id, begin + k)? {
+                        id = row;
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { to.write_bytes(0, row_bytes) };
+                        continue;
                     }
                 }
                 // SAFETY: the id has a row now; the memory as above.

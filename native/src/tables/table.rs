@@ -99,7 +99,10 @@ impl<'a> Ints<'a> {
         self.0.is_empty()
     }
 
-    /// Returns number `i`; panics where there is none.
+    /// Returns number `i`.
+    ///
+    /// # Panics
+    /// There is none.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> i64 {
@@ -114,9 +117,11 @@ impl<'a> Ints<'a> {
 
     /// Iterates over the numbers.
     pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
-        self.0
-            .chunks_exact(8)
-            .map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")))
+        self.0.chunks_exact(8).map(|bytes| {
+            let mut number = [0; 8];
+            number.copy_from_slice(bytes);
+            i64::from_le_bytes(number)
+        })
     }
 
     /// The bytes of the numbers.
@@ -137,11 +142,29 @@ impl<'a> Weights<'a> {
         Weights(&bytes[..bytes.len() / 4 * 4])
     }
 
-    /// Returns weight `i`; panics where there is none.
+    /// Returns weight `i`.
+    ///
+    /// # Panics
+    /// There is none.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> f32 {
         f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
+    }
+
+    /// Returns the weights from `begin` to `end`.
+    #[must_use]
+    pub fn slice(self, begin: usize, end: usize) -> Weights<'a> {
+        Weights(&self.0[begin * 4..end * 4])
+    }
+
+    /// Iterates over the weights.
+    pub fn iter(self) -> impl Iterator<Item = f32> + 'a {
+        self.0.chunks_exact(4).map(|bytes| {
+            let mut number = [0; 4];
+            number.copy_from_slice(bytes);
+            f32::from_le_bytes(number)
+        })
     }
 
     /// How many weights there are.
@@ -324,6 +347,9 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped::BadId`].
+    ///
+    /// # Panics
+    /// There are fewer ids than rows, a row of `out` is too short, or the default row is not in the table.
     pub fn gather(&self, ids: Ints<'_>, policy: Policy, out: Out<'_>) -> Looked {
         let place = Place::new(self, policy);
         self.run(Gather { place, ids, out })
@@ -336,6 +362,9 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped`].
+    ///
+    /// # Panics
+    /// As `gather`, or the row splits or weights are not as above.
     pub fn combine(
         &self,
         ids: Ints<'_>,
@@ -361,6 +390,9 @@ impl Table {
     ///
     /// # Errors
     /// [`Stopped::BadId`].
+    ///
+    /// # Panics
+    /// As `combine`.
     pub fn sequence(&self, ids: Ints<'_>, splits: Ints<'_>, length: usize, policy: Policy, out: Out<'_>) -> Looked {
         let place = Place::new(self, policy);
         self.run(Sequence {

@@ -1,5 +1,7 @@
 //! Keys to rows: the index that service/lookup/key_index.py builds, read without a Python object for each key.
 
+use super::key_index::{Integers, Lines, Strangers, find};
+
 /// What keys become. Line `i` of a vocabulary is row `first_id + i`.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,8 +74,10 @@ impl Vocabulary {
         &self,
         keys: impl ExactSizeIterator<Item = &'k [u8]>,
     ) -> Result<(Vec<i64>, usize), Refused> {
-        let _ = (keys.len(), self.data, self.keys, self.slots, self.rows);
-        todo!("tables")
+        // SAFETY: new() was given them, and their publisher keeps them. The data lives no longer here than the keys.
+        let (data, starts, slots): (&'k [u8], _, _) =
+            unsafe { (array(self.data), array(self.keys), array(self.slots)) };
+        self.judged(find(&Lines { data, starts }, slots, &self.rows, keys))
     }
 
     /// Returns what `rows_of_strings` does, of int64 keys.
@@ -81,7 +85,232 @@ impl Vocabulary {
     /// # Errors
     /// As `rows_of_strings`.
     pub fn rows_of_integers(&self, keys: impl ExactSizeIterator<Item = i64>) -> Result<(Vec<i64>, usize), Refused> {
-        let _ = keys.len();
-        todo!("tables")
+        // SAFETY: new() was given them, and their publisher keeps them.
+        let (known, slots) = unsafe { (array(self.keys), array(self.slots)) };
+        self.judged(find(&Integers(known), slots, &self.rows, keys))
+    }
+
+    fn judged(&self, (rows, strangers): (Vec<i64>, Strangers)) -> Result<(Vec<i64>, usize), Refused> {
+        if self.rows.is_hashed {
+            return Ok((rows, 0));
+        }
+        if self.rows.refuses_strangers && strangers.count > 0 {
+            return Err(Refused(strangers.first));
+        }
+        Ok((rows, strangers.count))
+    }
+}
+
+/// Returns an array by its address and length; whatever the address of an empty one is.
+///
+/// # Safety
+/// It stays readable for as long as the caller says.
+unsafe fn array<'a, T>((at, length): (*const T, usize)) -> &'a [T] {
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller promises it.
+    unsafe { std::slice::from_raw_parts(at, length) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tables::fingerprint::fingerprint64;
+    use crate::tables::key_index::{
+        EMPTY, NotIndexed, count_lines, find_lines, index_integers, index_strings, parse_integers,
+    };
+
+    /// The arrays of one vocabulary.
+    struct Indexed {
+        data: Vec<u8>,
+        starts: Vec<i64>,
+        integers: Vec<i64>,
+        slots: Vec<i32>,
+    }
+
+    impl Indexed {
+        fn of(data: Vec<u8>, has_strings: bool) -> Result<Self, NotIndexed> {
+            let count = count_lines(&data);
+            let mut starts = vec![0; count + 1];
+            assert!(find_lines(&data, &mut starts));
+            let mut slots = vec![EMPTY; (count * 3 / 2 + 1).next_power_of_two()];
+            let lines = Lines {
+                data: &data,
+                starts: &starts,
+            };
+            let mut integers = Vec::new();
+            if has_strings {
+                index_strings(lines, &mut slots)?;
+            } else {
+                integers = vec![0; count];
+                parse_integers(lines, &mut integers).unwrap();
+                index_integers(&integers, &mut slots)?;
+            }
+            Ok(Indexed {
+                data,
+                starts,
+                integers,
+                slots,
+            })
+        }
+
+        fn vocabulary(&self, has_strings: bool, rows: Rows) -> Vocabulary {
+            let keys = if has_strings { &self.starts } else { &self.integers };
+            // SAFETY: the arrays are of one file, and outlive the vocabulary in every test.
+            unsafe {
+                Vocabulary::new(
+                    has_strings,
+                    (self.data.as_ptr(), self.data.len()),
+                    (keys.as_ptr(), keys.len()),
+                    (self.slots.as_ptr(), self.slots.len()),
+                    rows,
+                )
+            }
+        }
+    }
+
+    fn expected(
+        known: &HashMap<Vec<u8>, i64>,
+        sent: &[Vec<u8>],
+        has_strings: bool,
+        rows: &Rows,
+    ) -> Result<(Vec<i64>, usize), Refused> {
+        let (mut found, mut strangers) = (Vec::new(), 0);
+        for (i, key) in sent.iter().enumerate() {
+            found.push(match (known.get(key), rows.empty_id) {
+                (_, Some(row)) if has_strings && key.is_empty() => row,
+                (Some(line), _) => rows.first_id + line,
+                (None, _) => {
+                    if rows.refuses_strangers {
+                        return Err(Refused(i));
+                    }
+                    strangers += 1;
+                    match rows.num_oov_buckets {
+                        0 => rows.oov_id,
+                        buckets => rows.first_bucket + (fingerprint64(key) % buckets) as i64,
+                    }
+                }
+            });
+        }
+        Ok((found, strangers))
+    }
+
+    fn rows() -> impl Strategy<Value = Rows> {
+        (0..5_i64, 0..5_u64, -1..3_i64, any::<bool>(), prop::option::of(0..9_i64)).prop_map(
+            |(first_id, num_oov_buckets, oov_id, refuses_strangers, empty_id)| Rows {
+                first_id,
+                first_bucket: 100,
+                num_oov_buckets,
+                oov_id,
+                refuses_strangers,
+                empty_id,
+                is_hashed: false,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn strings_have_the_rows_of_their_lines(
+            known in prop::collection::hash_set("[a-c\\r]{0,3}", 1..40),
+            sent in prop::collection::vec("[a-d]{0,3}", 0..50),
+            ending in prop::sample::select(vec!["\n", "\r\n"]),
+            is_ended in any::<bool>(),
+            rows in rows(),
+        ) {
+            // What a line ends with is not part of it; so neither is a key's own.
+            let known: Vec<String> = known.into_iter().filter(|key| !key.ends_with('\r')).collect();
+            prop_assume!(!known.is_empty());
+            let mut data = known.join(ending);
+            if is_ended || known[known.len() - 1].is_empty() {
+                data += ending;
+            }
+            let indexed = Indexed::of(data.into_bytes(), true).unwrap();
+            let lines: HashMap<Vec<u8>, i64> = known.into_iter().map(String::into_bytes).zip(0..).collect();
+            let sent: Vec<Vec<u8>> = sent.into_iter().map(String::into_bytes).collect();
+            let found = indexed.vocabulary(true, rows).rows_of_strings(sent.iter().map(Vec::as_slice));
+            prop_assert_eq!(found, expected(&lines, &sent, true, &rows));
+        }
+
+        #[test]
+        fn integers_have_the_rows_of_their_lines(
+            known in prop::collection::hash_set(prop_oneof![-20..20_i64, any::<i64>()], 1..40),
+            sent in prop::collection::vec(prop_oneof![-25..25_i64, any::<i64>()], 0..50),
+            rows in rows(),
+        ) {
+            let known: Vec<Vec<u8>> = known.into_iter().map(|key| key.to_string().into_bytes()).collect();
+            let indexed = Indexed::of(known.join(&b'\n'), false).unwrap();
+            let lines: HashMap<Vec<u8>, i64> = known.into_iter().zip(0..).collect();
+            let texts: Vec<Vec<u8>> = sent.iter().map(|key| key.to_string().into_bytes()).collect();
+            let found = indexed.vocabulary(false, rows).rows_of_integers(sent.iter().copied());
+            prop_assert_eq!(found, expected(&lines, &texts, false, &rows));
+        }
+    }
+
+    #[test]
+    fn a_key_twice_is_refused() {
+        let twice = Indexed::of(b"a\nb\r\na\n".to_vec(), true).err();
+        assert_eq!(twice, Some(NotIndexed::Twice(2)));
+        assert_eq!(
+            Indexed::of(b"7\n-0\n0".to_vec(), false).err(),
+            Some(NotIndexed::Twice(2))
+        );
+    }
+
+    #[test]
+    fn only_decimal_int64_are_integers() {
+        for (text, is_integer) in [
+            ("9223372036854775807", true),
+            ("-9223372036854775808", true),
+            ("007", true),
+            ("9223372036854775808", false),
+            ("-9223372036854775809", false),
+            ("+1", false),
+            ("-", false),
+            ("", false),
+            ("1 ", false),
+        ] {
+            let data = format!("{text}\n");
+            let starts = [0, data.len() as i64];
+            let lines = Lines {
+                data: data.as_bytes(),
+                starts: &starts,
+            };
+            let parsed = parse_integers(lines, &mut [0]);
+            assert_eq!(parsed.is_ok(), is_integer, "{text}");
+        }
+    }
+
+    #[test]
+    fn hashed_keys_are_no_strangers() {
+        let rows = Rows {
+            first_id: 0,
+            first_bucket: 2,
+            num_oov_buckets: 10,
+            oov_id: -1,
+            refuses_strangers: false,
+            empty_id: Some(1),
+            is_hashed: true,
+        };
+        // SAFETY: no array has anything to read.
+        let vocabulary = unsafe {
+            Vocabulary::new(
+                true,
+                (std::ptr::null(), 0),
+                (std::ptr::null(), 0),
+                (std::ptr::null(), 0),
+                rows,
+            )
+        };
+        let found = vocabulary.rows_of_strings([&b"red"[..], b""].into_iter());
+        let bucket = 2 + (fingerprint64(b"red") % 10) as i64;
+        assert_eq!(found, Ok((vec![bucket, 1], 0)));
+        let found = vocabulary.rows_of_integers([i64::MIN].into_iter());
+        assert_eq!(found, Ok((vec![2 + (0x14B9_BC6F_6D28_37E0_u64 % 10) as i64], 0)));
     }
 }

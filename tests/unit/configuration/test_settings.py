@@ -94,6 +94,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "enable_per_model_batching_parameters": ("true", True),
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
     "graph_signatures": ("off", "off"),
+    "data_plane": ("python", "python"),
+    "threads": ("3", 3),
     "workers": ("3", "3"),
     "grpc_transport": ("grpcio", "grpcio"),
     "graph_threads": ("3", 3),

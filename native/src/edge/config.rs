@@ -1,0 +1,88 @@
+//! What Python tells the edge at its start.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::dispatch::Cors;
+use super::limits::Limits;
+
+/// The two wires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Wire {
+    Grpc,
+    Http,
+}
+
+/// Where to listen.
+#[derive(Debug)]
+pub enum Listen {
+    /// On an address; port 0 picks one.
+    Address(SocketAddr),
+    /// On a socket that is bound and listens already.
+    Bound(std::net::TcpListener),
+    /// On a Unix socket, which is made anew.
+    Path(PathBuf),
+}
+
+/// Everything that stays as it is while the edge runs.
+#[derive(Debug)]
+pub struct Config {
+    /// Threads that serve connections.
+    pub threads: usize,
+    /// Threads that run large requests.
+    pub large_threads: usize,
+    /// Where gRPC is served.
+    pub grpc: Vec<Listen>,
+    /// Where HTTP is served.
+    pub http: Vec<Listen>,
+    /// Unix socket of the gRPC reference.
+    pub grpc_upstream: PathBuf,
+    /// Unix socket of the HTTP reference.
+    pub http_upstream: PathBuf,
+    /// What gRPC is encrypted by from the first connection on; None: it is plaintext.
+    pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
+    /// The same of HTTP.
+    pub http_tls: Option<Arc<rustls::ServerConfig>>,
+    /// What clients may cost.
+    pub limits: Limits,
+    /// Whether the core answers what it can; else everything is forwarded.
+    pub is_answering: bool,
+    /// Whether floats of a gRPC Predict travel in `tensor_content` where a request does not say otherwise.
+    pub as_content: bool,
+    /// Whether NaN and infinite numbers are refused in JSON requests and written as null.
+    pub strict_json: bool,
+    /// Who may read answers in a browser.
+    pub cors: Cors,
+    /// Limits of the buckets that durations are counted in, in seconds, ascending.
+    pub bucket_limits_s: Vec<f64>,
+    /// Time from which on a request is slow.
+    pub slow_from: Duration,
+    /// For which a drain waits for the next request of an idle HTTP/1.1 connection, to tell its client.
+    pub linger: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            threads: 1,
+            large_threads: 1,
+            grpc: Vec::new(),
+            http: Vec::new(),
+            grpc_upstream: PathBuf::new(),
+            http_upstream: PathBuf::new(),
+            grpc_tls: None,
+            http_tls: None,
+            limits: Limits::default(),
+            is_answering: true,
+            as_content: false,
+            strict_json: false,
+            cors: Cors::Off,
+            bucket_limits_s: Vec::new(),
+            slow_from: Duration::MAX,
+            linger: Duration::from_millis(500),
+        }
+    }
+}

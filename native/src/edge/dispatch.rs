@@ -1,0 +1,247 @@
+//! Which form answers a request. The edge knows the forms only through this trait.
+
+use std::borrow::Cow;
+
+use crate::declined::Declined;
+use crate::forms::{Answered, Call, Version};
+
+/// A method that the core may answer; the names are the metrics'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Method {
+    /// gRPC: `/tensorflow.serving.PredictionService/Predict`.
+    Predict,
+    /// gRPC: `/inference.GRPCInferenceService/ModelInfer`.
+    ModelInfer,
+    /// HTTP: `/v1/models/{model}:predict`.
+    HttpPredict,
+    /// HTTP: `/v1/models/{model}:lookup`.
+    Lookup,
+    /// HTTP: `/v2/models/{model}/infer`.
+    Infer,
+    /// HTTP: `/v1/models/{model}/tables/{table}:rows`.
+    Rows,
+}
+
+impl Method {
+    /// Returns the method of a gRPC path.
+    #[must_use]
+    #[inline]
+    pub fn of_path(path: &str) -> Option<Self> {
+        match path {
+            "/tensorflow.serving.PredictionService/Predict" => Some(Method::Predict),
+            "/inference.GRPCInferenceService/ModelInfer" => Some(Method::ModelInfer),
+            _ => None,
+        }
+    }
+
+    /// Name of the wire in metrics.
+    #[must_use]
+    pub fn api(self) -> &'static str {
+        match self {
+            Method::Predict | Method::ModelInfer => "grpc",
+            _ => "http",
+        }
+    }
+
+    /// Name of the method in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Predict => "Predict",
+            Method::ModelInfer => "ModelInfer",
+            Method::HttpPredict => "predict",
+            Method::Lookup => "lookup",
+            Method::Infer => "infer",
+            Method::Rows => "rows",
+        }
+    }
+}
+
+/// What the path and the headers of an HTTP request say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// What is to be done; an HTTP method.
+    pub method: Method,
+    /// Name of the model.
+    pub model: &'a str,
+    /// Its version.
+    pub version: Version<'a>,
+    /// Name of the table, of [`Method::Rows`].
+    pub table: &'a str,
+    /// Bytes of JSON before the binary tensors, of [`Method::Infer`] with a header that says so.
+    pub json_length: Option<usize>,
+}
+
+/// Answers plain requests. Methods may run on any thread, and may panic: the request fails then, nothing else.
+pub trait Dispatch: Send + Sync + 'static {
+    /// Answers one gRPC message.
+    ///
+    /// # Errors
+    /// [`Declined`].
+    fn grpc(&self, method: Method, call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined>;
+
+    /// Answers the body of one HTTP request.
+    ///
+    /// # Errors
+    /// [`Declined`].
+    fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined>;
+}
+
+/// Reads the path of an HTTP request; None where the core does not answer it.
+///
+/// Names may hold ASCII letters, digits, `_`, `.` and `-`: others are percent-encoded, which the reference decodes.
+#[must_use]
+pub fn target(path: &str) -> Option<Target<'_>> {
+    if let Some(rest) = path.strip_prefix("/v1/models/") {
+        let (model, rest) = name(rest)?;
+        let (version, rest) = version(rest)?;
+        let mut table = "";
+        let method = match rest {
+            ":predict" => Method::HttpPredict,
+            ":lookup" => Method::Lookup,
+            _ => {
+                let (found, rest) = name(rest.strip_prefix("/tables/")?)?;
+                if rest != ":rows" {
+                    return None;
+                }
+                table = found;
+                Method::Rows
+            }
+        };
+        return Some(Target {
+            method,
+            model,
+            version,
+            table,
+            json_length: None,
+        });
+    }
+    let (model, rest) = name(path.strip_prefix("/v2/models/")?)?;
+    let (version, rest) = version(rest)?;
+    if rest != "/infer" || matches!(version, Version::Label(_)) {
+        return None;
+    }
+    Some(Target {
+        method: Method::Infer,
+        model,
+        version,
+        table: "",
+        json_length: None,
+    })
+}
+
+fn name(text: &str) -> Option<(&str, &str)> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    let end = text.bytes().position(|byte| !is_plain(byte)).unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
+fn version(text: &str) -> Option<(Version<'_>, &str)> {
+    if let Some(rest) = text.strip_prefix("/versions/") {
+        let end = rest
+            .bytes()
+            .position(|byte| !byte.is_ascii_digit())
+            .unwrap_or(rest.len());
+        // Longer ones may not fit an int64, which the reference says.
+        if end == 0 || end > 18 {
+            return None;
+        }
+        return Some((Version::Number(rest[..end].parse().ok()?), &rest[end..]));
+    }
+    if let Some(rest) = text.strip_prefix("/labels/") {
+        let (label, rest) = name(rest)?;
+        return Some((Version::Label(label), rest));
+    }
+    Some((Version::Latest, text))
+}
+
+/// Headers of an answer that let pages of other origins read it.
+#[derive(Clone, Debug, Default)]
+pub enum Cors {
+    /// There are none.
+    #[default]
+    Off,
+    /// All origins.
+    All,
+    /// These origins.
+    Listed(Vec<String>),
+}
+
+impl Cors {
+    /// Returns the headers of the answer to a request with this Origin, in the reference's order.
+    #[must_use]
+    pub fn headers<'a>(&self, origin: Option<&'a str>) -> Vec<(&'static str, Cow<'a, str>)> {
+        const METHODS: (&str, Cow<'static, str>) = ("access-control-allow-methods", Cow::Borrowed("POST, GET"));
+        match (self, origin) {
+            (Cors::Off, _) => Vec::new(),
+            (Cors::All, _) => vec![
+                ("access-control-allow-origin", "*".into()),
+                METHODS,
+                ("access-control-allow-headers", "Content-Type".into()),
+            ],
+            (Cors::Listed(origins), Some(origin)) if origins.iter().any(|known| known == origin) => vec![
+                ("access-control-allow-origin", origin.into()),
+                METHODS,
+                ("access-control-allow-headers", "Authorization, Content-Type".into()),
+                ("vary", "Origin".into()),
+            ],
+            (Cors::Listed(_), _) => vec![("vary", "Origin".into())],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(path: &str) -> Option<(Method, &str, Version<'_>, &str)> {
+        target(path).map(|t| (t.method, t.model, t.version, t.table))
+    }
+
+    #[test]
+    fn paths_become_targets() {
+        use Version::{Label, Latest, Number};
+        assert_eq!(
+            parts("/v1/models/m:predict"),
+            Some((Method::HttpPredict, "m", Latest, ""))
+        );
+        assert_eq!(
+            parts("/v1/models/m.a-b_c/versions/7:lookup"),
+            Some((Method::Lookup, "m.a-b_c", Number(7), ""))
+        );
+        assert_eq!(
+            parts("/v1/models/m/labels/stable:predict"),
+            Some((Method::HttpPredict, "m", Label("stable"), ""))
+        );
+        assert_eq!(
+            parts("/v1/models/m/versions/1/tables/user:rows"),
+            Some((Method::Rows, "m", Number(1), "user"))
+        );
+        assert_eq!(parts("/v2/models/m/infer"), Some((Method::Infer, "m", Latest, "")));
+        assert_eq!(
+            parts("/v2/models/m/versions/3/infer"),
+            Some((Method::Infer, "m", Number(3), ""))
+        );
+    }
+
+    #[test]
+    fn other_paths_are_the_references() {
+        for path in [
+            "/v1/models/m",
+            "/v1/models/m%2Fn:predict",
+            "/v1/models/:predict",
+            "/V1/models/m:predict",
+            "/v1/models/m:predict/",
+            "/v1/models/m/versions/:predict",
+            "/v1/models/m/versions/1234567890123456789:predict",
+            "/v1/models/m/versions/x:predict",
+            "/v2/models/m/labels/a/infer",
+            "/v2/models/m",
+            "/",
+            "",
+        ] {
+            assert_eq!(parts(path), None, "{path}");
+        }
+    }
+}

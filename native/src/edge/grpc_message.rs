@@ -1,0 +1,242 @@
+//! gRPC over HTTP/2: the prefix of messages, deadlines, statuses.
+
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Response};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use super::limits::Debt;
+
+/// Bytes before each message: whether it is compressed, and its length.
+pub const PREFIX_BYTES: usize = 5;
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip");
+/// Milliseconds after which a client may try again. Source: gRPC A6, "Pushback".
+const PUSHBACK: (&str, HeaderValue) = ("grpc-retry-pushback-ms", HeaderValue::from_static("1000"));
+/// What a grpc-message may not hold as it is. Source: gRPC's PROTOCOL-HTTP2, "Percent-Encoded".
+const UNSAFE: &AsciiSet = &CONTROLS.add(b'%');
+
+/// Returns the one message in `data`; None where `data` is not exactly one that is not compressed.
+#[must_use]
+#[inline]
+pub fn whole(data: &[u8]) -> Option<&[u8]> {
+    let (prefix, message) = data.split_first_chunk::<PREFIX_BYTES>()?;
+    (prefix[0] == 0 && length(*prefix) == message.len()).then_some(message)
+}
+
+/// Returns the length that a prefix tells.
+#[must_use]
+pub fn length(prefix: [u8; PREFIX_BYTES]) -> usize {
+    u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize
+}
+
+/// Reads the value of grpc-timeout; None where it is none.
+#[must_use]
+pub fn timeout(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number = digits.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0'));
+    Some(match unit {
+        b'H' => Duration::from_secs(number * 3600),
+        b'M' => Duration::from_secs(number * 60),
+        b'S' => Duration::from_secs(number),
+        b'm' => Duration::from_millis(number),
+        b'u' => Duration::from_micros(number),
+        b'n' => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+/// Canonical codes that the edge itself answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Code {
+    Cancelled = 1,
+    DeadlineExceeded = 4,
+    Internal = 13,
+    Unavailable = 14,
+}
+
+/// A refusal.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Its code.
+    pub code: Code,
+    /// Its text.
+    pub text: String,
+    /// Whether the same request may succeed later.
+    pub may_retry: bool,
+}
+
+/// Returns the head of an answer with a message.
+#[must_use]
+pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
+    let mut head = Response::new(());
+    let headers = head.headers_mut();
+    headers.insert(CONTENT_TYPE, GRPC);
+    headers.insert("grpc-accept-encoding", ENCODINGS);
+    if let Some(id) = request_id {
+        headers.insert(super::request_id::REQUEST_ID, id.clone());
+    }
+    head
+}
+
+/// Returns the trailers of an answer with a message.
+#[must_use]
+pub fn trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    trailers
+}
+
+impl Status {
+    /// Returns the trailers that tell of it.
+    #[must_use]
+    pub fn trailers(&self, request_id: Option<&str>) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(4);
+        trailers.insert("grpc-status", HeaderValue::from(self.code as u16));
+        let text = utf8_percent_encode(&self.text, UNSAFE).to_string();
+        if let Ok(text) = HeaderValue::from_str(&text) {
+            trailers.insert("grpc-message", text);
+        }
+        if let Some(id) = request_id.and_then(|id| HeaderValue::from_str(id).ok()) {
+            trailers.insert(super::request_id::REQUEST_ID, id);
+        }
+        if self.may_retry {
+            trailers.insert(PUSHBACK.0, PUSHBACK.1);
+        }
+        trailers
+    }
+
+    /// Returns the head of an answer that is nothing else.
+    #[must_use]
+    pub fn head(&self, request_id: Option<&str>) -> Response<()> {
+        let mut head = Response::new(());
+        *head.headers_mut() = self.trailers(request_id);
+        head.headers_mut().insert(CONTENT_TYPE, GRPC);
+        head
+    }
+}
+
+/// Data of an answer: a message behind its prefix, or bytes as they are.
+#[derive(Debug)]
+pub struct Payload {
+    prefix: [u8; PREFIX_BYTES],
+    start: usize,
+    body: Bytes,
+    debt: Option<Debt>,
+}
+
+impl Payload {
+    /// Takes a message; None where it is too long for a prefix.
+    #[must_use]
+    pub fn message(body: Bytes, debt: Debt) -> Option<Self> {
+        let [a, b, c, d] = u32::try_from(body.len()).ok()?.to_be_bytes();
+        Some(Payload {
+            prefix: [0, a, b, c, d],
+            start: 0,
+            body,
+            debt: Some(debt),
+        })
+    }
+}
+
+impl From<Bytes> for Payload {
+    fn from(body: Bytes) -> Self {
+        Payload {
+            prefix: [0; PREFIX_BYTES],
+            start: PREFIX_BYTES,
+            body,
+            debt: None,
+        }
+    }
+}
+
+impl Buf for Payload {
+    #[inline]
+    fn remaining(&self) -> usize {
+        PREFIX_BYTES - self.start + self.body.len()
+    }
+
+    #[inline]
+    fn chunk(&self) -> &[u8] {
+        if self.start < PREFIX_BYTES {
+            &self.prefix[self.start..]
+        } else {
+            &self.body
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self, size: usize) {
+        let of_prefix = size.min(PREFIX_BYTES - self.start);
+        self.start += of_prefix;
+        self.body.advance(size - of_prefix);
+        if let Some(debt) = &mut self.debt {
+            debt.pay(size - of_prefix);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::limits::{Account, Connection, Limits};
+    use super::*;
+
+    #[test]
+    fn only_one_plain_message_is_whole() {
+        assert_eq!(whole(&[0, 0, 0, 0, 2, 7, 8]), Some(&[7, 8][..]));
+        assert_eq!(whole(&[0, 0, 0, 0, 0]), Some(&[][..]));
+        for data in [
+            &[][..],
+            &[0, 0, 0, 0],
+            &[1, 0, 0, 0, 1, 7],
+            &[0, 0, 0, 0, 1],
+            &[0, 0, 0, 0, 1, 7, 8],
+        ] {
+            assert_eq!(whole(data), None);
+        }
+    }
+
+    #[test]
+    fn timeouts_have_at_most_eight_digits_and_a_unit() {
+        assert_eq!(timeout(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(timeout(b"20m"), Some(Duration::from_millis(20)));
+        assert_eq!(timeout(b"7u"), Some(Duration::from_micros(7)));
+        for value in [&b""[..], b"S", b"1", b"1s", b"-1S", b"123456789S", b"1.5S"] {
+            assert_eq!(timeout(value), None);
+        }
+    }
+
+    #[test]
+    fn a_payload_is_prefix_and_body_and_pays_its_debt() {
+        let (connection, account) = (Connection::new(String::new(), &Limits::default()), Account::new(100));
+        let debt = Debt::new(&connection, &account, 3);
+        let mut payload = Payload::message(Bytes::from_static(b"abc"), debt).unwrap();
+        assert_eq!((payload.remaining(), connection.owed()), (8, 3));
+        payload.advance(6);
+        assert_eq!((payload.chunk(), connection.owed()), (&b"bc"[..], 2));
+        drop(payload);
+        assert_eq!(connection.owed(), 0);
+        let mut plain = Payload::from(Bytes::from_static(b"xy"));
+        assert_eq!(plain.copy_to_bytes(2), Bytes::from_static(b"xy"));
+    }
+
+    #[test]
+    fn a_status_is_percent_encoded() {
+        let status = Status {
+            code: Code::Unavailable,
+            text: "100 % \n".into(),
+            may_retry: true,
+        };
+        let head = status.head(Some("id-1"));
+        assert_eq!(head.headers()["grpc-status"], "14");
+        assert_eq!(head.headers()["grpc-message"], "100 %25 %0A");
+        assert_eq!(head.headers()["grpc-retry-pushback-ms"], "1000");
+        assert_eq!(head.headers()["x-request-id"], "id-1");
+    }
+}

@@ -1,0 +1,441 @@
+//! One HTTP/1.1 connection. hyper reads and writes it; its task answers small requests itself.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::dispatch::{Method, Target, target};
+use super::grpc_message::{Code, Status};
+use super::limits::{Connection, Hold, INLINE_BYTES, Open, Order};
+use super::shared::{self, Failed, Outcome, Shared};
+use super::socket::Socket;
+use super::statistics::Event;
+use crate::declined::Declined;
+use crate::forms::Answered;
+use crate::forward::{Forwarded, Upload};
+use crate::plan::Effort;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
+const JSON_LENGTH: &str = "inference-header-content-length";
+/// Room that is made for a body before its bytes have come.
+const TRUSTED_BYTES: usize = 1 << 20;
+
+/// Body of an answer; the request is open until it is dropped.
+enum Answer {
+    Whole(Bytes, Open),
+    Forwarded(Forwarded, Open),
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.get_mut() {
+            Answer::Whole(data, _) if data.is_empty() => Poll::Ready(None),
+            Answer::Whole(data, _) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
+            Answer::Forwarded(body, _) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Answer::Whole(data, _) => data.is_empty(),
+            Answer::Forwarded(body, _) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Answer::Whole(data, _) => SizeHint::with_exact(data.len() as u64),
+            Answer::Forwarded(body, _) => body.size_hint(),
+        }
+    }
+}
+
+/// Serves one connection to its end.
+pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
+    let service = service_fn(|request| {
+        let (shared, connection) = (Arc::clone(&shared), Arc::clone(&connection));
+        async move { handle(shared, connection, request).await }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    // The sweeper cuts slow heads: a timer of hyper's would be made for each request.
+    builder
+        .header_read_timeout(None)
+        .max_header_size(shared.limits.max_head_bytes)
+        .pipeline_flush(true);
+    let socket = TokioIo::new(Socket::new(stream, Arc::clone(&connection)));
+    let mut hyper = pin!(builder.serve_connection(socket, service));
+    let mut is_closing = false;
+    poll_fn(|cx| {
+        connection.wake_by(cx.waker());
+        match connection.order() {
+            Order::Serve | Order::Drain => {}
+            Order::Close => {
+                if !is_closing {
+                    is_closing = true;
+                    hyper.as_mut().graceful_shutdown();
+                }
+            }
+            Order::Cut => {
+                shared.statistics.count(Event::CutHttp);
+                return Poll::Ready(());
+            }
+        }
+        hyper.as_mut().poll(cx).map(|_| ())
+    })
+    .await;
+}
+
+async fn handle(
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+) -> Result<Response<Answer>, Infallible> {
+    let open = connection.open();
+    let exchange = Exchange { shared, connection };
+    let (head, body) = request.into_parts();
+    let mut response = exchange.respond(head, body, open).await;
+    if exchange.connection.order() != Order::Serve {
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+/// What a request's headers say that the core may answer.
+#[derive(Clone, Copy)]
+struct Plain {
+    json_length: Option<usize>,
+}
+
+/// Looks at a request; None where the reference takes it.
+fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
+    if head.method != http::Method::POST || !shared.is_answering {
+        return None;
+    }
+    let method = target(head.uri.path())?.method;
+    let mut json_length = None;
+    for (name, value) in &head.headers {
+        match name.as_str() {
+            "content-encoding" => {
+                if !value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
+                    return None;
+                }
+            }
+            "accept-encoding" => {
+                if must_encode(value.as_bytes(), method) {
+                    return None;
+                }
+            }
+            JSON_LENGTH => {
+                let digits = value.to_str().ok()?;
+                let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+                if json_length.is_some() || !is_number {
+                    return None;
+                }
+                json_length = Some(digits.parse().ok()?);
+            }
+            "upgrade" => return None,
+            _ => {}
+        }
+    }
+    Some(Plain { json_length })
+}
+
+/// Says whether an answer must be compressed: compressing numbers costs 30 times the lookup for 7 % fewer bytes, so
+/// clients get it only if they accept nothing else, or ask for just that as tritonclient does.
+fn must_encode(accepted: &[u8], method: Method) -> bool {
+    let Ok(accepted) = std::str::from_utf8(accepted) else {
+        return true;
+    };
+    let accepted = accepted.trim().to_ascii_lowercase();
+    if method == Method::Infer && matches!(accepted.as_str(), "gzip" | "deflate") {
+        return true;
+    }
+    let mut of_others = false;
+    for choice in accepted.split(',') {
+        let (coding, weight) = choice.split_once(';').unwrap_or((choice, ""));
+        let weight = weight.trim().strip_prefix("q=").map_or("", str::trim);
+        let is_refused = !weight.is_empty() && weight.bytes().all(|byte| matches!(byte, b'0' | b'.'));
+        match coding.trim() {
+            "identity" => return is_refused,
+            "*" => of_others = is_refused,
+            _ => {}
+        }
+    }
+    of_others
+}
+
+struct Exchange {
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+}
+
+/// What came of a body.
+enum Gathered {
+    Whole(Bytes, Hold),
+    /// More than the limit, which the reference refuses: the first part, the rest may follow.
+    TooMuch(Bytes),
+    NoRoom,
+    /// The client is gone.
+    Lost,
+}
+
+impl Exchange {
+    async fn respond(&self, head: Parts, mut body: Incoming, open: Open) -> Response<Answer> {
+        let Some(plain) = plain(&self.shared, &head) else {
+            return self.forward(head, Upload::new(Bytes::new(), Some(body)), open).await;
+        };
+        let (data, hold) = match self.gather(&mut body).await {
+            Gathered::Whole(data, hold) => (data, hold),
+            Gathered::TooMuch(begun) => return self.forward(head, Upload::new(begun, Some(body)), open).await,
+            Gathered::NoRoom => {
+                let mut refusal = self.refuse(&head, &self.shared.no_bytes(), open);
+                // The rest of the body is not read.
+                refusal
+                    .headers_mut()
+                    .insert(CONNECTION, HeaderValue::from_static("close"));
+                return refusal;
+            }
+            Gathered::Lost => {
+                self.connection.tell(Order::Cut);
+                return Response::new(Answer::Whole(Bytes::new(), open));
+            }
+        };
+        let found = target(head.uri.path()).map(|found| Target {
+            json_length: plain.json_length,
+            ..found
+        });
+        let Some(found) = found else {
+            return self.forward(head, Upload::new(data, None), open).await;
+        };
+        let method = found.method;
+        let mut outcome = None;
+        if data.len() <= INLINE_BYTES {
+            let small = self
+                .shared
+                .call(Effort::Small, self.shared.as_content, |dispatch, call| {
+                    dispatch.http(&found, call, &data)
+                });
+            outcome = Some(small).filter(|o| !matches!(o, Err(Failed::Declined(Declined::TooLarge))));
+        }
+        let outcome = match outcome {
+            Some(outcome) => outcome,
+            None => match self.large(&head, plain, &data, hold).await {
+                Ok(outcome) => outcome,
+                Err(status) => return self.refuse(&head, &status, open),
+            },
+        };
+        match outcome {
+            Ok((answered, took)) => {
+                let id = self.shared.ids.of_http(&head.headers);
+                self.shared
+                    .statistics
+                    .succeeded(method, &answered, took, || id.to_str().unwrap_or_default().to_owned());
+                self.answer(&head, answered, id, open)
+            }
+            Err(Failed::Panicked) => {
+                let id = self.shared.ids.of_http(&head.headers);
+                let status = shared::internal_error(id.to_str().unwrap_or_default());
+                self.refusal(&head, &status, id, open)
+            }
+            Err(Failed::Declined(_)) => self.forward(head, Upload::new(data, None), open).await,
+        }
+    }
+
+    /// Answers a body on a thread for large work.
+    async fn large(&self, head: &Parts, plain: Plain, data: &Bytes, mut hold: Hold) -> Result<Outcome, Status> {
+        if !hold.grow(data.len()) || self.shared.account.is_full() {
+            return Err(self.shared.no_bytes());
+        }
+        let timeout = self.shared.limits.http_timeout;
+        let deadline = Instant::now() + timeout;
+        let (uri, data) = (head.uri.clone(), data.clone());
+        let job = self
+            .shared
+            .call_large(Some(deadline), self.shared.as_content, move |dispatch, call| {
+                let found = target(uri.path()).ok_or(Declined::Unusual)?;
+                let found = Target {
+                    json_length: plain.json_length,
+                    ..found
+                };
+                dispatch.http(&found, call, &data)
+            })
+            .map_err(|full| self.shared.no_place(full))?;
+        match tokio::time::timeout_at(deadline.into(), job).await {
+            Ok(Ok(Some(outcome))) => Ok(outcome),
+            // The pool is closed: the server stops.
+            Ok(Err(_)) => Err(shared::no_upstream()),
+            Err(_) | Ok(Ok(None)) => {
+                let seconds = timeout.as_secs_f64();
+                let text = format!("Timed out: the request took longer than {seconds} s.");
+                Err(self.shared.too_late(text))
+            }
+        }
+    }
+
+    async fn gather(&self, body: &mut Incoming) -> Gathered {
+        let limit = self.shared.limits.max_request_bytes;
+        let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
+        if body.size_hint().lower() > limit as u64 {
+            return Gathered::TooMuch(Bytes::new());
+        }
+        let mut hold = self.shared.account.hold();
+        if self.shared.account.is_full() {
+            return Gathered::NoRoom;
+        }
+        let _receiving = self.connection.receive();
+        let mut one = Bytes::new();
+        let mut all: Vec<u8> = Vec::new();
+        while !body.is_end_stream() {
+            let frame = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await;
+            let data = match frame {
+                None => break,
+                Some(Err(_)) => return Gathered::Lost,
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if !data.is_empty() => data,
+                    _ => continue,
+                },
+            };
+            if one.is_empty() && all.is_empty() {
+                if data.len() > limit {
+                    return Gathered::TooMuch(data);
+                }
+                one = data;
+                continue;
+            }
+            if all.is_empty() {
+                all.reserve(told.unwrap_or(0).min(TRUSTED_BYTES));
+                if !hold.grow(one.len()) {
+                    return Gathered::NoRoom;
+                }
+                all.extend_from_slice(&one);
+                one = Bytes::new();
+            }
+            if !hold.grow(data.len()) {
+                return Gathered::NoRoom;
+            }
+            all.extend_from_slice(&data);
+            if all.len() > limit {
+                return Gathered::TooMuch(all.into());
+            }
+        }
+        Gathered::Whole(if all.is_empty() { one } else { all.into() }, hold)
+    }
+
+    async fn forward(&self, mut head: Parts, body: Upload, open: Open) -> Response<Answer> {
+        let shared = &self.shared;
+        shared.statistics.count(Event::ForwardedHttp);
+        let id = shared.ids.of_http(&head.headers);
+        let (uri, headers) = (head.uri.clone(), head.headers.clone());
+        shared::mark(&mut head.headers, &self.connection);
+        // Boxed, so that the futures of requests that are answered here stay small.
+        let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
+        match forwarded {
+            Some(response) => response.map(|body| Answer::Forwarded(body, open)),
+            None => {
+                shared.statistics.count(Event::UpstreamFailedHttp);
+                let (mut head, ()) = Request::new(()).into_parts();
+                (head.uri, head.headers) = (uri, headers);
+                self.refusal(&head, &shared::no_upstream(), id, open)
+            }
+        }
+    }
+
+    fn answer(&self, head: &Parts, answered: Answered, id: HeaderValue, open: Open) -> Response<Answer> {
+        let json_length = answered.json_length;
+        let mut response = Response::new(Answer::Whole(answered.body, open));
+        let headers = response.headers_mut();
+        match json_length {
+            Some(length) => {
+                headers.insert(JSON_LENGTH, HeaderValue::from(length));
+                headers.insert(CONTENT_TYPE, OCTETS);
+            }
+            None => {
+                headers.insert(CONTENT_TYPE, JSON);
+            }
+        }
+        self.mark(headers, head, id);
+        response
+    }
+
+    fn refuse(&self, head: &Parts, status: &Status, open: Open) -> Response<Answer> {
+        self.refusal(head, status, self.shared.ids.of_http(&head.headers), open)
+    }
+
+    fn refusal(&self, head: &Parts, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
+        let body = serde_json::json!({ "error": status.text }).to_string();
+        let mut response = Response::new(Answer::Whole(body.into(), open));
+        let (number, code) = match status.code {
+            Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
+            Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
+            // As the reference answers what it did not expect.
+            Code::Internal | Code::Cancelled => (StatusCode::INTERNAL_SERVER_ERROR, None),
+        };
+        *response.status_mut() = number;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, JSON);
+        if let Some(code) = code {
+            headers.insert("x-error-code", HeaderValue::from_static(code));
+        }
+        if status.may_retry {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        self.mark(headers, head, id);
+        response
+    }
+
+    /// Adds what the reference adds to every answer to a POST.
+    fn mark(&self, headers: &mut HeaderMap, head: &Parts, id: HeaderValue) {
+        let origin = head
+            .headers
+            .get(http::header::ORIGIN)
+            .and_then(|origin| origin.to_str().ok());
+        for (name, value) in self.shared.cors.headers(origin) {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        }
+        headers.insert(super::request_id::REQUEST_ID, id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_clients_that_take_nothing_else_get_compressed_answers() {
+        for accepted in [
+            "gzip, deflate, br",
+            "*",
+            "",
+            "gzip;q=1.0, identity;q=0.5",
+            "identity, *;q=0",
+            "br;q=0",
+        ] {
+            assert!(!must_encode(accepted.as_bytes(), Method::Lookup), "{accepted}");
+        }
+        for accepted in ["gzip, identity;q=0", "gzip, *;q=0", "identity; q=0.00", "*;q=0.0"] {
+            assert!(must_encode(accepted.as_bytes(), Method::Lookup), "{accepted}");
+        }
+        assert!(must_encode(b" GZIP ", Method::Infer) && !must_encode(b"gzip", Method::HttpPredict));
+    }
+}

@@ -1,0 +1,572 @@
+//! What clients may cost: the limits, one account of bytes that are held, and one record for each connection.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, Semaphore};
+
+/// Bytes that one connection may read before other connections get their turn.
+pub const READ_BUDGET: usize = 64 << 10;
+/// Requests beyond this size are never tried on the thread of their connection.
+pub const INLINE_BYTES: usize = 64 << 10;
+/// Answers below this size are counted for their connection only.
+const COUNTED_BYTES: usize = 16 << 10;
+/// A client that sends, or reads, less is taken for one that stands still.
+const BYTES_PER_S: u64 = 1024;
+
+/// All limits of the edge. Times and sizes are for one connection or one request where nothing else is said.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Largest request body or message.
+    pub max_request_bytes: usize,
+    /// Largest answer, as arrays.
+    pub max_response_bytes: usize,
+    /// Bytes of requests and answers that all connections together may hold.
+    pub max_bytes_in_flight: usize,
+    /// Connections of each wire.
+    pub max_connections: usize,
+    /// Streams of one HTTP/2 connection.
+    pub max_streams: u32,
+    /// Largest head of an HTTP/1.1 request; at least 8 KB.
+    pub max_head_bytes: usize,
+    /// Largest header list of a gRPC request.
+    pub max_header_list_bytes: u32,
+    /// Answers that one connection may leave unread before its further requests wait.
+    pub max_owed_bytes: usize,
+    /// Large requests that may wait for a thread.
+    pub max_queued_requests: usize,
+    /// Large requests of one gRPC connection that wait or run at the same time.
+    pub max_large_per_connection: usize,
+    /// Until TLS and HTTP/2 are agreed on.
+    pub handshake_timeout: Duration,
+    /// Until the head of an HTTP/1.1 request is whole.
+    pub head_timeout: Duration,
+    /// In which some of a body must arrive, or of an answer be read.
+    pub stall_timeout: Duration,
+    /// For which an HTTP/1.1 connection is kept that asks nothing.
+    pub keep_alive: Duration,
+    /// For which a gRPC connection is kept that asks nothing; None: for ever.
+    pub grpc_keep_alive: Option<Duration>,
+    /// After which a large HTTP request is given up.
+    pub http_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_request_bytes: 64 << 20,
+            max_response_bytes: 256 << 20,
+            max_bytes_in_flight: 1 << 30,
+            max_connections: 1 << 16,
+            max_streams: 1000,
+            max_head_bytes: 64 << 10,
+            max_header_list_bytes: 16 << 10,
+            max_owed_bytes: 16 << 20,
+            max_queued_requests: 1024,
+            max_large_per_connection: 8,
+            handshake_timeout: Duration::from_secs(20),
+            head_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(20),
+            keep_alive: Duration::from_secs(5),
+            grpc_keep_alive: None,
+            http_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Limits {
+    /// How often the sweeper looks at all connections.
+    #[must_use]
+    pub fn sweep_interval(&self) -> Duration {
+        let times = [self.head_timeout, self.stall_timeout, self.keep_alive];
+        let shortest = times.into_iter().chain(self.grpc_keep_alive).min().unwrap_or_default();
+        (shortest / 4).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    }
+}
+
+/// Bytes of requests and answers that are held now, of all connections.
+#[derive(Debug)]
+pub struct Account {
+    limit: usize,
+    held: AtomicUsize,
+}
+
+impl Account {
+    /// Opens an account.
+    #[must_use]
+    pub fn new(limit: usize) -> Arc<Self> {
+        let held = AtomicUsize::new(0);
+        Arc::new(Account { limit, held })
+    }
+
+    /// Bytes that are held now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+
+    /// Bytes that may be held.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Says whether no more bytes may be taken on.
+    #[must_use]
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.held() >= self.limit
+    }
+
+    /// Starts to hold nothing.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>) -> Hold {
+        Hold {
+            account: Arc::clone(self),
+            size: 0,
+        }
+    }
+}
+
+/// Bytes that one request holds of an [`Account`]; dropping it gives them back.
+#[derive(Debug)]
+pub struct Hold {
+    account: Arc<Account>,
+    size: usize,
+}
+
+impl Hold {
+    /// Takes more bytes; says whether there was room.
+    pub fn grow(&mut self, size: usize) -> bool {
+        let before = self.account.held.fetch_add(size, Relaxed);
+        self.size += size;
+        before.saturating_add(size) <= self.account.limit
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.account.held.fetch_sub(self.size, Relaxed);
+    }
+}
+
+/// What a connection's task is told by others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Order {
+    /// Serve on.
+    Serve = 0,
+    /// Tell the client, at the next answer, that the connection ends.
+    Drain = 1,
+    /// End the connection as soon as no request is open.
+    Close = 2,
+    /// Drop the connection now.
+    Cut = 3,
+}
+
+/// One connection, as its task, its requests and the sweeper see it.
+#[derive(Debug)]
+pub struct Connection {
+    /// Who is at the other end, as the reference logs it.
+    pub peer: String,
+    /// Large requests that may be queued at the same time.
+    pub large: Semaphore,
+    /// Held by the one request that may go on while too many answers are unread.
+    pub turn: tokio::sync::Mutex<()>,
+    limit: usize,
+    read: AtomicU64,
+    written: AtomicU64,
+    is_blocked: AtomicBool,
+    owed: AtomicUsize,
+    has_room: Notify,
+    open: AtomicUsize,
+    served: AtomicU64,
+    receiving: AtomicUsize,
+    order: AtomicU8,
+    waker: OnceLock<Waker>,
+    certificate: OnceLock<String>,
+}
+
+impl Connection {
+    /// Starts the record of a connection.
+    #[must_use]
+    pub fn new(peer: String, limits: &Limits) -> Arc<Self> {
+        Arc::new(Connection {
+            peer,
+            large: Semaphore::new(limits.max_large_per_connection),
+            turn: tokio::sync::Mutex::new(()),
+            limit: limits.max_owed_bytes,
+            read: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            is_blocked: AtomicBool::new(false),
+            owed: AtomicUsize::new(0),
+            has_room: Notify::new(),
+            open: AtomicUsize::new(0),
+            served: AtomicU64::new(0),
+            receiving: AtomicUsize::new(0),
+            order: AtomicU8::new(0),
+            waker: OnceLock::new(),
+            certificate: OnceLock::new(),
+        })
+    }
+
+    /// Keeps the verified certificate of the client, in DER.
+    pub fn set_certificate(&self, der: &[u8]) {
+        use std::fmt::Write;
+        let _ = self.certificate.get_or_init(|| {
+            der.iter().fold(String::with_capacity(der.len() * 2), |mut text, byte| {
+                let _ = write!(text, "{byte:02x}");
+                text
+            })
+        });
+    }
+
+    /// The verified certificate of the client, DER in hexadecimal digits.
+    #[must_use]
+    pub fn certificate(&self) -> Option<&str> {
+        self.certificate.get().map(String::as_str)
+    }
+
+    /// Counts bytes that came. Only the connection's task calls this.
+    #[inline]
+    pub fn note_read(&self, size: usize) {
+        self.read.store(self.read.load(Relaxed) + size as u64, Relaxed);
+    }
+
+    /// Counts bytes that the socket took. Only the connection's task calls this.
+    #[inline]
+    pub fn note_written(&self, size: usize) {
+        self.written.store(self.written.load(Relaxed) + size as u64, Relaxed);
+        self.is_blocked.store(false, Relaxed);
+    }
+
+    /// Notes that the socket takes nothing now. Only the connection's task calls this.
+    pub fn note_blocked(&self) {
+        self.is_blocked.store(true, Relaxed);
+    }
+
+    /// Counts an answer that is not sent yet.
+    #[inline]
+    pub fn owe(&self, size: usize) {
+        self.owed.fetch_add(size, Relaxed);
+    }
+
+    /// Counts bytes of an answer as sent, or as dropped.
+    #[inline]
+    pub fn pay(&self, size: usize) {
+        let before = self.owed.fetch_sub(size, Relaxed);
+        if before > self.limit && before - size <= self.limit {
+            self.has_room.notify_waiters();
+        }
+    }
+
+    /// Bytes of answers that are not sent yet.
+    #[must_use]
+    pub fn owed(&self) -> usize {
+        self.owed.load(Relaxed)
+    }
+
+    /// Says whether further requests must wait until the client has read answers.
+    #[must_use]
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.owed() > self.limit
+    }
+
+    /// Waits until the client has read enough.
+    pub async fn room(&self) {
+        loop {
+            let mut notified = std::pin::pin!(self.has_room.notified());
+            // Registered before the look, so that no notification between the two is lost.
+            notified.as_mut().enable();
+            if !self.is_full() {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// Opens a request; dropping what it returns ends it.
+    #[must_use]
+    pub fn open(self: &Arc<Self>) -> Open {
+        self.open.fetch_add(1, Relaxed);
+        Open(Arc::clone(self))
+    }
+
+    /// Requests that are open.
+    #[must_use]
+    pub fn num_open(&self) -> usize {
+        self.open.load(Relaxed)
+    }
+
+    /// Notes that the rest of a request's body is awaited; dropping what it returns ends that.
+    #[must_use]
+    pub fn receive(self: &Arc<Self>) -> Receiving {
+        self.receiving.fetch_add(1, Relaxed);
+        Receiving(Arc::clone(self))
+    }
+
+    /// What the connection's task is to do.
+    #[must_use]
+    #[inline]
+    pub fn order(&self) -> Order {
+        match self.order.load(Relaxed) {
+            0 => Order::Serve,
+            1 => Order::Drain,
+            2 => Order::Close,
+            _ => Order::Cut,
+        }
+    }
+
+    /// Tells the connection's task what to do; a stricter order that stands is kept.
+    pub fn tell(&self, order: Order) {
+        if self.order.fetch_max(order as u8, Relaxed) < order as u8 {
+            if let Some(waker) = self.waker.get() {
+                waker.wake_by_ref();
+            }
+        }
+    }
+
+    /// Takes the waker of the connection's task, which stays the same for as long as the task lives.
+    #[inline]
+    pub fn wake_by(&self, waker: &Waker) {
+        if self.waker.get().is_none() {
+            let _ = self.waker.set(waker.clone());
+        }
+    }
+}
+
+/// A request that is not answered yet, or whose answer is not handed to the socket yet.
+#[derive(Debug)]
+pub struct Open(Arc<Connection>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let served = &self.0.served;
+        served.fetch_add(1, Relaxed);
+        self.0.open.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A body whose rest is awaited.
+#[derive(Debug)]
+pub struct Receiving(Arc<Connection>);
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.receiving.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Bytes of an answer that are owed to a connection; dropping it gives back what was not sent.
+#[derive(Debug)]
+pub struct Debt {
+    connection: Arc<Connection>,
+    size: usize,
+    _hold: Option<Hold>,
+}
+
+impl Debt {
+    /// Counts an answer of this size, also over the limits: they are looked at before work begins.
+    #[must_use]
+    pub fn new(connection: &Arc<Connection>, account: &Arc<Account>, size: usize) -> Self {
+        connection.owe(size);
+        let hold = (size >= COUNTED_BYTES).then(|| {
+            let mut hold = account.hold();
+            hold.grow(size);
+            hold
+        });
+        Debt {
+            connection: Arc::clone(connection),
+            size,
+            _hold: hold,
+        }
+    }
+
+    /// Counts some of it as sent.
+    #[inline]
+    pub fn pay(&mut self, size: usize) {
+        let size = size.min(self.size);
+        self.size -= size;
+        self.connection.pay(size);
+    }
+}
+
+impl Drop for Debt {
+    fn drop(&mut self) {
+        self.connection.pay(self.size);
+    }
+}
+
+/// Whether a number grows by `BYTES_PER_S` at least, seen from looks at it once in a while.
+#[derive(Debug, Default)]
+struct Progress(Option<(u64, Instant)>);
+
+impl Progress {
+    fn is_stalled(&mut self, number: u64, now: Instant, timeout: Duration) -> bool {
+        match self.0 {
+            Some((mark, since)) if number.abs_diff(mark) < BYTES_PER_S * timeout.as_secs().max(1) => {
+                now.duration_since(since) > timeout
+            }
+            _ => {
+                self.0 = Some((number, now));
+                false
+            }
+        }
+    }
+}
+
+/// Times of a connection that the sweeper keeps between two looks.
+#[derive(Debug)]
+pub struct Watch {
+    is_http: bool,
+    begun: Instant,
+    reading: Progress,
+    writing: Progress,
+    // Requests that were served and bytes that had come when the connection was first seen without a request.
+    idle: Option<(u64, u64, Instant)>,
+}
+
+impl Watch {
+    /// Starts to watch a connection.
+    #[must_use]
+    pub fn new(is_http: bool, now: Instant) -> Self {
+        Watch {
+            is_http,
+            begun: now,
+            reading: Progress::default(),
+            writing: Progress::default(),
+            idle: None,
+        }
+    }
+
+    /// Looks at a connection; says what its task is to be told.
+    pub fn look(&mut self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
+        let (read, written) = (connection.read.load(Relaxed), connection.written.load(Relaxed));
+        if connection.is_blocked.load(Relaxed) || connection.owed() > 0 {
+            if self.writing.is_stalled(written, now, limits.stall_timeout) {
+                return Order::Cut;
+            }
+        } else {
+            self.writing = Progress::default();
+        }
+        if self.is_http && connection.receiving.load(Relaxed) > 0 {
+            if self.reading.is_stalled(read, now, limits.stall_timeout) {
+                return Order::Cut;
+            }
+        } else {
+            self.reading = Progress::default();
+        }
+        if connection.num_open() > 0 {
+            self.idle = None;
+            return Order::Serve;
+        }
+        let served = connection.served.load(Relaxed);
+        let (bytes, since) = match self.idle {
+            Some((known, bytes, since)) if known == served => (bytes, since),
+            _ => {
+                self.idle = Some((served, read, now));
+                (read, now)
+            }
+        };
+        if !self.is_http {
+            let is_over = limits
+                .grpc_keep_alive
+                .is_some_and(|time| now.duration_since(since) > time);
+            return if is_over { Order::Close } else { Order::Serve };
+        }
+        let (from, time) = match (served, read == bytes) {
+            (0, _) => (self.begun, limits.head_timeout),
+            (_, true) => (since, limits.keep_alive),
+            // The head of a further request is on its way.
+            (_, false) => (since, limits.keep_alive + limits.head_timeout),
+        };
+        if now.duration_since(from) <= time {
+            Order::Serve
+        } else if read == bytes && served > 0 {
+            Order::Close
+        } else {
+            Order::Cut
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            stall_timeout: Duration::from_secs(4),
+            head_timeout: Duration::from_secs(2),
+            keep_alive: Duration::from_secs(1),
+            max_owed_bytes: 100,
+            ..Limits::default()
+        }
+    }
+
+    fn at(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn an_account_gives_back_what_was_held() {
+        let account = Account::new(10);
+        let (mut one, mut two) = (account.hold(), account.hold());
+        assert!(one.grow(4) && two.grow(6) && account.is_full() && !two.grow(1));
+        drop(two);
+        assert_eq!(account.held(), 4);
+        drop(one);
+        assert_eq!(account.held(), 0);
+    }
+
+    #[test]
+    fn a_debt_is_paid_in_parts_and_by_dropping() {
+        let (connection, account) = (Connection::new(String::new(), &limits()), Account::new(1 << 20));
+        let mut debt = Debt::new(&connection, &account, 20 << 10);
+        assert!(connection.is_full() && account.held() == 20 << 10);
+        debt.pay(1 << 10);
+        assert_eq!(connection.owed(), 19 << 10);
+        drop(debt);
+        assert_eq!((connection.owed(), account.held()), (0, 0));
+    }
+
+    #[test]
+    fn an_idle_http_connection_is_closed_and_a_dribbled_head_is_cut() {
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+        let mut watch = Watch::new(true, start);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 1)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Cut);
+        drop(connection.open());
+        let mut watch = Watch::new(true, start);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 5)), Order::Close);
+        connection.note_read(1);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 6)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Cut);
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_is_cut() {
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+        let mut watch = Watch::new(false, start);
+        let _open = connection.open();
+        connection.note_blocked();
+        assert_eq!(watch.look(&connection, &limits(), at(start, 0)), Order::Serve);
+        connection.note_written(8192);
+        connection.note_blocked();
+        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 6)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 8)), Order::Cut);
+    }
+
+    #[test]
+    fn orders_only_get_stricter() {
+        let connection = Connection::new(String::new(), &limits());
+        connection.tell(Order::Close);
+        connection.tell(Order::Drain);
+        assert_eq!(connection.order(), Order::Close);
+    }
+}

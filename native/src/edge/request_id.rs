@@ -1,0 +1,110 @@
+//! Ids of requests: the client's, or its trace's, or one of our own.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use http::{HeaderMap, HeaderValue};
+
+/// Header of the id.
+pub const REQUEST_ID: &str = "x-request-id";
+const TRACEPARENT: &str = "traceparent";
+
+/// Makes ids that are unique: a prefix for each server and a counter.
+pub struct RequestIds {
+    prefix: String,
+    next: AtomicU64,
+}
+
+impl Default for RequestIds {
+    fn default() -> Self {
+        RequestIds {
+            prefix: format!("{:012x}", fastrand::u64(..) >> 16),
+            next: AtomicU64::new(1),
+        }
+    }
+}
+
+impl RequestIds {
+    /// Returns a new id.
+    #[must_use]
+    pub fn make(&self) -> String {
+        format!("{}-{:x}", self.prefix, self.next.fetch_add(1, Relaxed))
+    }
+
+    /// Returns the id of an HTTP request, as service/transports/http/request_id.py finds it.
+    #[must_use]
+    pub fn of_http(&self, headers: &HeaderMap) -> HeaderValue {
+        own(headers)
+            .cloned()
+            .or_else(|| traced(headers))
+            .or_else(|| HeaderValue::from_str(&self.make()).ok())
+            .unwrap_or_else(|| HeaderValue::from_static("-"))
+    }
+}
+
+/// Returns the first id of the client that may be taken over: ids end up in logs and in an answer's headers.
+#[must_use]
+pub fn own(headers: &HeaderMap) -> Option<&HeaderValue> {
+    headers
+        .get_all(REQUEST_ID)
+        .iter()
+        .find(|value| is_sane(value.as_bytes()))
+}
+
+/// Says whether a client's id is 1 to 64 of letters, digits and `._:-`.
+#[must_use]
+pub fn is_sane(id: &[u8]) -> bool {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
+    (1..=64).contains(&id.len()) && id.iter().all(is_plain)
+}
+
+fn traced(headers: &HeaderMap) -> Option<HeaderValue> {
+    let parent = headers.get_all(TRACEPARENT).iter().next_back()?;
+    HeaderValue::from_bytes(trace_id(parent.as_bytes())?).ok()
+}
+
+/// Returns the trace id of a W3C traceparent; None where it is none.
+#[must_use]
+pub fn trace_id(parent: &[u8]) -> Option<&[u8]> {
+    let is_hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let is_zero = |part: &[u8]| part.iter().all(|byte| *byte == b'0');
+    if parent.len() < 55 || (parent.len() > 55 && parent[55] != b'-') {
+        return None;
+    }
+    let (version, trace, span, flags) = (&parent[..2], &parent[3..35], &parent[36..52], &parent[53..55]);
+    let has_dashes = parent[2] == b'-' && parent[35] == b'-' && parent[52] == b'-';
+    let are_hex = [version, trace, span, flags].into_iter().all(is_hex);
+    (has_dashes && are_hex && version != b"ff" && !is_zero(trace) && !is_zero(span)).then_some(trace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_the_clients_or_the_traces_or_new() {
+        let ids = RequestIds::default();
+        let mut headers = HeaderMap::new();
+        let one = ids.of_http(&headers);
+        assert!(one != ids.of_http(&headers) && is_sane(one.as_bytes()));
+        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        headers.insert("traceparent", HeaderValue::from_static(parent));
+        assert_eq!(ids.of_http(&headers), "0af7651916cd43dd8448eb211c80319c");
+        headers.append("x-request-id", HeaderValue::from_static("not sane"));
+        headers.append("x-request-id", HeaderValue::from_static("a.b:c_d-1"));
+        assert_eq!(ids.of_http(&headers), "a.b:c_d-1");
+    }
+
+    #[test]
+    fn other_traceparents_are_none() {
+        for parent in [
+            "",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01x",
+        ] {
+            assert_eq!(trace_id(parent.as_bytes()), None, "{parent}");
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! The edge as a whole: its runtime, its listeners, and the list of its connections.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Runtime;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+use super::config::{Config, Listen, Wire};
+use super::dispatch::Dispatch;
+use super::large::Pool;
+use super::limits::{Account, Connection, Order, Watch};
+use super::shared::Shared;
+use super::statistics::{Event, Snapshot, Statistics, SubjectSnapshot};
+use super::{grpc, http};
+use crate::forward::{GrpcUpstream, HttpUpstream};
+use crate::plan::Routes;
+
+/// Tasks that run before the runtime looks for new bytes. Few: a flood on one connection then delays others by 8 ms in
+/// place of 607.
+const EVENT_INTERVAL: u32 = 4;
+/// Connections that the system may have accepted for us.
+const BACKLOG: i32 = 4096;
+/// For which no connection is accepted when the system has no descriptor left.
+const EXHAUSTED: Duration = Duration::from_millis(50);
+
+/// A running edge. Dropping it cuts all connections.
+pub struct Server {
+    runtime: Option<Runtime>,
+    hub: Arc<Hub>,
+    grpc: Vec<SocketAddr>,
+    http: Vec<SocketAddr>,
+    acceptors: Mutex<Vec<JoinHandle<()>>>,
+    linger: Duration,
+}
+
+/// All connections.
+struct Hub {
+    shared: Arc<Shared>,
+    grpc_tls: ArcSwapOption<ServerConfig>,
+    http_tls: ArcSwapOption<ServerConfig>,
+    connections: Mutex<HashMap<u64, Entry>>,
+    next: AtomicU64,
+    is_draining: AtomicBool,
+    // True once no more connections are to be accepted.
+    stop: watch::Sender<bool>,
+    closed: Notify,
+}
+
+struct Entry {
+    connection: Arc<Connection>,
+    watch: Watch,
+    wire: Wire,
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+impl Server {
+    /// Starts to listen and to serve.
+    ///
+    /// # Errors
+    /// An address can not be listened on, or the system gives no thread.
+    pub fn start(config: Config, dispatch: Arc<dyn Dispatch>) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(config.threads.max(1))
+            .thread_name("edge")
+            .event_interval(EVENT_INTERVAL)
+            .enable_all()
+            .build()?;
+        let shared = Arc::new(Shared {
+            is_answering: config.is_answering,
+            as_content: config.as_content,
+            strict_json: config.strict_json,
+            cors: config.cors,
+            routes: ArcSwap::from_pointee(Routes::default()),
+            dispatch,
+            statistics: Statistics::new(config.bucket_limits_s, config.slow_from),
+            account: Account::new(config.limits.max_bytes_in_flight),
+            large: Pool::start(config.large_threads, config.limits.max_queued_requests)?,
+            ids: super::request_id::RequestIds::default(),
+            grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
+            http_upstream: HttpUpstream::new(config.http_upstream),
+            limits: config.limits,
+        });
+        let hub = Arc::new(Hub {
+            shared,
+            grpc_tls: ArcSwapOption::new(config.grpc_tls),
+            http_tls: ArcSwapOption::new(config.http_tls),
+            connections: Mutex::default(),
+            next: AtomicU64::new(0),
+            is_draining: AtomicBool::new(false),
+            stop: watch::Sender::new(false),
+            closed: Notify::new(),
+        });
+        let mut acceptors = Vec::new();
+        let mut addresses = [Vec::new(), Vec::new()];
+        {
+            let _entered = runtime.enter();
+            // All are bound before any serves.
+            let mut listeners = Vec::new();
+            for (wire, all) in [(Wire::Grpc, config.grpc), (Wire::Http, config.http)] {
+                for one in all {
+                    let listener = listen(one)?;
+                    if let Listener::Tcp(tcp) = &listener {
+                        addresses[usize::from(wire == Wire::Http)].push(tcp.local_addr()?);
+                    }
+                    listeners.push((wire, listener));
+                }
+            }
+            for (wire, listener) in listeners {
+                acceptors.push(runtime.spawn(accept(Arc::clone(&hub), wire, listener)));
+            }
+            runtime.spawn(sweep(Arc::clone(&hub)));
+        }
+        let [grpc, http] = addresses;
+        Ok(Server {
+            runtime: Some(runtime),
+            hub,
+            grpc,
+            http,
+            acceptors: Mutex::new(acceptors),
+            linger: config.linger,
+        })
+    }
+
+    /// Addresses that a wire is served on.
+    #[must_use]
+    pub fn addresses(&self, wire: Wire) -> &[SocketAddr] {
+        match wire {
+            Wire::Grpc => &self.grpc,
+            Wire::Http => &self.http,
+        }
+    }
+
+    /// Swaps the published servables; requests that run keep those they have.
+    pub fn set_routes(&self, routes: Routes) {
+        self.hub.shared.routes.store(Arc::new(routes));
+    }
+
+    /// Sets what further connections of a wire are encrypted by; None: they are plaintext.
+    pub fn set_tls(&self, wire: Wire, config: Option<Arc<ServerConfig>>) {
+        self.hub.tls(wire).store(config);
+    }
+
+    /// Returns what was counted.
+    #[must_use]
+    pub fn statistics(&self) -> Snapshot {
+        let shared = &self.hub.shared;
+        Snapshot {
+            bytes_in_flight: shared.account.held(),
+            queued: shared.large.num_waiting(),
+            ..shared.statistics.snapshot()
+        }
+    }
+
+    /// Forgets what was counted for a version, and returns it.
+    #[must_use]
+    pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
+        self.hub.shared.statistics.retire(model, version)
+    }
+
+    /// Accepts no more connections, lets open requests end for up to `timeout`, then cuts what is left. Blocks; says
+    /// whether all requests ended. Not to be called from the edge's own threads.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        let Some(runtime) = &self.runtime else {
+            return true;
+        };
+        let end = Instant::now() + timeout;
+        let hub = &self.hub;
+        hub.is_draining.store(true, Relaxed);
+        hub.stop.send_replace(true);
+        let acceptors = std::mem::take(&mut *self.acceptors.lock().unwrap_or_else(PoisonError::into_inner));
+        runtime.block_on(async {
+            for acceptor in acceptors {
+                let _ = acceptor.await;
+            }
+            hub.tell_all(Order::Drain);
+            if !hub.empty_by(end.min(Instant::now() + self.linger)).await {
+                hub.tell_all(Order::Close);
+            }
+            let is_empty = hub.empty_by(end).await;
+            if !is_empty {
+                hub.tell_all(Order::Cut);
+                hub.empty_by(Instant::now() + Duration::from_secs(1)).await;
+            }
+            is_empty
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Hub {
+    fn tls(&self, wire: Wire) -> &ArcSwapOption<ServerConfig> {
+        match wire {
+            Wire::Grpc => &self.grpc_tls,
+            Wire::Http => &self.http_tls,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell_all(&self, order: Order) {
+        for entry in self.lock().values() {
+            entry.connection.tell(order);
+        }
+    }
+
+    async fn empty_by(&self, end: Instant) -> bool {
+        loop {
+            let mut closed = std::pin::pin!(self.closed.notified());
+            closed.as_mut().enable();
+            if self.lock().is_empty() {
+                return true;
+            }
+            if tokio::time::timeout_at(end.into(), closed).await.is_err() {
+                return self.lock().is_empty();
+            }
+        }
+    }
+
+    /// Serves a connection in a task of its own, or drops it where there are too many.
+    fn admit<S>(self: &Arc<Self>, wire: Wire, stream: S, peer: String)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let limits = &self.shared.limits;
+        let connection = Connection::new(peer, limits);
+        let number = self.next.fetch_add(1, Relaxed);
+        let entry = Entry {
+            connection: Arc::clone(&connection),
+            watch: Watch::new(wire == Wire::Http, Instant::now()),
+            wire,
+        };
+        {
+            let mut all = self.lock();
+            if all.len() >= limits.max_connections
+                && all.values().filter(|entry| entry.wire == wire).count() >= limits.max_connections
+            {
+                self.shared.statistics.count(Event::RefusedConnections);
+                return;
+            }
+            all.insert(number, entry);
+        }
+        let registration = Registration {
+            hub: Arc::clone(self),
+            number,
+            wire,
+        };
+        self.shared.statistics.count(match wire {
+            Wire::Grpc => Event::ConnectedGrpc,
+            Wire::Http => Event::ConnectedHttp,
+        });
+        if self.is_draining.load(Relaxed) {
+            connection.tell(Order::Drain);
+        }
+        tokio::spawn(async move {
+            let hub = &registration.hub;
+            let Some(config) = hub.tls(wire).load_full() else {
+                return serve(wire, stream, connection, &hub.shared).await;
+            };
+            let handshake = TlsAcceptor::from(config).accept(stream);
+            match tokio::time::timeout(hub.shared.limits.handshake_timeout, handshake).await {
+                Ok(Ok(stream)) => {
+                    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                    if let Some(certificate) = certificate {
+                        connection.set_certificate(certificate);
+                    }
+                    serve(wire, stream, connection, &hub.shared).await;
+                }
+                failed => {
+                    if let Ok(Err(error)) = failed {
+                        tracing::debug!(%error, "a TLS handshake failed");
+                    }
+                    hub.shared.statistics.count(match wire {
+                        Wire::Grpc => Event::HandshakeFailedGrpc,
+                        Wire::Http => Event::HandshakeFailedHttp,
+                    });
+                }
+            }
+        });
+    }
+}
+
+async fn serve<S>(wire: Wire, stream: S, connection: Arc<Connection>, shared: &Arc<Shared>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    match wire {
+        Wire::Grpc => grpc::serve(stream, connection, Arc::clone(shared)).await,
+        Wire::Http => http::serve(stream, connection, Arc::clone(shared)).await,
+    }
+}
+
+/// A connection in the list, until this is dropped.
+struct Registration {
+    hub: Arc<Hub>,
+    number: u64,
+    wire: Wire,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let entry = self.hub.lock().remove(&self.number);
+        drop(entry);
+        self.hub.shared.statistics.count(match self.wire {
+            Wire::Grpc => Event::DisconnectedGrpc,
+            Wire::Http => Event::DisconnectedHttp,
+        });
+        self.hub.closed.notify_waiters();
+    }
+}
+
+fn listen(listen: Listen) -> io::Result<Listener> {
+    let socket = match listen {
+        Listen::Path(path) => {
+            // What an earlier run left.
+            let _ = std::fs::remove_file(&path);
+            return Ok(Listener::Unix(UnixListener::bind(&path)?, path));
+        }
+        Listen::Bound(listener) => listener,
+        Listen::Address(address) => {
+            let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            if address.is_ipv6() {
+                socket.set_only_v6(false)?;
+            }
+            socket.bind(&address.into())?;
+            socket.listen(BACKLOG)?;
+            socket.into()
+        }
+    };
+    socket.set_nonblocking(true)?;
+    Ok(Listener::Tcp(TcpListener::from_std(socket)?))
+}
+
+/// Accepts connections until the server drains; then takes in those that the system has accepted already.
+async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
+    let mut stop = hub.stop.subscribe();
+    let mut is_stopping = false;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            accepted = accept_one(&hub, wire, &listener) => accepted,
+            _ = stop.wait_for(|stop| *stop), if !is_stopping => {
+                is_stopping = true;
+                continue;
+            }
+            () = std::future::ready(()), if is_stopping => break,
+        };
+        if let Err(error) = accepted {
+            tracing::warn!(%error, "no connection can be accepted");
+            tokio::time::sleep(EXHAUSTED).await;
+        }
+    }
+    if let Listener::Unix(_, path) = &listener {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+async fn accept_one(hub: &Arc<Hub>, wire: Wire, listener: &Listener) -> io::Result<()> {
+    match listener {
+        Listener::Tcp(listener) => {
+            let (stream, peer) = listener.accept().await?;
+            let _ = stream.set_nodelay(true);
+            let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+            hub.admit(wire, stream, peer.to_string());
+        }
+        Listener::Unix(listener, _) => {
+            let (stream, _) = listener.accept().await?;
+            hub.admit(wire, stream, "unix:".into());
+        }
+    }
+    Ok(())
+}
+
+/// Looks at all connections once in a while: a timer for each would cost every request.
+async fn sweep(hub: Arc<Hub>) {
+    let mut ticks = tokio::time::interval(hub.shared.limits.sweep_interval());
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let now = Instant::now();
+        for entry in hub.lock().values_mut() {
+            let order = entry.watch.look(&entry.connection, &hub.shared.limits, now);
+            if order != Order::Serve {
+                entry.connection.tell(order);
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! What all connections of a server share, and how a form is called.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::sync::oneshot;
+
+use super::dispatch::{Cors, Dispatch};
+use super::grpc_message::{Code, Status};
+use super::large::{Full, Pool};
+use super::limits::{Account, Connection, Limits};
+use super::request_id::RequestIds;
+use super::statistics::{Event, Statistics};
+use crate::declined::Declined;
+use crate::forms::{Answered, Call};
+use crate::forward::{GrpcUpstream, HttpUpstream};
+use crate::plan::{Effort, Routes};
+
+/// Headers that only the edge may send to the reference start so.
+pub const OWN_HEADERS: &str = "x-embedding-server-";
+/// Tells the reference who sent a request.
+pub const PEER_HEADER: &str = "x-embedding-server-peer";
+
+/// Tells the reference which verified certificate the client showed: DER in hexadecimal digits.
+pub const CERTIFICATE_HEADER: &str = "x-embedding-server-certificate";
+
+/// What all connections share.
+pub struct Shared {
+    /// What clients may cost.
+    pub limits: Limits,
+    /// See [`super::Config::is_answering`].
+    pub is_answering: bool,
+    /// See [`super::Config::as_content`].
+    pub as_content: bool,
+    /// See [`super::Config::strict_json`].
+    pub strict_json: bool,
+    /// See [`super::Config::cors`].
+    pub cors: Cors,
+    /// The published servables.
+    pub routes: ArcSwap<Routes>,
+    /// The forms.
+    pub dispatch: Arc<dyn Dispatch>,
+    /// Counts.
+    pub statistics: Statistics,
+    /// Bytes that are held.
+    pub account: Arc<Account>,
+    /// Threads for large work.
+    pub large: Pool,
+    /// Makes ids.
+    pub ids: RequestIds,
+    /// The gRPC reference.
+    pub grpc_upstream: GrpcUpstream,
+    /// The HTTP reference.
+    pub http_upstream: HttpUpstream,
+}
+
+/// Why a request got no answer of a form.
+#[derive(Debug)]
+pub enum Failed {
+    /// The form left it.
+    Declined(Declined),
+    /// The form panicked.
+    Panicked,
+}
+
+/// The result of a form, and how long it took.
+pub type Outcome = Result<(Answered, Duration), Failed>;
+
+impl Shared {
+    /// Calls a form on this thread; a panic in it ends this request only.
+    pub fn call(
+        &self,
+        effort: Effort,
+        as_content: bool,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
+    ) -> Outcome {
+        let started = Instant::now();
+        let routes = self.routes.load();
+        let call = Call {
+            routes: &routes,
+            effort,
+            max_response_bytes: self.limits.max_response_bytes,
+            as_content,
+            strict_json: self.strict_json,
+        };
+        // A form holds nothing that a panic could leave half-changed: a servable is only read.
+        match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
+            Ok(Ok(answered)) => Ok((answered, started.elapsed())),
+            Ok(Err(declined)) => {
+                self.statistics.count(declined.into());
+                Err(Failed::Declined(declined))
+            }
+            Err(_) => {
+                self.statistics.count(Event::Panicked);
+                Err(Failed::Panicked)
+            }
+        }
+    }
+
+    /// Calls a form on a thread for large work; None: its deadline passed before it began.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn call_large(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        as_content: bool,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
+    ) -> Result<oneshot::Receiver<Option<Outcome>>, Full> {
+        let (sender, receiver) = oneshot::channel();
+        let shared = Arc::clone(self);
+        self.large.submit(move || {
+            if sender.is_closed() {
+                // The client left.
+                return;
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let _ = sender.send(None);
+                return;
+            }
+            let outcome = shared.call(Effort::Any, as_content, form);
+            // The runtime must not be kept alive, nor dropped, by this thread.
+            drop(shared);
+            let _ = sender.send(Some(outcome));
+        })?;
+        Ok(receiver)
+    }
+
+    /// Words the refusal of a request for which there is no memory.
+    #[must_use]
+    pub fn no_bytes(&self) -> Status {
+        self.statistics.count(Event::RefusedBytes);
+        let (held, limit) = (self.account.held(), self.account.limit());
+        overloaded(&format!(
+            "{held} bytes of requests and answers are in flight, its limit is {limit}"
+        ))
+    }
+
+    /// Words the refusal of a request for which there is no place in the queue.
+    #[must_use]
+    pub fn no_place(&self, full: Full) -> Status {
+        self.statistics.count(Event::RefusedQueue);
+        overloaded(&format!("{} requests wait for a thread", full.0))
+    }
+
+    /// Words the refusal of a request whose deadline passed.
+    #[must_use]
+    pub fn too_late(&self, text: String) -> Status {
+        self.statistics.count(Event::RefusedDeadline);
+        Status {
+            code: Code::DeadlineExceeded,
+            text,
+            may_retry: false,
+        }
+    }
+}
+
+fn overloaded(what: &str) -> Status {
+    Status {
+        code: Code::Unavailable,
+        text: format!("The server is overloaded: {what}. Try again later."),
+        may_retry: true,
+    }
+}
+
+/// Words what a client is told of a panic.
+#[must_use]
+pub fn internal_error(request_id: &str) -> Status {
+    tracing::error!(request_id, "a request panicked");
+    Status {
+        code: Code::Internal,
+        text: format!("Internal error; the server's log has the cause, request id {request_id}"),
+        may_retry: false,
+    }
+}
+
+/// Words what a client is told while the reference is away.
+#[must_use]
+pub fn no_upstream() -> Status {
+    Status {
+        code: Code::Unavailable,
+        text: "The server can not answer this request now. Try again later.".into(),
+        may_retry: true,
+    }
+}
+
+/// Removes the headers that only the edge may send, and adds its own.
+pub fn mark(headers: &mut HeaderMap, connection: &Connection) {
+    let is_own = |name: &http::HeaderName| name.as_str().starts_with(OWN_HEADERS);
+    if headers.keys().any(is_own) {
+        let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
+        for name in own {
+            headers.remove(name);
+        }
+    }
+    let own = [
+        (PEER_HEADER, Some(connection.peer.as_str())),
+        (CERTIFICATE_HEADER, connection.certificate()),
+    ];
+    for (name, value) in own {
+        if let Some(value) = value.and_then(|value| http::HeaderValue::from_str(value).ok()) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// Bytes of a request that were read before it turned out that the reference answers it.
+pub type Begun = Vec<Bytes>;

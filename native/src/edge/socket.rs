@@ -1,0 +1,157 @@
+//! The bytes of one connection: small writes are gathered into one, and reads are shared out by turns.
+
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::limits::{Connection, READ_BUDGET};
+
+/// Writes up to this size are copied behind those that wait; h2 writes a frame's head, data and trailers one by one.
+const SMALL_BYTES: usize = 8 << 10;
+/// Bytes that wait at most before they are written.
+const GATHERED_BYTES: usize = 32 << 10;
+/// Buffers that each thread keeps for the next connection that writes.
+const KEPT_BUFFERS: usize = 16;
+
+thread_local! {
+    // A connection holds a buffer only while bytes wait in it: ten thousand idle ones would hold 320 MB.
+    static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A stream whose traffic is counted for its connection.
+pub struct Socket<S> {
+    stream: S,
+    connection: Arc<Connection>,
+    waiting: Vec<u8>,
+    start: usize,
+    turn: usize,
+}
+
+impl<S> Socket<S> {
+    /// Takes a stream.
+    pub fn new(stream: S, connection: Arc<Connection>) -> Self {
+        Socket {
+            stream,
+            connection,
+            waiting: Vec::new(),
+            start: 0,
+            turn: 0,
+        }
+    }
+
+    fn append(&mut self, data: &[u8]) {
+        if self.waiting.capacity() == 0 {
+            let kept = BUFFERS.with_borrow_mut(Vec::pop);
+            self.waiting = kept.unwrap_or_else(|| Vec::with_capacity(GATHERED_BYTES));
+        }
+        self.waiting.extend_from_slice(data);
+    }
+
+    fn clear(&mut self) {
+        self.start = 0;
+        let mut buffer = std::mem::take(&mut self.waiting);
+        if buffer.capacity() > 0 {
+            buffer.clear();
+            BUFFERS.with_borrow_mut(|kept| {
+                if kept.len() < KEPT_BUFFERS {
+                    kept.push(buffer);
+                }
+            });
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Socket<S> {
+    fn drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.start < self.waiting.len() {
+            let written = Pin::new(&mut self.stream).poll_write(cx, &self.waiting[self.start..]);
+            self.start += ready!(self.count(written))?;
+        }
+        if !self.waiting.is_empty() {
+            self.clear();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match written {
+            Poll::Ready(Ok(0)) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            Poll::Ready(Ok(size)) => {
+                self.connection.note_written(size);
+                Poll::Ready(Ok(size))
+            }
+            Poll::Pending => {
+                self.connection.note_blocked();
+                Poll::Pending
+            }
+            failed @ Poll::Ready(Err(_)) => failed,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let me = self.get_mut();
+        if me.turn >= READ_BUDGET {
+            // Back to the end of the runtime's queue: other connections come first.
+            me.turn = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut me.stream).poll_read(cx, buffer);
+        if read.is_pending() {
+            me.turn = 0;
+        } else {
+            let size = buffer.filled().len() - before;
+            me.turn += size;
+            me.connection.note_read(size);
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let me = self.get_mut();
+        if data.len() <= SMALL_BYTES {
+            if me.waiting.len() + data.len() > GATHERED_BYTES {
+                ready!(me.drain(cx))?;
+            }
+            me.append(data);
+            return Poll::Ready(Ok(data.len()));
+        }
+        while me.start < me.waiting.len() {
+            let parts = [io::IoSlice::new(&me.waiting[me.start..]), io::IoSlice::new(data)];
+            let written = Pin::new(&mut me.stream).poll_write_vectored(cx, &parts);
+            let size = ready!(me.count(written))?;
+            let waited = me.waiting.len() - me.start;
+            if size < waited {
+                me.start += size;
+                continue;
+            }
+            me.clear();
+            if size > waited {
+                return Poll::Ready(Ok(size - waited));
+            }
+        }
+        let written = Pin::new(&mut me.stream).poll_write(cx, data);
+        me.count(written)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let me = self.get_mut();
+        ready!(me.drain(cx))?;
+        Pin::new(&mut me.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let me = self.get_mut();
+        ready!(me.drain(cx))?;
+        Pin::new(&mut me.stream).poll_shutdown(cx)
+    }
+}

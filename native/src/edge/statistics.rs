@@ -1,0 +1,466 @@
+//! Counts what the core answered. Each thread counts in cells of its own, so that no lock is taken for a request.
+
+use std::cell::RefCell;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use super::dispatch::Method;
+use crate::declined::Declined;
+use crate::forms::Answered;
+
+/// Slow requests that are kept.
+const KEPT_SLOW: usize = 50;
+/// Places of the counters: threads share one only where there are more of them.
+const SHARDS: usize = 64;
+
+/// Events that have no model.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+#[allow(missing_docs)]
+pub enum Event {
+    DeclinedTooLarge,
+    DeclinedUnusual,
+    DeclinedUnknown,
+    DeclinedNotNative,
+    DeclinedUnfit,
+    DeclinedDamaged,
+    DeclinedOverLimit,
+    DeclinedGraph,
+    DeclinedSampled,
+    ForwardedGrpc,
+    ForwardedHttp,
+    UpstreamFailedGrpc,
+    UpstreamFailedHttp,
+    Panicked,
+    RefusedBytes,
+    RefusedQueue,
+    RefusedDeadline,
+    RefusedConnections,
+    CutGrpc,
+    CutHttp,
+    HandshakeFailedGrpc,
+    HandshakeFailedHttp,
+    ConnectedGrpc,
+    ConnectedHttp,
+    DisconnectedGrpc,
+    DisconnectedHttp,
+}
+
+const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
+
+impl From<Declined> for Event {
+    fn from(declined: Declined) -> Self {
+        match declined {
+            Declined::TooLarge => Event::DeclinedTooLarge,
+            Declined::Unusual => Event::DeclinedUnusual,
+            Declined::Unknown => Event::DeclinedUnknown,
+            Declined::NotNative => Event::DeclinedNotNative,
+            Declined::Unfit => Event::DeclinedUnfit,
+            Declined::Damaged => Event::DeclinedDamaged,
+            Declined::OverLimit => Event::DeclinedOverLimit,
+            Declined::Graph => Event::DeclinedGraph,
+            Declined::Sampled => Event::DeclinedSampled,
+        }
+    }
+}
+
+// Two cache lines: processors fetch them in pairs.
+#[repr(align(128))]
+struct Shard([AtomicU64; NUM_EVENTS]);
+
+/// What successes are counted by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Subject {
+    method: Method,
+    version: i64,
+    signature: usize,
+    model: String,
+}
+
+/// Numbers of one subject in one thread. Only that thread writes them.
+struct Cell {
+    signature_name: String,
+    nanos: AtomicU64,
+    run_nanos: AtomicU64,
+    rows: AtomicU64,
+    // Counts between the limits, of whole requests and of their runs.
+    counts: Vec<AtomicU64>,
+    run_counts: Vec<AtomicU64>,
+}
+
+impl Cell {
+    fn merge(&self, other: &Cell) {
+        let pairs = [
+            (&self.nanos, &other.nanos),
+            (&self.run_nanos, &other.run_nanos),
+            (&self.rows, &other.rows),
+        ];
+        let counts = self.counts.iter().zip(&other.counts);
+        let run_counts = self.run_counts.iter().zip(&other.run_counts);
+        for (sum, more) in pairs.into_iter().chain(counts).chain(run_counts) {
+            add(sum, more.load(Relaxed));
+        }
+    }
+}
+
+struct Own {
+    // Of which Statistics; there are several in tests.
+    of: usize,
+    generation: u64,
+    cells: Vec<(Subject, Arc<Cell>)>,
+    last: usize,
+}
+
+thread_local! {
+    static SHARD: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Relaxed) % SHARDS
+    };
+    static OWN: RefCell<Own> = const { RefCell::new(Own { of: 0, generation: 0, cells: Vec::new(), last: 0 }) };
+}
+
+/// One request that was slow.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct SlowRequest {
+    /// Its end, in seconds since the epoch.
+    pub at_s: f64,
+    pub request_id: String,
+    pub api: &'static str,
+    pub method: &'static str,
+    pub model: String,
+    pub version: i64,
+    pub signature: String,
+    pub seconds: f64,
+    pub run_seconds: f64,
+    pub rows: usize,
+}
+
+/// Successes of one subject.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct SubjectSnapshot {
+    pub api: &'static str,
+    pub method: &'static str,
+    pub model: String,
+    pub version: i64,
+    pub signature: String,
+    pub rows: u64,
+    pub seconds: f64,
+    /// Counts between the limits of the configuration; one more than limits.
+    pub counts: Vec<u64>,
+    pub run_seconds: f64,
+    /// As `counts`, of what the requests ran.
+    pub run_counts: Vec<u64>,
+}
+
+/// All numbers at one time. Counters only grow; those in `gauges` are what is there now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Snapshot {
+    /// Successes.
+    pub subjects: Vec<SubjectSnapshot>,
+    /// Requests that the core left to others, by reason.
+    pub declined: Vec<(&'static str, u64)>,
+    /// Requests that went to the reference, by wire.
+    pub forwarded: Vec<(&'static str, u64)>,
+    /// Forwarded requests that found no reference, by wire.
+    pub upstream_failed: Vec<(&'static str, u64)>,
+    /// Requests that the edge refused itself, by reason.
+    pub refused: Vec<(&'static str, u64)>,
+    /// Connections that were dropped because their client stood still, by wire.
+    pub cut: Vec<(&'static str, u64)>,
+    /// TLS or HTTP/2 handshakes that failed, by wire.
+    pub handshakes_failed: Vec<(&'static str, u64)>,
+    /// Connections that were accepted, by wire.
+    pub connected: Vec<(&'static str, u64)>,
+    /// Requests that ended in a panic.
+    pub panicked: u64,
+    /// Connections that are open now, by wire.
+    pub connections: Vec<(&'static str, u64)>,
+    /// Bytes of requests and answers that are held now.
+    pub bytes_in_flight: usize,
+    /// Large requests that wait for a thread now.
+    pub queued: usize,
+    /// The last slow requests, the oldest first.
+    pub slow: Vec<SlowRequest>,
+}
+
+/// Counts for one server.
+pub struct Statistics {
+    number: usize,
+    limits_s: Vec<f64>,
+    slow_from: Duration,
+    shards: Vec<Shard>,
+    generation: AtomicU64,
+    cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
+    slow: Mutex<VecDeque<SlowRequest>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic while it was held leaves numbers that are still numbers.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// Only one thread writes, so no read-modify-write is needed.
+fn add(cell: &AtomicU64, more: u64) {
+    cell.store(cell.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Statistics {
+    /// Starts at 0.
+    ///
+    /// `limits_s`: ascending bucket limits of durations; a limit itself belongs below it. `slow_from`: time from which
+    /// on a request is slow.
+    #[must_use]
+    pub fn new(limits_s: Vec<f64>, slow_from: Duration) -> Self {
+        static NUMBERS: AtomicUsize = AtomicUsize::new(1);
+        Statistics {
+            number: NUMBERS.fetch_add(1, Relaxed),
+            limits_s,
+            slow_from,
+            shards: (0..SHARDS)
+                .map(|_| Shard([const { AtomicU64::new(0) }; NUM_EVENTS]))
+                .collect(),
+            generation: AtomicU64::new(0),
+            cells: Mutex::default(),
+            slow: Mutex::default(),
+        }
+    }
+
+    /// Counts an event.
+    #[inline]
+    pub fn count(&self, event: Event) {
+        let shard = SHARD.try_with(|shard| *shard).unwrap_or(0);
+        self.shards[shard].0[event as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Counts a success. `request_id` is only asked of a slow request.
+    #[inline]
+    pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
+        if method == Method::Rows {
+            // Rows of a table belong to no signature; the reference does not count them either.
+            return;
+        }
+        let (model, version) = (answered.servable.model(), answered.servable.version());
+        let known = OWN.try_with(|own| {
+            let own = &mut *own.borrow_mut();
+            let cell = self.cell(own, method, answered, model, version);
+            add(&cell.nanos, nanos(took));
+            add(&cell.run_nanos, nanos(answered.ran));
+            add(&cell.rows, answered.rows as u64);
+            add(&cell.counts[self.bucket(took)], 1);
+            add(&cell.run_counts[self.bucket(answered.ran)], 1);
+        });
+        debug_assert!(known.is_ok());
+        if took >= self.slow_from {
+            self.note_slow(method, answered, took, request_id());
+        }
+    }
+
+    fn bucket(&self, time: Duration) -> usize {
+        let seconds = time.as_secs_f64();
+        self.limits_s.partition_point(|limit| *limit < seconds)
+    }
+
+    fn cell<'o>(&self, own: &'o mut Own, method: Method, answered: &Answered, model: &str, version: i64) -> &'o Cell {
+        let generation = self.generation.load(Relaxed);
+        if own.of != self.number || own.generation != generation {
+            *own = Own {
+                of: self.number,
+                generation,
+                cells: Vec::new(),
+                last: 0,
+            };
+        }
+        let signature = answered.signature;
+        let is_it = |(subject, _): &(Subject, Arc<Cell>)| {
+            subject.method == method
+                && subject.signature == signature
+                && subject.version == version
+                && subject.model == model
+        };
+        let place = if own.cells.get(own.last).is_some_and(is_it) {
+            own.last
+        } else {
+            own.cells.iter().position(is_it).unwrap_or_else(|| {
+                let subject = Subject {
+                    method,
+                    version,
+                    signature,
+                    model: model.to_owned(),
+                };
+                let cell = Arc::new(self.new_cell(answered));
+                lock(&self.cells).push((subject.clone(), Arc::clone(&cell)));
+                own.cells.push((subject, cell));
+                own.cells.len() - 1
+            })
+        };
+        own.last = place;
+        &own.cells[place].1
+    }
+
+    fn new_cell(&self, answered: &Answered) -> Cell {
+        let zeros = || (0..=self.limits_s.len()).map(|_| AtomicU64::new(0)).collect();
+        let signatures = answered.servable.signatures();
+        Cell {
+            signature_name: signatures
+                .get(answered.signature)
+                .map(|s| s.name.clone())
+                .unwrap_or_default(),
+            nanos: AtomicU64::new(0),
+            run_nanos: AtomicU64::new(0),
+            rows: AtomicU64::new(0),
+            counts: zeros(),
+            run_counts: zeros(),
+        }
+    }
+
+    fn note_slow(&self, method: Method, answered: &Answered, took: Duration, request_id: String) {
+        let signatures = answered.servable.signatures();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let one = SlowRequest {
+            at_s: now.as_secs_f64(),
+            request_id,
+            api: method.api(),
+            method: method.name(),
+            model: answered.servable.model().to_owned(),
+            version: answered.servable.version(),
+            signature: signatures
+                .get(answered.signature)
+                .map(|s| s.name.clone())
+                .unwrap_or_default(),
+            seconds: took.as_secs_f64(),
+            run_seconds: answered.ran.as_secs_f64(),
+            rows: answered.rows,
+        };
+        let mut slow = lock(&self.slow);
+        if slow.len() == KEPT_SLOW {
+            slow.pop_front();
+        }
+        slow.push_back(one);
+    }
+
+    /// Returns the sum of an event's counts.
+    #[must_use]
+    pub fn total(&self, event: Event) -> u64 {
+        self.shards
+            .iter()
+            .map(|shard| shard.0[event as usize].load(Relaxed))
+            .sum()
+    }
+
+    /// Returns what was counted so far. A request that ends meanwhile may be in some of its numbers only.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        use Event as E;
+        let by = |pairs: &[(&'static str, Event)]| -> Vec<(&'static str, u64)> {
+            pairs.iter().map(|(name, event)| (*name, self.total(*event))).collect()
+        };
+        let connected = by(&[("grpc", E::ConnectedGrpc), ("http", E::ConnectedHttp)]);
+        let gone = by(&[("grpc", E::DisconnectedGrpc), ("http", E::DisconnectedHttp)]);
+        let connections = connected
+            .iter()
+            .zip(&gone)
+            .map(|(a, b)| (a.0, a.1.saturating_sub(b.1)))
+            .collect();
+        Snapshot {
+            subjects: subjects(&lock(&self.cells)),
+            declined: by(&[
+                ("too_large", E::DeclinedTooLarge),
+                ("unusual", E::DeclinedUnusual),
+                ("unknown", E::DeclinedUnknown),
+                ("not_native", E::DeclinedNotNative),
+                ("unfit", E::DeclinedUnfit),
+                ("damaged", E::DeclinedDamaged),
+                ("over_limit", E::DeclinedOverLimit),
+                ("graph", E::DeclinedGraph),
+                ("sampled", E::DeclinedSampled),
+            ]),
+            forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
+            upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),
+            refused: by(&[
+                ("bytes", E::RefusedBytes),
+                ("queue", E::RefusedQueue),
+                ("deadline", E::RefusedDeadline),
+                ("connections", E::RefusedConnections),
+            ]),
+            cut: by(&[("grpc", E::CutGrpc), ("http", E::CutHttp)]),
+            handshakes_failed: by(&[("grpc", E::HandshakeFailedGrpc), ("http", E::HandshakeFailedHttp)]),
+            connected,
+            panicked: self.total(E::Panicked),
+            connections,
+            bytes_in_flight: 0,
+            queued: 0,
+            slow: lock(&self.slow).iter().cloned().collect(),
+        }
+    }
+
+    /// Forgets a version and returns its sums. A request of it that ends later may be left out.
+    #[must_use]
+    pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
+        let mut cells = lock(&self.cells);
+        let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut *cells)
+            .into_iter()
+            .partition(|(subject, _)| subject.model == model && subject.version == version);
+        *cells = joined(kept);
+        // Every thread makes its cells anew, and lets go of the old ones.
+        self.generation.fetch_add(1, Relaxed);
+        subjects(&gone)
+    }
+}
+
+/// Sums those cells of each subject that no thread writes any more: only the list holds them.
+fn joined(cells: Vec<(Subject, Arc<Cell>)>) -> Vec<(Subject, Arc<Cell>)> {
+    let (left, mut kept): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, cell)| Arc::strong_count(cell) == 1);
+    let mut sums: HashMap<Subject, Arc<Cell>> = HashMap::new();
+    for (subject, cell) in left {
+        match sums.entry(subject) {
+            Entry::Vacant(place) => drop(place.insert(cell)),
+            Entry::Occupied(place) => place.get().merge(&cell),
+        }
+    }
+    kept.extend(sums);
+    kept
+}
+
+fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
+    let mut sums: Vec<SubjectSnapshot> = Vec::new();
+    let mut places: HashMap<&Subject, usize> = HashMap::new();
+    for (subject, cell) in cells {
+        let place = *places.entry(subject).or_insert_with(|| {
+            sums.push(SubjectSnapshot {
+                api: subject.method.api(),
+                method: subject.method.name(),
+                model: subject.model.clone(),
+                version: subject.version,
+                signature: cell.signature_name.clone(),
+                rows: 0,
+                seconds: 0.0,
+                counts: vec![0; cell.counts.len()],
+                run_seconds: 0.0,
+                run_counts: vec![0; cell.run_counts.len()],
+            });
+            sums.len() - 1
+        });
+        let sum = &mut sums[place];
+        sum.rows += cell.rows.load(Relaxed);
+        sum.seconds += Duration::from_nanos(cell.nanos.load(Relaxed)).as_secs_f64();
+        sum.run_seconds += Duration::from_nanos(cell.run_nanos.load(Relaxed)).as_secs_f64();
+        for (all, one) in sum.counts.iter_mut().zip(&cell.counts) {
+            *all += one.load(Relaxed);
+        }
+        for (all, one) in sum.run_counts.iter_mut().zip(&cell.run_counts) {
+            *all += one.load(Relaxed);
+        }
+    }
+    sums
+}

@@ -1,0 +1,71 @@
+//! TLS of a listener, from PEM files that Python has read.
+
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+
+/// Why PEM bytes are no configuration.
+#[derive(Debug)]
+pub enum TlsError {
+    /// This part is not PEM, or holds nothing of its kind.
+    Pem(&'static str),
+    /// The parts do not fit each other.
+    Unfit(String),
+}
+
+impl std::fmt::Display for TlsError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            TlsError::Pem(part) => write!(formatter, "the {part} is not valid PEM"),
+            TlsError::Unfit(reason) => formatter.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+/// Builds the configuration of a listener.
+///
+/// `authorities`: PEM of those that must have signed a client's certificate; None: clients show none. `protocols`: for
+/// ALPN, such as `b"h2"`.
+///
+/// # Errors
+/// [`TlsError`].
+pub fn server_config(
+    certificates: &[u8],
+    key: &[u8],
+    authorities: Option<&[u8]>,
+    protocols: &[&[u8]],
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let chain = certificates_of(certificates, "certificate")?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::Pem("private key"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let unfit = |error: &dyn std::fmt::Display| TlsError::Unfit(error.to_string());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unfit(&error))?;
+    let builder = match authorities {
+        None => builder.with_no_client_auth(),
+        Some(authorities) => {
+            let mut roots = RootCertStore::empty();
+            for authority in certificates_of(authorities, "authority")? {
+                roots.add(authority).map_err(|error| unfit(&error))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .map_err(|error| unfit(&error))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| unfit(&error))?;
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    Ok(Arc::new(config))
+}
+
+fn certificates_of(pem: &[u8], part: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    found.ok().filter(|all| !all.is_empty()).ok_or(TlsError::Pem(part))
+}

@@ -1,0 +1,389 @@
+//! Writes numbers, strings and nested lists as JSON text, byte for byte as orjson writes numpy arrays.
+//!
+//! A float has the shortest digits that read back as the same float, always with a point or an exponent; `NaN`,
+//! `Infinity` and `-Infinity` are bare tokens, or `null` where JSON is strict.
+
+use crate::plan::DataType;
+
+/// What is written for numbers that plain JSON does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonFinite {
+    /// `NaN`, `Infinity` and `-Infinity`, as TensorFlow Serving writes them.
+    Tokens,
+    /// `null`.
+    Null,
+}
+
+impl NonFinite {
+    /// Returns what the server's setting `strict_json` asks for.
+    #[must_use]
+    pub fn of(strict_json: bool) -> Self {
+        if strict_json {
+            NonFinite::Null
+        } else {
+            NonFinite::Tokens
+        }
+    }
+
+    fn text(self, number: f64) -> &'static [u8] {
+        match self {
+            NonFinite::Null => b"null",
+            NonFinite::Tokens if number.is_nan() => b"NaN",
+            NonFinite::Tokens if number > 0.0 => b"Infinity",
+            NonFinite::Tokens => b"-Infinity",
+        }
+    }
+}
+
+/// A number or a boolean of a tensor: `SIZE` little-endian bytes, and its text.
+pub trait Element {
+    /// Bytes of one element in a tensor.
+    const SIZE: usize;
+
+    /// Appends the text of the element in `bytes`, which are `SIZE`.
+    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>);
+}
+
+/// A half of a float32: its value is written as that of a float32.
+struct Float16;
+struct Bfloat16;
+struct Bool;
+
+macro_rules! whole_number {
+    ($($number:ty),*) => {$(
+        impl Element for $number {
+            const SIZE: usize = size_of::<$number>();
+
+            #[inline]
+            fn write(bytes: &[u8], _: NonFinite, out: &mut Vec<u8>) {
+                let number = <$number>::from_le_bytes(bytes.try_into().expect("SIZE bytes"));
+                out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+            }
+        }
+    )*};
+}
+
+whole_number!(i8, i16, i32, i64, u8, u16, u32, u64);
+
+impl Element for f32 {
+    const SIZE: usize = 4;
+
+    #[inline]
+    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        write_f32(
+            f32::from_le_bytes(bytes.try_into().expect("SIZE bytes")),
+            non_finite,
+            out,
+        );
+    }
+}
+
+impl Element for f64 {
+    const SIZE: usize = 8;
+
+    #[inline]
+    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        write_f64(
+            f64::from_le_bytes(bytes.try_into().expect("SIZE bytes")),
+            non_finite,
+            out,
+        );
+    }
+}
+
+impl Element for Float16 {
+    const SIZE: usize = 2;
+
+    #[inline]
+    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        let half = u16::from_le_bytes(bytes.try_into().expect("SIZE bytes"));
+        write_f32(of_half(half), non_finite, out);
+    }
+}
+
+impl Element for Bfloat16 {
+    const SIZE: usize = 2;
+
+    #[inline]
+    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        let upper = u16::from_le_bytes(bytes.try_into().expect("SIZE bytes"));
+        write_f32(f32::from_bits(u32::from(upper) << 16), non_finite, out);
+    }
+}
+
+impl Element for Bool {
+    const SIZE: usize = 1;
+
+    #[inline]
+    fn write(bytes: &[u8], _: NonFinite, out: &mut Vec<u8>) {
+        out.extend_from_slice(if bytes[0] == 0 { b"false" } else { b"true" });
+    }
+}
+
+/// Returns the value of an IEEE half.
+fn of_half(half: u16) -> f32 {
+    let sign = u32::from(half >> 15) << 31;
+    let exponent = u32::from(half >> 10) & 31;
+    let fraction = u32::from(half) & 0x3FF;
+    match exponent {
+        // Multiples of 2^-24: exact.
+        #[allow(clippy::cast_precision_loss)]
+        0 => f32::from_bits(sign | (fraction as f32 / 16_777_216.0).to_bits()),
+        31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
+        _ => f32::from_bits(sign | (exponent + 112) << 23 | fraction << 13),
+    }
+}
+
+/// Appends the text of a float32.
+#[inline]
+pub fn write_f32(number: f32, non_finite: NonFinite, out: &mut Vec<u8>) {
+    if number.is_finite() {
+        out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());
+    } else {
+        out.extend_from_slice(non_finite.text(number.into()));
+    }
+}
+
+/// Appends the text of a float64.
+#[inline]
+pub fn write_f64(number: f64, non_finite: NonFinite, out: &mut Vec<u8>) {
+    if number.is_finite() {
+        out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());
+    } else {
+        out.extend_from_slice(non_finite.text(number));
+    }
+}
+
+/// Appends a string in quotes, with the escapes that JSON needs and no other.
+pub fn write_string(text: &str, out: &mut Vec<u8>) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    out.push(b'"');
+    let bytes = text.as_bytes();
+    let mut copied = 0;
+    for (i, &byte) in bytes.iter().enumerate() {
+        if byte >= 0x20 && byte != b'"' && byte != b'\\' {
+            continue;
+        }
+        out.extend_from_slice(&bytes[copied..i]);
+        copied = i + 1;
+        match byte {
+            b'"' | b'\\' => out.extend_from_slice(&[b'\\', byte]),
+            0x08 => out.extend_from_slice(b"\\b"),
+            0x09 => out.extend_from_slice(b"\\t"),
+            0x0A => out.extend_from_slice(b"\\n"),
+            0x0C => out.extend_from_slice(b"\\f"),
+            0x0D => out.extend_from_slice(b"\\r"),
+            _ => {
+                out.extend_from_slice(b"\\u00");
+                out.extend_from_slice(&[HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+            }
+        }
+    }
+    out.extend_from_slice(&bytes[copied..]);
+    out.push(b'"');
+}
+
+/// Appends a tensor's numbers as nested lists without white space, one level for each of its sizes; a scalar bare.
+///
+/// `bytes` are the little-endian numbers of the tensor, as many as `dims` say. Returns false, and appends nothing, for
+/// strings, which [`write_strings`] writes.
+///
+/// # Panics
+/// There are fewer bytes than `dims` say.
+pub fn write_numbers(dtype: DataType, dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) -> bool {
+    match dtype {
+        DataType::String => return false,
+        DataType::Float32 => write_elements::<f32>(dims, bytes, non_finite, out),
+        DataType::Float64 => write_elements::<f64>(dims, bytes, non_finite, out),
+        DataType::Float16 => write_elements::<Float16>(dims, bytes, non_finite, out),
+        DataType::Bfloat16 => write_elements::<Bfloat16>(dims, bytes, non_finite, out),
+        DataType::Bool => write_elements::<Bool>(dims, bytes, non_finite, out),
+        DataType::Int8 => write_elements::<i8>(dims, bytes, non_finite, out),
+        DataType::Int16 => write_elements::<i16>(dims, bytes, non_finite, out),
+        DataType::Int32 => write_elements::<i32>(dims, bytes, non_finite, out),
+        DataType::Int64 => write_elements::<i64>(dims, bytes, non_finite, out),
+        DataType::Uint8 => write_elements::<u8>(dims, bytes, non_finite, out),
+        DataType::Uint16 => write_elements::<u16>(dims, bytes, non_finite, out),
+        DataType::Uint32 => write_elements::<u32>(dims, bytes, non_finite, out),
+        DataType::Uint64 => write_elements::<u64>(dims, bytes, non_finite, out),
+    }
+    true
+}
+
+fn write_elements<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+    let count: usize = dims.iter().product();
+    let bytes = &bytes[..count * E::SIZE];
+    write_level(dims, bytes, E::SIZE, out, &mut |one, out| {
+        E::write(one, non_finite, out)
+    });
+}
+
+/// Appends one level of lists around elements of `size` bytes each.
+fn write_level(
+    dims: &[usize],
+    bytes: &[u8],
+    size: usize,
+    out: &mut Vec<u8>,
+    element: &mut impl FnMut(&[u8], &mut Vec<u8>),
+) {
+    let Some((&length, inner)) = dims.split_first() else {
+        element(bytes, out);
+        return;
+    };
+    out.push(b'[');
+    if inner.is_empty() {
+        for one in bytes.chunks_exact(size) {
+            element(one, out);
+            out.push(b',');
+        }
+    } else {
+        let step = bytes.len().checked_div(length).unwrap_or(0);
+        for i in 0..length {
+            write_level(inner, &bytes[i * step..(i + 1) * step], size, out, element);
+            out.push(b',');
+        }
+    }
+    if length > 0 {
+        out.pop();
+    }
+    out.push(b']');
+}
+
+/// Appends strings as nested lists, one level for each size. One that is not UTF-8, and all where `as_bytes`, go as
+/// `{"b64":"..."}`.
+///
+/// # Panics
+/// There are fewer strings than `dims` say.
+pub fn write_strings(dims: &[usize], strings: &[&[u8]], as_bytes: bool, out: &mut Vec<u8>) {
+    let Some((&length, inner)) = dims.split_first() else {
+        write_bytes(strings[0], as_bytes, out);
+        return;
+    };
+    let step: usize = inner.iter().product();
+    out.push(b'[');
+    for i in 0..length {
+        write_strings(inner, &strings[i * step..(i + 1) * step], as_bytes, out);
+        out.push(b',');
+    }
+    if length > 0 {
+        out.pop();
+    }
+    out.push(b']');
+}
+
+/// Appends one byte string as [`write_strings`] does.
+fn write_bytes(bytes: &[u8], as_bytes: bool, out: &mut Vec<u8>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !as_bytes => write_string(text, out),
+        _ => {
+            out.extend_from_slice(b"{\"b64\":\"");
+            super::base64::encode(bytes, out);
+            out.extend_from_slice(b"\"}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(dtype: DataType, dims: &[usize], bytes: &[u8]) -> String {
+        let mut out = Vec::new();
+        assert!(write_numbers(dtype, dims, bytes, NonFinite::Tokens, &mut out));
+        String::from_utf8(out).unwrap()
+    }
+
+    fn floats(numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn floats_have_the_shortest_digits_in_the_layout_of_orjson() {
+        let cases = [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (0.1, "0.1"),
+            (-2.5e-3, "-0.0025"),
+            (1e12, "1000000000000.0"),
+            (9.999_999e12, "9999999000000.0"),
+            (1e13, "1e+13"),
+            (1.234_567_8e14, "1.2345678e+14"),
+            (1e30, "1e+30"),
+            (1e-6, "0.000001"),
+            (9.5e-7, "9.5e-7"),
+            (1e-45, "1e-45"),
+            (f32::MAX, "3.4028235e+38"),
+            (16_777_216.0, "16777216.0"),
+        ];
+        for (number, text) in cases {
+            assert_eq!(numbers(DataType::Float32, &[], &floats(&[number])), text);
+        }
+        let doubles = [
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (9.5e-6, "9.5e-6"),
+            (1.2345e-5, "0.000012345"),
+            (5e-324, "5e-324"),
+        ];
+        for (number, text) in doubles {
+            assert_eq!(numbers(DataType::Float64, &[], &f64::to_le_bytes(number)), text);
+        }
+    }
+
+    #[test]
+    fn numbers_that_json_lacks_are_tokens_or_null() {
+        let bytes = floats(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+        assert_eq!(numbers(DataType::Float32, &[3], &bytes), "[NaN,Infinity,-Infinity]");
+        let mut out = Vec::new();
+        assert!(write_numbers(
+            DataType::Float32,
+            &[3],
+            &bytes,
+            NonFinite::of(true),
+            &mut out
+        ));
+        assert_eq!(out, b"[null,null,null]");
+    }
+
+    #[test]
+    fn lists_nest_by_dims() {
+        let bytes = floats(&[1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(numbers(DataType::Float32, &[2, 2], &bytes), "[[1.0,2.0],[3.0,4.0]]");
+        assert_eq!(
+            numbers(DataType::Float32, &[2, 1, 2], &bytes),
+            "[[[1.0,2.0]],[[3.0,4.0]]]"
+        );
+        assert_eq!(numbers(DataType::Float32, &[0, 3], &[]), "[]");
+        assert_eq!(numbers(DataType::Float32, &[2, 0], &[]), "[[],[]]");
+        assert_eq!(numbers(DataType::Float32, &[0], &[]), "[]");
+        assert_eq!(numbers(DataType::Int64, &[2], &[255; 16]), "[-1,-1]");
+        assert_eq!(numbers(DataType::Uint8, &[2], &[255, 0]), "[255,0]");
+        assert_eq!(numbers(DataType::Bool, &[2], &[1, 0]), "[true,false]");
+    }
+
+    #[test]
+    fn halves_are_written_as_float32() {
+        let half = |bits: u16| numbers(DataType::Float16, &[], &bits.to_le_bytes());
+        assert_eq!(half(0x3C00), "1.0");
+        assert_eq!(half(0x8000), "-0.0");
+        assert_eq!(half(0x0001), "5.9604645e-8");
+        assert_eq!(half(0x068E), "0.000100016594");
+        assert_eq!(half(0x7BFF), "65504.0");
+        assert_eq!(half(0xFC00), "-Infinity");
+        assert_eq!(half(0x7E01), "NaN");
+        assert_eq!(numbers(DataType::Bfloat16, &[], &0x3FC0_u16.to_le_bytes()), "1.5");
+    }
+
+    #[test]
+    fn strings_are_escaped_or_sent_in_base64() {
+        let mut out = Vec::new();
+        let strings: [&[u8]; 4] = ["a\"\\\u{8}\t\n\u{c}\r\u{1f}\u{7f}é".as_bytes(), b"\xff", b"", b"ab"];
+        write_strings(&[2, 2], &strings, false, &mut out);
+        let text = "[[\"a\\\"\\\\\\b\\t\\n\\f\\r\\u001f\u{7f}é\",{\"b64\":\"/w==\"}],[\"\",\"ab\"]]";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+        let mut out = Vec::new();
+        write_strings(&[3], &[b"abc", b"ab", b""], true, &mut out);
+        assert_eq!(out, b"[{\"b64\":\"YWJj\"},{\"b64\":\"YWI=\"},{\"b64\":\"\"}]");
+    }
+}

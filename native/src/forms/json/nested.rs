@@ -1,0 +1,205 @@
+//! One JSON value of a tensor while it is read: its leaves end to end, and how they nest. No dtype is known yet.
+
+use std::borrow::Cow;
+
+use smallvec::SmallVec;
+
+use super::cursor::Read;
+use crate::declined::Declined;
+
+/// More levels of lists than tensors have that anyone looks up; the reference takes 64.
+pub const MAX_DEPTH: usize = 8;
+
+/// The leaves of a value, in the order of the text. All are of one kind; whole numbers become floats beside a float.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Leaves<'a> {
+    /// There are none.
+    #[default]
+    None,
+    /// Whole numbers.
+    Ints(Vec<i64>),
+    /// Numbers, some of which have a point, an exponent or more than 63 bits.
+    Floats(Vec<f64>),
+    /// 0 or 1.
+    Bools(Vec<u8>),
+    /// Strings, and bytes that came in base64.
+    Strings(Vec<Cow<'a, [u8]>>),
+}
+
+impl Leaves<'_> {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Leaves::None => 0,
+            Leaves::Ints(numbers) => numbers.len(),
+            Leaves::Floats(numbers) => numbers.len(),
+            Leaves::Bools(bools) => bools.len(),
+            Leaves::Strings(strings) => strings.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Length of lists of a level before the first of them has ended.
+const OPEN: usize = usize::MAX;
+
+/// A value that is read element by element. Depth counts the lists around an element.
+#[derive(Clone, Debug, Default)]
+pub struct Nested<'a> {
+    leaves: Leaves<'a>,
+    /// Of each depth at which lists stand: the length of the first of them.
+    sizes: SmallVec<[usize; 4]>,
+    /// Whether lists of one depth differ in their lengths, by depth.
+    is_uneven: [bool; MAX_DEPTH],
+    /// At which depth leaves stand.
+    leaf_depth: Option<usize>,
+    /// How many leaves had come when each list at depth 1 ended.
+    ends: Vec<i64>,
+}
+
+impl<'a> Nested<'a> {
+    /// Returns a list of elements that come one by one, at depth 1.
+    #[must_use]
+    pub fn column() -> Self {
+        let mut column = Nested::default();
+        column.sizes.push(OPEN);
+        column
+    }
+
+    /// Notes that a list begins.
+    ///
+    /// # Errors
+    /// The value mixes lists and leaves, or kinds of leaves, or nests too deeply.
+    #[inline]
+    pub fn open(&mut self, depth: usize) -> Read<()> {
+        if depth >= MAX_DEPTH || self.leaf_depth == Some(depth) {
+            return Err(Declined::Unusual);
+        }
+        if self.sizes.len() <= depth {
+            self.sizes.push(OPEN);
+        }
+        Ok(())
+    }
+
+    /// Notes that a list of so many elements ends.
+    #[inline]
+    pub fn close(&mut self, depth: usize, length: usize) {
+        let size = &mut self.sizes[depth];
+        if *size == OPEN {
+            *size = length;
+        }
+        self.is_uneven[depth] |= *size != length;
+        if depth == 1 {
+            // A body has fewer leaves than bytes.
+            #[allow(clippy::cast_possible_wrap)]
+            self.ends.push(self.leaves.len() as i64);
+        }
+    }
+
+    #[inline]
+    fn leaf(&mut self, depth: usize) -> Read<()> {
+        match self.leaf_depth {
+            Some(known) if known == depth => Ok(()),
+            None if self.sizes.len() <= depth => {
+                self.leaf_depth = Some(depth);
+                Ok(())
+            }
+            _ => Err(Declined::Unusual),
+        }
+    }
+
+    /// Adds a whole number.
+    ///
+    /// # Errors
+    /// As `open`.
+    #[inline]
+    pub fn int(&mut self, depth: usize, number: i64) -> Read<()> {
+        self.leaf(depth)?;
+        match &mut self.leaves {
+            Leaves::Ints(numbers) => numbers.push(number),
+            Leaves::None => {
+                let mut numbers = Vec::with_capacity(16);
+                numbers.push(number);
+                self.leaves = Leaves::Ints(numbers);
+            }
+            #[allow(clippy::cast_precision_loss)]
+            Leaves::Floats(numbers) => numbers.push(number as f64),
+            _ => return Err(Declined::Unusual),
+        }
+        Ok(())
+    }
+
+    /// Adds any other number.
+    ///
+    /// # Errors
+    /// As `open`.
+    #[inline]
+    pub fn float(&mut self, depth: usize, number: f64) -> Read<()> {
+        self.leaf(depth)?;
+        match &mut self.leaves {
+            Leaves::Floats(numbers) => numbers.push(number),
+            Leaves::None => self.leaves = Leaves::Floats(vec![number]),
+            Leaves::Ints(before) => {
+                #[allow(clippy::cast_precision_loss)]
+                let mut numbers: Vec<f64> = before.iter().map(|&whole| whole as f64).collect();
+                numbers.push(number);
+                self.leaves = Leaves::Floats(numbers);
+            }
+            _ => return Err(Declined::Unusual),
+        }
+        Ok(())
+    }
+
+    /// Adds a boolean.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn bool(&mut self, depth: usize, value: bool) -> Read<()> {
+        self.leaf(depth)?;
+        match &mut self.leaves {
+            Leaves::Bools(bools) => bools.push(value.into()),
+            Leaves::None => self.leaves = Leaves::Bools(vec![value.into()]),
+            _ => return Err(Declined::Unusual),
+        }
+        Ok(())
+    }
+
+    /// Adds a string.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn string(&mut self, depth: usize, bytes: Cow<'a, [u8]>) -> Read<()> {
+        self.leaf(depth)?;
+        match &mut self.leaves {
+            Leaves::Strings(strings) => strings.push(bytes),
+            Leaves::None => self.leaves = Leaves::Strings(vec![bytes]),
+            _ => return Err(Declined::Unusual),
+        }
+        Ok(())
+    }
+
+    /// Returns the leaves and the sizes of a tensor; None where lists of one depth differ in their lengths.
+    #[must_use]
+    pub fn into_dense(self) -> Option<(Leaves<'a>, SmallVec<[usize; 4]>)> {
+        let is_even = !self.is_uneven.contains(&true);
+        is_even.then_some((self.leaves, self.sizes))
+    }
+
+    /// Returns the leaves and the row splits of one list for each row; None where the value is no list of flat lists.
+    #[must_use]
+    pub fn into_rows(self) -> Option<(Leaves<'a>, Vec<i64>)> {
+        let is_empty = self.sizes.len() == 1 && self.sizes[0] == 0;
+        if !(is_empty || self.sizes.len() == 2) {
+            return None;
+        }
+        let mut splits = self.ends;
+        splits.insert(0, 0);
+        Some((self.leaves, splits))
+    }
+}

@@ -1,0 +1,387 @@
+//! A small model in memory for the tests of the Open Inference forms.
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_wrap,
+    reason = "all numbers are small"
+)]
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::Call;
+use super::oip_binary::{datatype_of, num_elements};
+use crate::declined::Declined;
+use crate::plan::{
+    Data, DataType, Effort, Graph, Inputs, Keep, ModelRoutes, RanData, RanOutput, Routes, Servable, Signature, Tensor,
+};
+
+/// All dtypes, in the order of the inputs and outputs of the signature "echo".
+pub const DTYPES: [DataType; 14] = [
+    DataType::Float32,
+    DataType::Float64,
+    DataType::Int32,
+    DataType::Uint8,
+    DataType::Int16,
+    DataType::Int8,
+    DataType::String,
+    DataType::Int64,
+    DataType::Bool,
+    DataType::Bfloat16,
+    DataType::Uint16,
+    DataType::Float16,
+    DataType::Uint32,
+    DataType::Uint64,
+];
+pub const USERS: usize = 50;
+pub const ITEMS: usize = 40;
+/// D of the users' table.
+pub const USER_DIM: usize = 3;
+/// D of the items' table.
+pub const ITEM_DIM: usize = 2;
+
+/// Number `column` of row `id` in the users' table.
+pub fn user_number(id: i64, column: usize) -> f32 {
+    id as f32 / 8.0 + column as f32
+}
+
+/// Number `column` of row `id` in the items' table.
+pub fn item_number(id: i64, column: usize) -> f32 {
+    id as f32 * -1.5 + column as f32 * 0.1
+}
+
+/// Publishes model "m", version 3 with the label "stable", of tables with D numbers a row.
+///
+/// Its signature "lookup" takes `user`, `item`, and `tags__values`, `tags__row_splits` and `tags__weights`, a sum over the
+/// items' table. "echo" answers each input under its own name, which is its datatype.
+pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
+    let users: Vec<f32> = (0..USERS * user_dim)
+        .map(|i| user_number((i / user_dim) as i64, i % user_dim))
+        .collect();
+    let items: Vec<f32> = (0..ITEMS * item_dim)
+        .map(|i| item_number((i / item_dim) as i64, i % item_dim))
+        .collect();
+    let input = |name: &str, dtype: &str, shape: serde_json::Value| {
+        json!({
+            "name": name, "dtype": dtype, "shape": shape, "is_optional": true, "vocabulary_size": null,
+            "bounds": "none", "vocabulary": null, "takes_keys": false, "takes_strings": dtype == "string",
+        })
+    };
+    let feature = |name: &str, ids: usize, table: usize, combined: Option<(usize, usize)>| {
+        json!({
+            "name": name, "ids": ids, "row_splits": combined.map(|c| c.0), "weights": combined.map(|c| c.1),
+            "table": table, "combiner": combined.map(|_| "sum"), "summation": "in_order", "on_bad_id": "error",
+            "default_row": 0, "at_least_one": false, "positive_only": false, "max_ids": 0, "truncates": false,
+            "length": 0, "ids_rank": 1, "needs_ids": "none",
+        })
+    };
+    let output = |name: &str, dtype: &str, parts: &[usize]| json!({"name": name, "dtype": dtype, "parts": parts, "is_flat": false});
+    let table = |name: &str, rows: usize, dim: usize, numbers: &[f32]| {
+        json!({
+            "name": name, "dtype": "float32", "vocabulary_size": rows, "embedding_dim": dim,
+            "rows_at": numbers.as_ptr() as usize, "scales_at": 0,
+        })
+    };
+    let names = DTYPES.map(|dtype| (datatype_of(dtype), format!("{dtype:?}").to_lowercase()));
+    let description = json!({
+        "model": "m",
+        "version": 3,
+        "tables": [table("users", USERS, user_dim, &users), table("items", ITEMS, item_dim, &items)],
+        "vocabularies": [],
+        "mark_at": 0,
+        "signatures": [
+            {
+                "name": "lookup", "kind": "lookup", "row_bytes": 4 * (user_dim + 2 * item_dim), "max_rows": null,
+                "graph": null,
+                "inputs": [
+                    input("user", "int64", json!([null])),
+                    input("item", "int64", json!([null])),
+                    input("tags__values", "int64", json!([null])),
+                    input("tags__row_splits", "int64", json!([null])),
+                    input("tags__weights", "float32", json!([null])),
+                ],
+                "features": [
+                    feature("user", 0, 0, None),
+                    feature("item", 1, 1, None),
+                    feature("tags", 2, 1, Some((3, 4))),
+                ],
+                "outputs": [
+                    output("user", "float32", &[0]),
+                    output("item", "float32", &[1]),
+                    output("tags", "float32", &[2]),
+                ],
+            },
+            {
+                "name": "echo", "kind": "predict", "row_bytes": 0, "max_rows": null, "graph": {}, "features": [],
+                "inputs": names.iter().map(|(name, dtype)| input(name, dtype, json!(null))).collect::<Vec<_>>(),
+                "outputs": names.iter().map(|(name, dtype)| output(name, dtype, &[])).collect::<Vec<_>>(),
+            },
+        ],
+    });
+    let description = serde_json::from_value(description).expect("a description");
+    let keep = Keep(Box::new((users, items)));
+    // SAFETY: keep owns both tables.
+    let servable = unsafe { Servable::compile(description, keep, &|_| Ok(Box::new(Echo))) }.expect("a servable");
+    let model = ModelRoutes {
+        versions: vec![(3, Some(Arc::new(servable)))],
+        labels: vec![("stable".to_owned(), 3)],
+    };
+    Routes::new(HashMap::from([("m".to_owned(), model)]))
+}
+
+pub fn routes() -> Routes {
+    routes_of(USER_DIM, ITEM_DIM)
+}
+
+pub fn call(routes: &Routes) -> Call<'_> {
+    Call {
+        routes,
+        effort: Effort::Any,
+        max_response_bytes: 1 << 24,
+        as_content: false,
+        strict_json: false,
+    }
+}
+
+/// Answers what it is sent; an input that was not sent as one of no elements.
+#[derive(Debug)]
+struct Echo;
+
+impl Graph for Echo {
+    fn run(
+        &self,
+        _: &Servable,
+        signature: &Signature,
+        inputs: &Inputs<'_>,
+        wanted: &[usize],
+    ) -> Result<Vec<RanOutput>, Declined> {
+        let echo = |&number: &usize| match &inputs[number] {
+            Some(tensor) => RanOutput {
+                dtype: tensor.dtype,
+                dims: tensor.dims.clone(),
+                data: match elements(tensor) {
+                    Elements::Numbers(bytes) => RanData::Numbers(Box::new(bytes)),
+                    Elements::Strings(strings) => RanData::Strings(strings),
+                },
+            },
+            None => RanOutput {
+                dtype: signature.inputs[number].dtype,
+                dims: [0].into_iter().collect(),
+                data: match signature.inputs[number].dtype {
+                    DataType::String => RanData::Strings(vec![]),
+                    _ => RanData::Numbers(Box::new([])),
+                },
+            },
+        };
+        Ok(wanted.iter().map(echo).collect())
+    }
+}
+
+/// The elements of a tensor: numbers end to end, or strings.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Elements {
+    Numbers(Vec<u8>),
+    Strings(Vec<Vec<u8>>),
+}
+
+impl Elements {
+    /// Binary data of the protocol.
+    pub fn binary(&self) -> Vec<u8> {
+        match self {
+            Elements::Numbers(bytes) => bytes.clone(),
+            Elements::Strings(strings) => {
+                let length = |string: &Vec<u8>| u32::try_from(string.len()).expect("a short string").to_le_bytes();
+                let pieces = strings.iter().map(|string| [&length(string)[..], string].concat());
+                pieces.collect::<Vec<_>>().concat()
+            }
+        }
+    }
+}
+
+/// Returns what a form found.
+pub fn elements(tensor: &Tensor<'_>) -> Elements {
+    Elements::Numbers(match (&tensor.data, tensor.dtype) {
+        (Data::Raw(bytes), _) => bytes.to_vec(),
+        (Data::Bytes(bytes), _) => bytes.clone(),
+        (Data::Ints(numbers), DataType::Int32) => {
+            let narrow = |&number: &i64| i32::try_from(number).expect("an int32").to_le_bytes();
+            numbers.iter().flat_map(narrow).collect()
+        }
+        (Data::Ints(numbers), _) => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        (Data::Floats(numbers), _) => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        (Data::Strings(strings), _) => {
+            return Elements::Strings(strings.parts.iter().cloned().map(Cow::into_owned).collect());
+        }
+    })
+}
+
+/// One tensor of a request for "echo".
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub dtype: DataType,
+    pub dims: Vec<usize>,
+    pub elements: Elements,
+}
+
+/// Any tensors of "echo", each once and at least one. Floats may be NaN; booleans are 0 or 1; strings are any bytes.
+pub fn tensors() -> impl Strategy<Value = Vec<Sent>> {
+    let sent = |dtype: DataType| {
+        vec(0_usize..4, 0..4).prop_flat_map(move |dims| {
+            let count = num_elements(&dims).expect("a small shape");
+            let element = vec(any::<u8>(), 0..6);
+            (Just(dims), vec(any::<u8>(), count * dtype.size()), vec(element, count)).prop_map(
+                move |(dims, mut bytes, strings)| {
+                    if dtype == DataType::Bool {
+                        for byte in &mut bytes {
+                            *byte &= 1;
+                        }
+                    }
+                    let elements = match dtype {
+                        DataType::String => Elements::Strings(strings),
+                        _ => Elements::Numbers(bytes),
+                    };
+                    Sent { dtype, dims, elements }
+                },
+            )
+        })
+    };
+    let some = proptest::sample::subsequence(DTYPES.to_vec(), 1..=DTYPES.len()).prop_shuffle();
+    some.prop_flat_map(move |dtypes| dtypes.into_iter().map(sent).collect::<Vec<_>>())
+}
+
+/// A request for "lookup": ids, and for the tags one list a row, perhaps with weights.
+#[derive(Clone, Debug)]
+pub struct Lookup {
+    pub users: Vec<i64>,
+    pub items: Vec<i64>,
+    pub tags: Vec<Vec<i64>>,
+    pub weights: Option<Vec<f32>>,
+}
+
+impl Lookup {
+    /// The tensors by name.
+    pub fn tensors(&self) -> Vec<(&'static str, Sent)> {
+        let ids = |numbers: &[i64]| Sent {
+            dtype: DataType::Int64,
+            dims: vec![numbers.len()],
+            elements: Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
+        };
+        let splits = self.tags.iter().scan(0, |end, row| {
+            *end += row.len() as i64;
+            Some(*end)
+        });
+        let splits: Vec<i64> = [0].into_iter().chain(splits).collect();
+        let mut tensors = vec![
+            ("user", ids(&self.users)),
+            ("tags__values", ids(&self.tags.concat())),
+            ("item", ids(&self.items)),
+            ("tags__row_splits", ids(&splits)),
+        ];
+        if let Some(weights) = &self.weights {
+            let elements = Elements::Numbers(weights.iter().flat_map(|weight| weight.to_le_bytes()).collect());
+            let (dtype, dims) = (DataType::Float32, vec![weights.len()]);
+            tensors.push(("tags__weights", Sent { dtype, dims, elements }));
+        }
+        tensors
+    }
+
+    /// The numbers of the three outputs, one after the other.
+    pub fn vectors(&self) -> [Vec<f32>; 3] {
+        let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
+            (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()
+        };
+        let mut weights = self.weights.iter().flatten();
+        let mut tags = vec![];
+        for ids in &self.tags {
+            let mut sum = vec![0.0_f32; ITEM_DIM];
+            for id in ids {
+                let weight = weights.next().copied().unwrap_or(1.0);
+                for (sum, number) in sum.iter_mut().zip(row(id, ITEM_DIM, item_number)) {
+                    *sum += if self.weights.is_some() {
+                        weight * number
+                    } else {
+                        number
+                    };
+                }
+            }
+            tags.extend(sum);
+        }
+        let of = |ids: &[i64], dim, number| ids.iter().flat_map(|id| row(id, dim, number)).collect();
+        [
+            of(&self.users, USER_DIM, user_number),
+            of(&self.items, ITEM_DIM, item_number),
+            tags,
+        ]
+    }
+}
+
+/// Lookups that are answered.
+pub fn lookups() -> impl Strategy<Value = Lookup> {
+    (0_usize..20).prop_flat_map(|rows| {
+        let ids = |size: usize, rows: usize| vec(0..size as i64, rows);
+        let tags = vec(vec(0..ITEMS as i64, 0..5), rows);
+        (ids(USERS, rows), ids(ITEMS, rows), tags, any::<bool>()).prop_flat_map(|(users, items, tags, has_weights)| {
+            let count = tags.concat().len();
+            // Eighths: their sums do not depend on the order.
+            let weights = vec((-16_i8..16).prop_map(|eighths| f32::from(eighths) / 8.0), count);
+            weights.prop_map(move |weights| Lookup {
+                users: users.clone(),
+                items: items.clone(),
+                tags: tags.clone(),
+                weights: has_weights.then_some(weights),
+            })
+        })
+    })
+}
+
+/// Changes a few bytes of a message, or cuts it.
+pub fn mutated(message: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+    let changes = vec((any::<proptest::sample::Index>(), any::<u8>(), 0..3_u8), 1..4);
+    changes.prop_map(move |changes| {
+        let mut message = message.clone();
+        for (index, byte, kind) in changes {
+            if message.is_empty() {
+                break;
+            }
+            let at = index.index(message.len());
+            match kind {
+                0 => message[at] = byte,
+                1 => message.insert(at, byte),
+                _ => drop(message.remove(at)),
+            }
+        }
+        message
+    })
+}
+
+/// W1: three single ids. W2: 128 rows with ten tags each.
+pub fn workloads() -> [(&'static str, Lookup); 2] {
+    let of = |rows: usize, tags: usize| Lookup {
+        users: (0..rows).map(|row| (row * 7 % USERS) as i64).collect(),
+        items: (0..rows).map(|row| (row * 11 % ITEMS) as i64).collect(),
+        tags: (0..rows)
+            .map(|row| (0..tags).map(|i| ((row + i * 3) % ITEMS) as i64).collect())
+            .collect(),
+        weights: None,
+    };
+    [("W1", of(1, 1)), ("W2", of(128, 10))]
+}
+
+/// Prints how long a call takes: the best of several rounds.
+pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, Declined>) {
+    let mut best = f64::INFINITY;
+    let mut size = 0;
+    for _ in 0..7 {
+        let rounds = 3000;
+        let started = std::time::Instant::now();
+        for _ in 0..rounds {
+            size = std::hint::black_box(answer().map_or(0, |answered| answered.body.len()));
+        }
+        best = best.min(started.elapsed().as_nanos() as f64 / f64::from(rounds));
+    }
+    println!("{name:>16}: {best:.0} ns, {size} bytes");
+}

@@ -1,0 +1,258 @@
+//! The body of an inference request, up to its tensors.
+
+use std::borrow::Cow;
+
+use smallvec::SmallVec;
+
+use super::super::oip_binary::{SIGNATURE_PARAMETER, binary_tensor, dtype_of, num_elements};
+use super::Result;
+use super::cursor::Cursor;
+use crate::declined::Declined;
+use crate::plan::{Data, DataType, Dims, Strings, Tensor};
+
+/// One input.
+pub struct Input<'a> {
+    /// Its name.
+    pub name: Cow<'a, str>,
+    /// Its dtype, sizes and elements.
+    pub tensor: Tensor<'a>,
+}
+
+/// An output that the request names.
+pub struct Output<'a> {
+    /// Its name.
+    pub name: Cow<'a, str>,
+    /// Whether it goes in the binary form, where the request says so of it alone.
+    pub is_binary: Option<bool>,
+}
+
+/// A parsed body.
+#[derive(Default)]
+pub struct Request<'a> {
+    /// None where the client sent none.
+    pub id: Option<Cow<'a, str>>,
+    /// Empty where the client named none.
+    pub signature: Cow<'a, str>,
+    /// Whether outputs go in the binary form, where they do not say so themselves.
+    pub is_binary: bool,
+    /// The inputs in their order.
+    pub inputs: SmallVec<[Input<'a>; 4]>,
+    /// The outputs that the request names; none means all.
+    pub outputs: SmallVec<[Output<'a>; 4]>,
+}
+
+impl<'a> Request<'a> {
+    /// Reads JSON, and the tensors whose data lies in `binary`, all of which must belong to a tensor.
+    pub fn read(json: &'a [u8], mut binary: &'a [u8], has_header: bool) -> Result<Self> {
+        let mut request = Request::default();
+        let mut has_inputs = false;
+        let mut cursor = Cursor::of(json);
+        cursor.object(|cursor, key| {
+            match key {
+                "id" => request.id = cursor.optional(Cursor::string)?,
+                "parameters" => parameters(cursor, |cursor, key| {
+                    match key {
+                        SIGNATURE_PARAMETER => request.signature = cursor.string()?,
+                        "binary_data_output" => request.is_binary = cursor.boolean()?,
+                        _ => cursor.skip_scalar()?,
+                    }
+                    Ok(())
+                })?,
+                "inputs" => {
+                    has_inputs = true;
+                    cursor.list(|cursor| {
+                        request.inputs.push(input(cursor, &mut binary, has_header)?);
+                        Ok(())
+                    })?;
+                }
+                "outputs" => {
+                    cursor.optional(|cursor| {
+                        cursor.list(|cursor| {
+                            request.outputs.push(output(cursor)?);
+                            Ok(())
+                        })
+                    })?;
+                }
+                _ => cursor.skip_scalar()?,
+            }
+            Ok(())
+        })?;
+        cursor.end()?;
+        if has_inputs && binary.is_empty() {
+            Ok(request)
+        } else {
+            Err(Declined::Unusual)
+        }
+    }
+}
+
+/// Where the elements of an input are.
+enum Sent<'a> {
+    Nowhere,
+    /// In JSON that was read: the elements and their number.
+    Elements(Data<'a>, usize),
+    /// In JSON that begins here and was skipped, because the datatype stands behind it.
+    Later(usize),
+}
+
+fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -> Result<Input<'a>> {
+    let (mut name, mut dtype, mut dims, mut num_bytes) = (None, None, None, None);
+    let mut sent = Sent::Nowhere;
+    cursor.object(|cursor, key| {
+        match key {
+            "name" => name = Some(cursor.string()?),
+            "datatype" => dtype = Some(dtype_of(cursor.string()?.as_bytes()).ok_or(Declined::Unusual)?),
+            "shape" => dims = Some(shape(cursor)?),
+            "parameters" => parameters(cursor, |cursor, key| {
+                match key {
+                    "binary_data_size" => num_bytes = cursor.optional(size)?,
+                    _ => cursor.skip_scalar()?,
+                }
+                Ok(())
+            })?,
+            "data" if cursor.is_null()? => sent = Sent::Nowhere,
+            "data" => {
+                sent = if let Some(dtype) = dtype {
+                    let (data, count) = elements(cursor, dtype, dims.as_ref())?;
+                    Sent::Elements(data, count)
+                } else {
+                    let at = cursor.place();
+                    cursor.skip_list()?;
+                    Sent::Later(at)
+                }
+            }
+            _ => cursor.skip_scalar()?,
+        }
+        Ok(())
+    })?;
+    let (Some(name), Some(dtype), Some(dims)) = (name, dtype, dims) else {
+        return Err(Declined::Unusual);
+    };
+    let (data, count) = match (sent, num_bytes) {
+        (Sent::Nowhere, Some(num_bytes)) if has_header => {
+            let (data, rest) = binary.split_at_checked(num_bytes).ok_or(Declined::Unusual)?;
+            *binary = rest;
+            let tensor = binary_tensor(dtype, dims, data)?;
+            return Ok(Input { name, tensor });
+        }
+        (Sent::Elements(data, count), None) => (data, count),
+        (Sent::Later(at), None) => elements(&mut cursor.at(at), dtype, Some(&dims))?,
+        _ => return Err(Declined::Unusual),
+    };
+    if count != num_elements(&dims)? {
+        return Err(Declined::Unusual);
+    }
+    let tensor = Tensor { dtype, dims, data };
+    Ok(Input { name, tensor })
+}
+
+fn output<'a>(cursor: &mut Cursor<'a>) -> Result<Output<'a>> {
+    let (mut name, mut is_binary) = (None, None);
+    cursor.object(|cursor, key| {
+        match key {
+            "name" => name = Some(cursor.string()?),
+            "parameters" => parameters(cursor, |cursor, key| {
+                match key {
+                    "binary_data" => is_binary = Some(cursor.boolean()?),
+                    _ => cursor.skip_scalar()?,
+                }
+                Ok(())
+            })?,
+            _ => cursor.skip_scalar()?,
+        }
+        Ok(())
+    })?;
+    let name = name.ok_or(Declined::Unusual)?;
+    Ok(Output { name, is_binary })
+}
+
+/// Reads an object of parameters, or null; declines parameters that change what a tensor means.
+fn parameters<'a>(cursor: &mut Cursor<'a>, mut each: impl FnMut(&mut Cursor<'a>, &str) -> Result<()>) -> Result<()> {
+    if cursor.is_null()? {
+        return Ok(());
+    }
+    cursor.object(|cursor, key| match key {
+        "shared_memory_region" | "classification" => Err(Declined::Unusual),
+        _ => each(cursor, key),
+    })
+}
+
+fn shape(cursor: &mut Cursor<'_>) -> Result<Dims> {
+    let mut dims = Dims::new();
+    cursor.list(|cursor| {
+        dims.push(size(cursor)?);
+        Ok(())
+    })?;
+    Ok(dims)
+}
+
+fn size(cursor: &mut Cursor<'_>) -> Result<usize> {
+    cursor.whole::<i64>()?.try_into().map_err(|_| Declined::Unusual)
+}
+
+/// Reads a list of elements, flat or nested regularly; returns them and their number.
+fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -> Result<(Data<'a>, usize)> {
+    // The shape may lie: an element takes two bytes at least.
+    let most = cursor.num_left() / 2 + 1;
+    let capacity = dims.and_then(|dims| num_elements(dims).ok()).unwrap_or(0).min(most);
+    Ok(match dtype {
+        DataType::Int64 => integers::<i64>(cursor, capacity)?,
+        DataType::Int32 => integers::<i32>(cursor, capacity)?,
+        DataType::Float32 => {
+            let mut numbers = Vec::with_capacity(capacity);
+            cursor.nested(|cursor| {
+                // By way of float64, as numpy converts a list of Python's floats.
+                #[allow(clippy::cast_possible_truncation)]
+                numbers.push(cursor.float()? as f32);
+                Ok(())
+            })?;
+            let count = numbers.len();
+            (Data::Floats(numbers), count)
+        }
+        DataType::String => {
+            let mut parts = Vec::with_capacity(capacity);
+            cursor.nested(|cursor| {
+                parts.push(match cursor.string()? {
+                    Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                    Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+                });
+                Ok(())
+            })?;
+            let count = parts.len();
+            (Data::Strings(Strings { parts }), count)
+        }
+        DataType::Float64 => packed(cursor, capacity, |cursor| Ok(cursor.float()?.to_le_bytes()))?,
+        DataType::Bool => packed(cursor, capacity, |cursor| Ok([u8::from(cursor.boolean()?)]))?,
+        DataType::Uint8 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<u8>()?.to_le_bytes()))?,
+        DataType::Uint16 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<u16>()?.to_le_bytes()))?,
+        DataType::Uint32 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<u32>()?.to_le_bytes()))?,
+        DataType::Uint64 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<u64>()?.to_le_bytes()))?,
+        DataType::Int8 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<i8>()?.to_le_bytes()))?,
+        DataType::Int16 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<i16>()?.to_le_bytes()))?,
+        DataType::Float16 | DataType::Bfloat16 => return Err(Declined::Unusual),
+    })
+}
+
+fn integers<'a, N: TryFrom<i128> + Into<i64>>(cursor: &mut Cursor<'a>, capacity: usize) -> Result<(Data<'a>, usize)> {
+    let mut numbers = Vec::with_capacity(capacity);
+    cursor.nested(|cursor| {
+        numbers.push(cursor.whole::<N>()?.into());
+        Ok(())
+    })?;
+    let count = numbers.len();
+    Ok((Data::Ints(numbers), count))
+}
+
+fn packed<'a, const N: usize>(
+    cursor: &mut Cursor<'a>,
+    capacity: usize,
+    mut one: impl FnMut(&mut Cursor<'a>) -> Result<[u8; N]>,
+) -> Result<(Data<'a>, usize)> {
+    let mut bytes = Vec::with_capacity(capacity * N);
+    cursor.nested(|cursor| {
+        bytes.extend_from_slice(&one(cursor)?);
+        Ok(())
+    })?;
+    let count = bytes.len() / N;
+    Ok((Data::Bytes(bytes), count))
+}

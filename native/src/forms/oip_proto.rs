@@ -1,0 +1,649 @@
+//! `inference.GRPCInferenceService/ModelInfer`: `ModelInferRequest` to `ModelInferResponse`.
+//!
+//! The reference is `service/codecs/oip_proto.py`; field numbers are those of `service/codecs/open_inference.proto`.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use super::oip_binary::{
+    SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans, by_number, datatype_of, dtype_of, find,
+    num_elements, output_numbers, version,
+};
+use super::protobuf::{
+    Fields, Value, delimited_len, extend_varints, put_delimited, put_head, put_varint, take_varint, varint_len,
+};
+use super::{Answered, Call};
+use crate::declined::Declined;
+use crate::plan::{Data, DataType, Dims, Effort, Strings, Tensor, Work};
+
+/// A longer message is large work: integers of contents are read at some 1 GB a second.
+const SMALL_MESSAGE_BYTES: usize = 64 << 10;
+/// More sizes than any tensor has.
+const MAX_SIZES: usize = 64;
+
+type Result<T> = std::result::Result<T, Declined>;
+
+/// Answers a `ModelInferRequest`.
+///
+/// # Errors
+/// The reason why the reference must answer.
+pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
+    if call.effort == Effort::Small && message.len() > SMALL_MESSAGE_BYTES {
+        return Err(Declined::TooLarge);
+    }
+    let request = Request::read(message)?;
+    let (servable, number) = find(call, request.model, version(request.version)?, request.signature)?;
+    let signature = &servable.signatures()[number];
+    let inputs = by_number(signature, request.tensors()?.into_iter())?;
+    let wanted = output_numbers(signature, request.outputs.iter())?;
+    let started = Instant::now();
+    let mut work = Work::prepare(servable, number, inputs, &wanted, call.effort, call.max_response_bytes)?;
+    let rows = work.rows();
+
+    let outputs: SmallVec<[Output<'_>; 8]> = work
+        .outputs()
+        .iter()
+        .enumerate()
+        .map(|(i, shape)| Output {
+            name: signature.outputs[shape.output].name.as_bytes(),
+            datatype: datatype_of(shape.dtype).as_bytes(),
+            dims: shape.dims.clone(),
+            num_bytes: binary_size(&work, i),
+        })
+        .collect();
+    let mut number_text = itoa::Buffer::new();
+    let version = number_text.format(servable.version()).as_bytes();
+    let names = [
+        servable.model().as_bytes(),
+        version,
+        request.id.as_bytes(),
+        signature.name.as_bytes(),
+    ];
+    // Tags and lengths of the names and of the parameter take less than 64 bytes.
+    let capacity =
+        64 + names.iter().map(|name| name.len()).sum::<usize>() + outputs.iter().map(Output::len).sum::<usize>();
+    let mut out = Vec::with_capacity(capacity);
+    put_delimited(&mut out, 1, names[0]);
+    put_delimited(&mut out, 2, names[1]);
+    if !request.id.is_empty() {
+        put_delimited(&mut out, 3, names[2]);
+    }
+    put_signature(&mut out, names[3]);
+    for output in &outputs {
+        output.put_tensor(&mut out);
+    }
+    for (i, output) in outputs.iter().enumerate() {
+        put_head(&mut out, 6, output.num_bytes);
+        append_binary(&mut work, i, &mut out)?;
+    }
+    work.finish()?;
+    Ok(Answered {
+        body: Bytes::from(out),
+        rows,
+        servable: Arc::clone(servable),
+        signature: number,
+        ran: started.elapsed(),
+        json_length: None,
+    })
+}
+
+/// Writes the parameter that names the signature: an entry `{key = 1, value = 2}` of the map, its value a `string_param`.
+fn put_signature(out: &mut Vec<u8>, name: &[u8]) {
+    let value = delimited_len(3, name.len());
+    put_head(
+        out,
+        4,
+        delimited_len(1, SIGNATURE_PARAMETER.len()) + delimited_len(2, value),
+    );
+    put_delimited(out, 1, SIGNATURE_PARAMETER.as_bytes());
+    put_head(out, 2, value);
+    put_delimited(out, 3, name);
+}
+
+/// One output of the answer.
+struct Output<'a> {
+    name: &'a [u8],
+    datatype: &'a [u8],
+    dims: Dims,
+    num_bytes: usize,
+}
+
+impl Output<'_> {
+    /// Bytes of the `InferOutputTensor` and of its raw contents, tags and lengths included.
+    fn len(&self) -> usize {
+        delimited_len(5, self.tensor_len()) + delimited_len(6, self.num_bytes)
+    }
+
+    fn tensor_len(&self) -> usize {
+        let names = delimited_len(1, self.name.len()) + delimited_len(2, self.datatype.len());
+        names
+            + if self.dims.is_empty() {
+                0
+            } else {
+                delimited_len(3, self.sizes_len())
+            }
+    }
+
+    fn sizes_len(&self) -> usize {
+        self.dims.iter().map(|&size| varint_len(size as u64)).sum()
+    }
+
+    fn put_tensor(&self, out: &mut Vec<u8>) {
+        put_head(out, 5, self.tensor_len());
+        put_delimited(out, 1, self.name);
+        put_delimited(out, 2, self.datatype);
+        if !self.dims.is_empty() {
+            put_head(out, 3, self.sizes_len());
+            for &size in &self.dims {
+                put_varint(out, size as u64);
+            }
+        }
+    }
+}
+
+/// A parsed `ModelInferRequest` whose tensors are still bytes. Of a field that comes twice the last counts.
+#[derive(Default)]
+struct Request<'a> {
+    model: &'a str,
+    version: &'a str,
+    id: &'a str,
+    signature: &'a str,
+    inputs: SmallVec<[Input<'a>; 4]>,
+    outputs: SmallVec<[&'a str; 4]>,
+    raw: SmallVec<[&'a [u8]; 4]>,
+}
+
+/// A parsed `InferInputTensor`.
+#[derive(Default)]
+struct Input<'a> {
+    name: &'a str,
+    datatype: &'a str,
+    dims: Dims,
+    contents: Option<&'a [u8]>,
+}
+
+impl<'a> Request<'a> {
+    fn read(message: &'a [u8]) -> Result<Self> {
+        let mut request = Request::default();
+        for field in Fields::of(message) {
+            match field? {
+                (1, Value::Delimited(name)) => request.model = text(name)?,
+                (2, Value::Delimited(version)) => request.version = text(version)?,
+                (3, Value::Delimited(id)) => request.id = text(id)?,
+                (4, Value::Delimited(entry)) => match parameter(entry)? {
+                    (SIGNATURE_PARAMETER, Some(name)) => request.signature = name,
+                    (SIGNATURE_PARAMETER, None) => return Err(Declined::Unusual),
+                    _ => {}
+                },
+                (5, Value::Delimited(tensor)) => request.inputs.push(Input::read(tensor)?),
+                (6, Value::Delimited(tensor)) => request.outputs.push(output_name(tensor)?),
+                (7, Value::Delimited(contents)) => request.raw.push(contents),
+                _ => return Err(Declined::Unusual),
+            }
+        }
+        if request.model.is_empty() || (!request.raw.is_empty() && request.raw.len() != request.inputs.len()) {
+            return Err(Declined::Unusual);
+        }
+        Ok(request)
+    }
+
+    /// Returns the tensors of all inputs, with their names.
+    fn tensors(&self) -> Result<SmallVec<[(&'a str, Tensor<'a>); 4]>> {
+        let tensors = self.inputs.iter().enumerate().map(|(i, input)| {
+            let dtype = dtype_of(input.datatype.as_bytes()).ok_or(Declined::Unusual)?;
+            let tensor = match (self.raw.get(i), input.contents) {
+                (Some(raw), None) => binary_tensor(dtype, input.dims.clone(), raw)?,
+                (None, contents) => typed_tensor(dtype, input.dims.clone(), contents.unwrap_or_default())?,
+                (Some(_), Some(_)) => return Err(Declined::Unusual),
+            };
+            Ok((input.name, tensor))
+        });
+        tensors.collect()
+    }
+}
+
+impl<'a> Input<'a> {
+    fn read(message: &'a [u8]) -> Result<Self> {
+        let mut input = Input::default();
+        for field in Fields::of(message) {
+            match field? {
+                (1, Value::Delimited(name)) => input.name = text(name)?,
+                (2, Value::Delimited(datatype)) => input.datatype = text(datatype)?,
+                (3, Value::Varint(size)) => input.add_size(size)?,
+                (3, Value::Delimited(mut sizes)) => {
+                    while !sizes.is_empty() {
+                        input.add_size(take_varint(&mut sizes)?)?;
+                    }
+                }
+                (4, Value::Delimited(entry)) => check_tensor_parameter(entry)?,
+                (5, Value::Delimited(contents)) if input.contents.is_none() => input.contents = Some(contents),
+                _ => return Err(Declined::Unusual),
+            }
+        }
+        Ok(input)
+    }
+
+    /// Adds a size; a negative one travels as a number beyond 63 bits.
+    fn add_size(&mut self, size: u64) -> Result<()> {
+        let size = i64::try_from(size).ok().and_then(|size| usize::try_from(size).ok());
+        if self.dims.len() == MAX_SIZES {
+            return Err(Declined::Unusual);
+        }
+        self.dims.push(size.ok_or(Declined::Unusual)?);
+        Ok(())
+    }
+}
+
+/// Returns the name in an `InferRequestedOutputTensor`.
+fn output_name(message: &[u8]) -> Result<&str> {
+    let mut name = "";
+    for field in Fields::of(message) {
+        match field? {
+            (1, Value::Delimited(bytes)) => name = text(bytes)?,
+            (2, Value::Delimited(entry)) => check_tensor_parameter(entry)?,
+            _ => return Err(Declined::Unusual),
+        }
+    }
+    Ok(name)
+}
+
+fn check_tensor_parameter(entry: &[u8]) -> Result<()> {
+    match parameter(entry)?.0 {
+        "shared_memory_region" | "classification" => Err(Declined::Unusual),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the key of an entry of a map of parameters, and the value of its `InferParameter` if that is a `string_param`.
+fn parameter(entry: &[u8]) -> Result<(&str, Option<&str>)> {
+    let (mut key, mut string, mut has_value) = ("", None, false);
+    for field in Fields::of(entry) {
+        match field? {
+            (1, Value::Delimited(bytes)) => key = text(bytes)?,
+            (2, Value::Delimited(value)) if !has_value => {
+                has_value = true;
+                for field in Fields::of(value) {
+                    string = match field? {
+                        (3, Value::Delimited(bytes)) => Some(text(bytes)?),
+                        (1 | 2 | 5, Value::Varint(_)) | (4, Value::Fixed64(_)) => None,
+                        _ => return Err(Declined::Unusual),
+                    }
+                }
+            }
+            _ => return Err(Declined::Unusual),
+        }
+    }
+    Ok((key, string))
+}
+
+/// Returns the tensor of `InferTensorContents`.
+fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<Tensor<'a>> {
+    let wanted = match dtype {
+        DataType::Bool => 1,
+        DataType::Int8 | DataType::Int16 | DataType::Int32 => 2,
+        DataType::Int64 => 3,
+        DataType::Uint8 | DataType::Uint16 | DataType::Uint32 => 4,
+        DataType::Uint64 => 5,
+        DataType::Float32 => 6,
+        DataType::Float64 => 7,
+        DataType::String => 8,
+        DataType::Float16 | DataType::Bfloat16 => return Err(Declined::Unusual),
+    };
+    let mut parts: SmallVec<[&'a [u8]; 1]> = SmallVec::new();
+    for field in Fields::of(contents) {
+        match field? {
+            (field, Value::Delimited(part)) if field == wanted => parts.push(part),
+            _ => return Err(Declined::Unusual),
+        }
+    }
+    let (data, count) = if dtype == DataType::String {
+        let count = parts.len();
+        let parts = parts.into_iter().map(Cow::Borrowed).collect();
+        (Data::Strings(Strings { parts }), count)
+    } else {
+        // Numbers are packed, and serializers write them as one field.
+        match parts[..] {
+            [] => numbers(dtype, &[])?,
+            [packed] => numbers(dtype, packed)?,
+            _ => return Err(Declined::Unusual),
+        }
+    };
+    if count != num_elements(&dims)? {
+        return Err(Declined::Unusual);
+    }
+    Ok(Tensor { dtype, dims, data })
+}
+
+/// Returns the numbers of a packed field, and how many there are.
+fn numbers(dtype: DataType, packed: &[u8]) -> Result<(Data<'_>, usize)> {
+    let is_short = |byte: &u8| *byte < 0x80;
+    let size = dtype.size();
+    if matches!(dtype, DataType::Float32 | DataType::Float64) {
+        return if packed.len().is_multiple_of(size) {
+            Ok((Data::Raw(packed), packed.len() / size))
+        } else {
+            Err(Declined::Unusual)
+        };
+    }
+    if dtype == DataType::Bool && packed.iter().all(is_short) {
+        return Ok((booleans(packed), packed.len()));
+    }
+    let mut found = Vec::new();
+    extend_varints(&mut found, packed)?;
+    let count = found.len();
+    let data = match dtype {
+        DataType::Int64 => Data::Ints(found),
+        DataType::Int32 if found.iter().all(|&number| i32::try_from(number).is_ok()) => Data::Ints(found),
+        DataType::Int16 => narrowed(&found, i16::to_le_bytes)?,
+        DataType::Int8 => narrowed(&found, i8::to_le_bytes)?,
+        DataType::Uint8 => narrowed(&found, u8::to_le_bytes)?,
+        DataType::Uint16 => narrowed(&found, u16::to_le_bytes)?,
+        DataType::Uint32 => narrowed(&found, u32::to_le_bytes)?,
+        DataType::Uint64 => Data::Bytes(found.iter().flat_map(|number| number.to_le_bytes()).collect()),
+        DataType::Bool => Data::Bytes(found.iter().map(|&number| u8::from(number != 0)).collect()),
+        _ => return Err(Declined::Unusual),
+    };
+    Ok((data, count))
+}
+
+/// Returns integers in as many bytes as their dtype has.
+fn narrowed<'a, N: TryFrom<i64>, const SIZE: usize>(found: &[i64], bytes: fn(N) -> [u8; SIZE]) -> Result<Data<'a>> {
+    let mut data = Vec::with_capacity(found.len() * SIZE);
+    for &number in found {
+        data.extend_from_slice(&bytes(N::try_from(number).map_err(|_| Declined::Unusual)?));
+    }
+    Ok(Data::Bytes(data))
+}
+
+fn text(bytes: &[u8]) -> Result<&str> {
+    std::str::from_utf8(bytes).map_err(|_| Declined::Unusual)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::oip_fixture::{self, Elements, Lookup, Sent, call, lookups, mutated, routes, tensors};
+    use super::super::protobuf::put_varint_field;
+    use super::*;
+
+    fn message_of(fields: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut message = vec![];
+        fields(&mut message);
+        message
+    }
+
+    fn packed(numbers: impl Iterator<Item = u64>) -> Vec<u8> {
+        message_of(|to| numbers.for_each(|number| put_varint(to, number)))
+    }
+
+    fn signature_entry(name: &str) -> Vec<u8> {
+        message_of(|entry| {
+            put_delimited(entry, 1, b"signature_name");
+            put_delimited(entry, 2, &message_of(|value| put_delimited(value, 3, name.as_bytes())));
+        })
+    }
+
+    /// Whole numbers of a dtype, sign-extended to 64 bits as protobuf has them.
+    fn whole(sent: &Sent, bytes: &[u8]) -> Vec<u64> {
+        let is_signed = matches!(
+            sent.dtype,
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64
+        );
+        let number = |bytes: &[u8]| {
+            let fill = if is_signed && bytes.last().is_some_and(|byte| byte >> 7 == 1) {
+                0xFF
+            } else {
+                0
+            };
+            let mut eight = [fill; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(eight)
+        };
+        bytes.chunks_exact(sent.dtype.size()).map(number).collect()
+    }
+
+    fn contents(sent: &Sent) -> Vec<u8> {
+        let field = match sent.dtype {
+            DataType::Bool => 1,
+            DataType::Int8 | DataType::Int16 | DataType::Int32 => 2,
+            DataType::Int64 => 3,
+            DataType::Uint8 | DataType::Uint16 | DataType::Uint32 => 4,
+            DataType::Uint64 => 5,
+            DataType::Float32 => 6,
+            DataType::Float64 => 7,
+            _ => 8,
+        };
+        message_of(|to| match &sent.elements {
+            Elements::Strings(strings) => strings.iter().for_each(|string| put_delimited(to, field, string)),
+            Elements::Numbers(bytes) if bytes.is_empty() => {}
+            Elements::Numbers(bytes) if field == 6 || field == 7 => put_delimited(to, field, bytes),
+            Elements::Numbers(bytes) => put_delimited(to, field, &packed(whole(sent, bytes).into_iter())),
+        })
+    }
+
+    fn request(signature: &str, id: &str, tensors: &[(&str, Sent)], is_raw: bool, outputs: &[&str]) -> Vec<u8> {
+        message_of(|to| {
+            put_delimited(to, 1, b"m");
+            put_delimited(to, 3, id.as_bytes());
+            put_delimited(to, 4, &signature_entry(signature));
+            for (name, sent) in tensors {
+                let tensor = message_of(|to| {
+                    put_delimited(to, 1, name.as_bytes());
+                    put_delimited(to, 2, datatype_of(sent.dtype).as_bytes());
+                    put_delimited(to, 3, &packed(sent.dims.iter().map(|&size| size as u64)));
+                    if !is_raw {
+                        put_delimited(to, 5, &contents(sent));
+                    }
+                });
+                put_delimited(to, 5, &tensor);
+            }
+            for output in outputs {
+                put_delimited(to, 6, &message_of(|to| put_delimited(to, 1, output.as_bytes())));
+            }
+            for (_, sent) in tensors.iter().filter(|_| is_raw) {
+                put_delimited(to, 7, &sent.elements.binary());
+            }
+        })
+    }
+
+    fn response(signature: &str, id: &str, outputs: &[(&str, Sent)]) -> Vec<u8> {
+        message_of(|to| {
+            put_delimited(to, 1, b"m");
+            put_delimited(to, 2, b"3");
+            if !id.is_empty() {
+                put_delimited(to, 3, id.as_bytes());
+            }
+            put_delimited(to, 4, &signature_entry(signature));
+            for (name, output) in outputs {
+                let tensor = message_of(|to| {
+                    put_delimited(to, 1, name.as_bytes());
+                    put_delimited(to, 2, datatype_of(output.dtype).as_bytes());
+                    if !output.dims.is_empty() {
+                        put_delimited(to, 3, &packed(output.dims.iter().map(|&size| size as u64)));
+                    }
+                });
+                put_delimited(to, 5, &tensor);
+            }
+            for (_, output) in outputs {
+                put_delimited(to, 6, &output.elements.binary());
+            }
+        })
+    }
+
+    fn body(message: &[u8]) -> Result<Vec<u8>> {
+        answer(&call(&routes()), message).map(|answered| answered.body.to_vec())
+    }
+
+    fn named(tensors: Vec<Sent>) -> Vec<(&'static str, Sent)> {
+        tensors
+            .into_iter()
+            .map(|sent| (datatype_of(sent.dtype), sent))
+            .collect()
+    }
+
+    fn vectors(lookup: &Lookup) -> Vec<(&'static str, Sent)> {
+        let names = [
+            ("user", oip_fixture::USER_DIM),
+            ("item", oip_fixture::ITEM_DIM),
+            ("tags", oip_fixture::ITEM_DIM),
+        ];
+        let outputs = names.into_iter().zip(lookup.vectors());
+        outputs
+            .map(|((name, dim), numbers)| {
+                let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
+                let (dtype, dims) = (DataType::Float32, vec![lookup.users.len(), dim]);
+                (name, Sent { dtype, dims, elements })
+            })
+            .collect()
+    }
+
+    fn any_request() -> impl Strategy<Value = Vec<u8>> {
+        let lookup =
+            (lookups(), any::<bool>()).prop_map(|(l, is_raw)| request("lookup", "7", &l.tensors(), is_raw, &["user"]));
+        let echo = (tensors(), any::<bool>()).prop_map(|(sent, is_raw)| request("echo", "", &named(sent), is_raw, &[]));
+        prop_oneof![lookup, echo]
+    }
+
+    proptest! {
+        #[test]
+        fn raw_tensors_come_back(sent in tensors(), id in "\\PC{0,5}") {
+            let sent = named(sent);
+            let names: Vec<&str> = sent.iter().map(|(name, _)| *name).collect();
+            let message = request("echo", &id, &sent, true, &names);
+            prop_assert_eq!(body(&message), Ok(response("echo", &id, &sent)));
+        }
+
+        #[test]
+        fn typed_tensors_come_back(sent in tensors()) {
+            let has_contents = |(_, sent): &(&str, Sent)| !matches!(sent.dtype, DataType::Float16 | DataType::Bfloat16);
+            let sent: Vec<_> = named(sent).into_iter().filter(has_contents).collect();
+            prop_assume!(!sent.is_empty());
+            let names: Vec<&str> = sent.iter().map(|(name, _)| *name).collect();
+            prop_assert_eq!(body(&request("echo", "i", &sent, false, &names)), Ok(response("echo", "i", &sent)));
+        }
+
+        #[test]
+        fn lookups_are_answered(lookup in lookups(), is_raw: bool, wanted in proptest::option::of(0_usize..3)) {
+            let mut outputs = vectors(&lookup);
+            let names: Vec<&str> = wanted.iter().map(|&number| outputs[number].0).collect();
+            let message = request("lookup", "a", &lookup.tensors(), is_raw, &names);
+            outputs.retain(|(name, _)| names.is_empty() || names.contains(name));
+            prop_assert_eq!(body(&message), Ok(response("lookup", "a", &outputs)));
+        }
+
+        #[test]
+        fn any_bytes_end(message: Vec<u8>) {
+            let _ = body(&message);
+        }
+
+        #[test]
+        fn mutated_requests_end(message in any_request().prop_flat_map(mutated)) {
+            if let Ok(body) = body(&message) {
+                prop_assert!(Fields::of(&body).all(|field| field.is_ok()));
+            }
+        }
+    }
+
+    /// Compares with the bytes of `service/codecs/oip_proto.py` for the same arrays.
+    #[test]
+    fn equals_the_reference() {
+        let lookup = Lookup {
+            users: vec![1, 42],
+            items: vec![3, 4],
+            tags: vec![vec![5, 6], vec![]],
+            weights: None,
+        };
+        let message = request("lookup", "42", &lookup.tensors(), true, &[]);
+        let hex = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        let wanted: Vec<u8> = REFERENCE.as_bytes().chunks_exact(2).map(hex).collect();
+        assert_eq!(body(&message), Ok(wanted));
+    }
+
+    const REFERENCE: &str = concat!(
+        "0a016d1201331a023432221a0a0e7369676e61747572655f6e616d6512081a066c6f6f6b7570",
+        "2a100a04757365721204465033321a0202032a100a046974656d1204465033321a020202",
+        "2a100a04746167731204465033321a020202",
+        "32180000003e0000903f000008400000a8400000c8400000e840",
+        "3210000090c0cdcc8cc00000c0c0cdccbcc0",
+        "3210000084c1666682c10000000000000000",
+    );
+
+    #[test]
+    fn unusual_requests_are_declined() {
+        let lookup = Lookup {
+            users: vec![1],
+            items: vec![2],
+            tags: vec![vec![3]],
+            weights: None,
+        };
+        let good = request("", "", &lookup.tensors(), true, &[]);
+        assert!(body(&good).is_ok(), "the fallback signature");
+        let with = |fields: &dyn Fn(&mut Vec<u8>)| body(&[good.clone(), message_of(fields)].concat());
+        assert!(with(&|to| put_delimited(to, 2, b"stable")).is_ok());
+        assert!(with(&|to| put_delimited(to, 2, b"03")).is_ok());
+        assert_eq!(with(&|to| put_delimited(to, 2, b"4")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| put_delimited(to, 2, b"none")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| put_delimited(to, 1, b"other")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| put_delimited(to, 1, b"")), Err(Declined::Unusual));
+        assert_eq!(with(&|to| put_delimited(to, 3, b"\xff")), Err(Declined::Unusual));
+        assert_eq!(
+            with(&|to| put_delimited(to, 4, &signature_entry("no such"))),
+            Err(Declined::NotNative)
+        );
+        assert_eq!(with(&|to| put_delimited(to, 7, b"")), Err(Declined::Unusual));
+        assert_eq!(with(&|to| put_varint_field(to, 99, 1)), Err(Declined::Unusual));
+        let output = |name: &str| message_of(|to| put_delimited(to, 1, name.as_bytes()));
+        assert_eq!(
+            with(&|to| put_delimited(to, 6, &output("no such"))),
+            Err(Declined::Unfit)
+        );
+        let twice = |to: &mut Vec<u8>| (0..2).for_each(|_| put_delimited(to, 6, &output("user")));
+        assert_eq!(with(&twice), Err(Declined::Unfit));
+        let parameter = |key: &str| {
+            let value = message_of(|value| put_varint_field(value, 1, 1));
+            message_of(|entry| {
+                put_delimited(entry, 1, key.as_bytes());
+                put_delimited(entry, 2, &value);
+            })
+        };
+        assert!(with(&|to| put_delimited(to, 4, &parameter("priority"))).is_ok());
+        assert_eq!(
+            with(&|to| put_delimited(to, 4, &parameter("signature_name"))),
+            Err(Declined::Unusual)
+        );
+        let classified = |to: &mut Vec<u8>| put_delimited(to, 2, &parameter("classification"));
+        let output = |to: &mut Vec<u8>| put_delimited(to, 6, &message_of(classified));
+        assert_eq!(with(&output), Err(Declined::Unusual));
+    }
+
+    #[test]
+    fn large_messages_are_large_work() {
+        let routes = routes();
+        let call = Call {
+            effort: Effort::Small,
+            ..call(&routes)
+        };
+        assert!(matches!(
+            answer(&call, &vec![0; SMALL_MESSAGE_BYTES + 1]),
+            Err(Declined::TooLarge)
+        ));
+    }
+
+    #[test]
+    #[ignore = "a measurement: cargo test --release --lib -- --ignored --nocapture speed_of_oip_proto"]
+    fn speed_of_oip_proto() {
+        let routes = oip_fixture::routes_of(64, 32);
+        for (name, lookup) in oip_fixture::workloads() {
+            for is_raw in [true, false] {
+                let message = request("lookup", "", &lookup.tensors(), is_raw, &[]);
+                let form = if is_raw { "raw" } else { "contents" };
+                oip_fixture::measure(&format!("{name} {form}"), || answer(&call(&routes), &message));
+            }
+        }
+    }
+}

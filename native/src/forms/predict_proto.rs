@@ -1,0 +1,208 @@
+//! `tensorflow.serving.PredictRequest` to `PredictResponse`, byte for byte as the reference answers.
+//!
+//! A plain request names each field once, but for repeated ones, and no input or output twice. Whatever else a stock
+//! parser takes (messages in pieces, fields of newer protos) is left to the reference.
+//!
+//! Source: `tensorflow_serving/apis/{predict,model}.proto` (9d981c5).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use super::protobuf::{
+    Fields, Value, delimited_len, once, put_delimited, put_head, put_varint_field, text, varint_field_len,
+};
+use super::tensor_proto::{Allowance, Layout, read_tensor};
+use super::{Answered, Call, Version};
+use crate::declined::Declined;
+use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
+
+/// A longer request is large work: its integers take some 50 microseconds to read.
+const SMALL_REQUEST: usize = 64 << 10;
+
+/// Answers a request; of the gRPC call, it takes and gives the message without its five-byte prefix.
+///
+/// # Errors
+/// The reason why the reference must answer.
+pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
+    if call.effort == Effort::Small && message.len() > SMALL_REQUEST {
+        return Err(Declined::TooLarge);
+    }
+    let spec = ModelSpec::of_request(message)?;
+    let servable = call.routes.find(spec.model, spec.version).ok_or(Declined::Unknown)?;
+    let number = servable.signature(spec.signature, "").ok_or(Declined::Unknown)?;
+    let signature = servable.signatures().get(number).ok_or(Declined::Unknown)?;
+    let (inputs, wanted) = read(message, signature)?;
+
+    let started = Instant::now();
+    let mut work = Work::prepare(servable, number, inputs, &wanted, call.effort, call.max_response_bytes)?;
+    let body = write(&mut work, servable, signature, call.as_content)?;
+    let rows = work.rows();
+    work.finish()?;
+    Ok(Answered {
+        body,
+        rows,
+        servable: Arc::clone(servable),
+        signature: number,
+        ran: started.elapsed(),
+        json_length: None,
+    })
+}
+
+/// Reads any bytes as a request; for fuzzing.
+#[doc(hidden)]
+pub fn fuzz(message: &[u8], signature: &Signature) {
+    let _ = ModelSpec::of_request(message);
+    let _ = read(message, signature);
+}
+
+/// The model, version and signature that a request names.
+struct ModelSpec<'a> {
+    model: &'a str,
+    version: Version<'a>,
+    signature: &'a str,
+}
+
+impl<'a> ModelSpec<'a> {
+    fn of_request(message: &'a [u8]) -> Result<Self, Declined> {
+        let mut spec = None;
+        for field in Fields::of(message) {
+            if let (1, Value::Delimited(bytes)) = field? {
+                once(&mut spec, bytes)?;
+            }
+        }
+        Self::read(spec.ok_or(Declined::Unfit)?)
+    }
+
+    fn read(message: &'a [u8]) -> Result<Self, Declined> {
+        let (mut model, mut version, mut signature) = (None, None, None);
+        for field in Fields::of(message) {
+            match field? {
+                (1, Value::Delimited(bytes)) => once(&mut model, text(bytes)?)?,
+                (2, Value::Delimited(bytes)) => once(&mut version, Version::Number(wrapped_integer(bytes)?))?,
+                (3, Value::Delimited(bytes)) => once(&mut signature, text(bytes)?)?,
+                (4, Value::Delimited(bytes)) => once(&mut version, Version::Label(text(bytes)?))?,
+                _ => return Err(Declined::Unusual),
+            }
+        }
+        Ok(ModelSpec {
+            model: model.unwrap_or_default(),
+            version: version.unwrap_or(Version::Latest),
+            signature: signature.unwrap_or_default(),
+        })
+    }
+}
+
+/// Reads a `google.protobuf.Int64Value`.
+fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
+    let mut number = None;
+    for field in Fields::of(message) {
+        match field? {
+            (1, Value::Varint(value)) => once(&mut number, value.cast_signed())?,
+            _ => return Err(Declined::Unusual),
+        }
+    }
+    Ok(number.unwrap_or(0))
+}
+
+/// Numbers of outputs in a signature.
+type Wanted = SmallVec<[usize; 8]>;
+
+/// Reads the inputs of a request, and the outputs that its filter names.
+fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, Wanted), Declined> {
+    let mut inputs = Inputs::new();
+    inputs.resize_with(signature.inputs.len(), || None);
+    let mut wanted = Wanted::new();
+    let mut allowance = Allowance::of_request(message.len());
+    for field in Fields::of(message) {
+        match field? {
+            (1, Value::Delimited(_)) => {}
+            (2, Value::Delimited(entry)) => {
+                let (name, tensor) = map_entry(entry)?;
+                let number = signature.input(name).ok_or(Declined::Unfit)?;
+                let slot = inputs.get_mut(number).ok_or(Declined::Unfit)?;
+                if slot.is_some() {
+                    return Err(Declined::Unusual);
+                }
+                *slot = Some(read_tensor(tensor, &mut allowance)?);
+            }
+            (3, Value::Delimited(name)) => {
+                let number = signature.output(name).ok_or(Declined::Unfit)?;
+                if wanted.contains(&number) {
+                    return Err(Declined::Unfit);
+                }
+                wanted.push(number);
+            }
+            _ => return Err(Declined::Unusual),
+        }
+    }
+    Ok((inputs, wanted))
+}
+
+/// Returns key and value of an entry of a map.
+fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
+    let (mut key, mut value) = (None, None);
+    for field in Fields::of(entry) {
+        match field? {
+            (1, Value::Delimited(bytes)) => once(&mut key, bytes)?,
+            (2, Value::Delimited(bytes)) => once(&mut value, bytes)?,
+            _ => return Err(Declined::Unusual),
+        }
+    }
+    Ok((key.unwrap_or_default(), value.unwrap_or_default()))
+}
+
+/// Writes the answer in one piece of memory of its size.
+fn write(
+    work: &mut Work<'_, '_>,
+    servable: &Servable,
+    signature: &Signature,
+    as_content: bool,
+) -> Result<Bytes, Declined> {
+    let shapes: SmallVec<[OutputShape; 4]> = work.outputs().into();
+    let mut outputs = SmallVec::<[Output; 4]>::new();
+    for (number, shape) in shapes.iter().enumerate() {
+        let name = signature.outputs.get(shape.output).map_or("", |output| &output.name);
+        let tensor = Layout::of(work, number, shape, as_content)?;
+        let entry_len = delimited_len(1, name.len()) + delimited_len(2, tensor.len);
+        outputs.push(Output {
+            name,
+            tensor,
+            entry_len,
+        });
+    }
+    let (model, version) = (servable.model().as_bytes(), servable.version().cast_unsigned());
+    let version_len = varint_field_len(1, version);
+    let spec_len =
+        delimited_len(1, model.len()) + delimited_len(2, version_len) + delimited_len(3, signature.name.len());
+    let outputs_len: usize = outputs.iter().map(|output| delimited_len(1, output.entry_len)).sum();
+    let size = outputs_len + delimited_len(2, spec_len);
+
+    let mut body = Vec::with_capacity(size);
+    for (number, (output, shape)) in outputs.iter().zip(&shapes).enumerate() {
+        put_head(&mut body, 1, output.entry_len);
+        put_delimited(&mut body, 1, output.name.as_bytes());
+        put_head(&mut body, 2, output.tensor.len);
+        output.tensor.write(work, number, shape, &mut body)?;
+    }
+    put_head(&mut body, 2, spec_len);
+    put_delimited(&mut body, 1, model);
+    put_head(&mut body, 2, version_len);
+    put_varint_field(&mut body, 1, version);
+    put_delimited(&mut body, 3, signature.name.as_bytes());
+    debug_assert_eq!(body.len(), size);
+    Ok(Bytes::from(body))
+}
+
+/// One entry of the map of outputs.
+struct Output<'a> {
+    name: &'a str,
+    tensor: Layout,
+    /// Bytes of the entry.
+    entry_len: usize,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,402 @@
+//! Tensors against what a stock generator of protobuf makes of them.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use prost::Message;
+
+use super::*;
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Dim {
+    #[prost(int64, tag = "1")]
+    size: i64,
+    #[prost(string, tag = "2")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Shape {
+    #[prost(message, repeated, tag = "2")]
+    dim: Vec<Dim>,
+    #[prost(bool, tag = "3")]
+    unknown_rank: bool,
+}
+
+/// The oracle: what a stock generator makes of the proto.
+#[derive(Clone, PartialEq, Message)]
+pub struct Stock {
+    #[prost(int32, tag = "1")]
+    dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    tensor_shape: Option<Shape>,
+    #[prost(int32, tag = "3")]
+    version_number: i32,
+    #[prost(bytes = "vec", tag = "4")]
+    tensor_content: Vec<u8>,
+    #[prost(int32, repeated, tag = "13")]
+    half_val: Vec<i32>,
+    #[prost(float, repeated, tag = "5")]
+    pub(in crate::forms) float_val: Vec<f32>,
+    #[prost(double, repeated, tag = "6")]
+    double_val: Vec<f64>,
+    #[prost(int32, repeated, tag = "7")]
+    int_val: Vec<i32>,
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    string_val: Vec<Vec<u8>>,
+    #[prost(int64, repeated, tag = "10")]
+    pub(in crate::forms) int64_val: Vec<i64>,
+    #[prost(bool, repeated, tag = "11")]
+    bool_val: Vec<bool>,
+    #[prost(uint32, repeated, tag = "16")]
+    uint32_val: Vec<u32>,
+    #[prost(uint64, repeated, tag = "17")]
+    uint64_val: Vec<u64>,
+}
+
+const DTYPES: [DataType; 13] = [
+    DataType::Float32,
+    DataType::Float64,
+    DataType::Int32,
+    DataType::Uint8,
+    DataType::Int16,
+    DataType::Int8,
+    DataType::Int64,
+    DataType::Bool,
+    DataType::Bfloat16,
+    DataType::Uint16,
+    DataType::Float16,
+    DataType::Uint32,
+    DataType::Uint64,
+];
+
+impl Stock {
+    pub(in crate::forms) fn new(dtype: DataType, dims: &[usize]) -> Self {
+        let dim = dims.iter().map(|&size| Dim {
+            size: i64::try_from(size).expect("small"),
+            name: "rows".to_owned(),
+        });
+        Stock {
+            dtype: dtype as i32,
+            tensor_shape: Some(Shape {
+                dim: dim.collect(),
+                unknown_rank: false,
+            }),
+            ..Stock::default()
+        }
+    }
+
+    /// Adds numbers to the field of their dtype.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+    fn add(&mut self, dtype: DataType, numbers: &[u64]) {
+        for &bits in numbers {
+            match dtype {
+                DataType::Float32 => self.float_val.push(f32::from_bits(bits as u32)),
+                DataType::Float64 => self.double_val.push(f64::from_bits(bits)),
+                DataType::Int32 | DataType::Uint8 | DataType::Uint16 => self.int_val.push(bits as i32),
+                DataType::Int16 => self.int_val.push(i32::from(bits as i16)),
+                DataType::Int8 => self.int_val.push(i32::from(bits as i8)),
+                DataType::Bfloat16 | DataType::Float16 => self.half_val.push(bits as i32),
+                DataType::Int64 => self.int64_val.push(bits as i64),
+                DataType::Bool => self.bool_val.push(bits != 0),
+                DataType::Uint32 => self.uint32_val.push(bits as u32),
+                DataType::Uint64 => self.uint64_val.push(bits),
+                DataType::String => self.string_val.push(bits.to_le_bytes().to_vec()),
+            }
+        }
+    }
+}
+
+fn read(message: &[u8]) -> Result<Tensor<'_>, Declined> {
+    read_tensor(message, &mut Allowance::of_request(message.len()))
+}
+
+/// Returns the numbers of a tensor, little end first.
+#[allow(clippy::cast_possible_truncation)]
+fn bytes_of(tensor: &Tensor<'_>) -> Vec<u8> {
+    match &tensor.data {
+        Data::Raw(bytes) => bytes.to_vec(),
+        Data::Bytes(bytes) => bytes.clone(),
+        Data::Ints(numbers) if tensor.dtype == DataType::Int64 => {
+            numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+        }
+        Data::Ints(numbers) => numbers
+            .iter()
+            .flat_map(|&number| i32::try_from(number).expect("an int32").to_le_bytes())
+            .collect(),
+        Data::Floats(_) | Data::Strings(_) => panic!("not numbers"),
+    }
+}
+
+fn strings_of<'t>(tensor: &'t Tensor<'_>) -> Vec<&'t [u8]> {
+    match &tensor.data {
+        Data::Strings(strings) => strings.parts.iter().map(AsRef::as_ref).collect(),
+        _ => panic!("no strings"),
+    }
+}
+
+/// A dtype, and numbers of it as its unsigned bits.
+fn numbers() -> impl Strategy<Value = (DataType, Vec<u64>)> {
+    (proptest::sample::select(&DTYPES[..]), vec(any::<u64>(), 1..80)).prop_map(|(dtype, mut bits)| {
+        for one in &mut bits {
+            // NaNs would not compare equal as stock floats, and still travel bit for bit here.
+            *one &= match dtype {
+                DataType::Bool => 1,
+                _ => u64::MAX >> (64 - 8 * dtype.size()),
+            };
+        }
+        (dtype, bits)
+    })
+}
+
+fn little_end(dtype: DataType, bits: &[u64]) -> Vec<u8> {
+    let each = bits
+        .iter()
+        .flat_map(|one| one.to_le_bytes().into_iter().take(dtype.size()));
+    each.collect()
+}
+
+proptest! {
+    #[test]
+    fn packed_values_and_content_come_back((dtype, bits) in numbers()) {
+        let mut stock = Stock::new(dtype, &[bits.len(), 1]);
+        let content = little_end(dtype, &bits);
+        let with_content = Stock { tensor_content: content.clone(), ..stock.clone() }.encode_to_vec();
+        stock.add(dtype, &bits);
+        let with_values = stock.encode_to_vec();
+        for message in [with_content, with_values] {
+            let tensor = read(&message).expect("plain");
+            prop_assert_eq!((tensor.dtype, &tensor.dims[..]), (dtype, &[bits.len(), 1][..]));
+            prop_assert_eq!(bytes_of(&tensor), &content[..]);
+        }
+    }
+
+    #[test]
+    fn values_come_back_in_any_pieces((dtype, bits) in numbers(), cut in 0..80_usize) {
+        let mut message = Stock::new(dtype, &[bits.len()]).encode_to_vec();
+        let (packed, single) = bits.split_at(cut.min(bits.len()));
+        let field = field_of_values(dtype);
+        for half in packed.chunks(packed.len() / 2 + 1) {
+            let mut stock = Stock::default();
+            stock.add(dtype, half);
+            message.extend(stock.encode_to_vec());
+        }
+        for one in single {
+            match dtype {
+                DataType::Float32 => put_varint(&mut message, u64::from(field << 3 | 5)),
+                DataType::Float64 => put_varint(&mut message, u64::from(field << 3 | 1)),
+                _ => {
+                    put_varint_field(&mut message, field, *one);
+                    continue;
+                }
+            }
+            message.extend(one.to_le_bytes().into_iter().take(dtype.size()));
+        }
+        prop_assert_eq!(bytes_of(&read(&message).expect("plain")), little_end(dtype, &bits));
+    }
+
+    #[test]
+    fn the_last_value_stands_for_all_that_follow((dtype, mut bits) in numbers(), more in 1..200_usize) {
+        let mut stock = Stock::new(dtype, &[bits.len() + more]);
+        stock.add(dtype, &bits);
+        let message = stock.encode_to_vec();
+        bits.resize(bits.len() + more, bits[bits.len() - 1]);
+        prop_assert_eq!(bytes_of(&read(&message).expect("plain")), little_end(dtype, &bits));
+
+        let nothing = Stock::new(dtype, &[more]).encode_to_vec();
+        prop_assert_eq!(bytes_of(&read(&nothing).expect("plain")), vec![0; more * dtype.size()]);
+    }
+
+    #[test]
+    fn strings_come_back(strings in vec(vec(any::<u8>(), 0..200), 1..20)) {
+        let stock = Stock::new(DataType::String, &[strings.len()]);
+        let with_values = Stock { string_val: strings.clone(), ..stock.clone() }.encode_to_vec();
+        let mut content = Vec::new();
+        for one in &strings {
+            put_varint(&mut content, one.len() as u64);
+        }
+        content.extend(strings.concat());
+        let with_content = Stock { tensor_content: content, ..stock }.encode_to_vec();
+        for message in [with_values, with_content] {
+            let tensor = read(&message).expect("plain");
+            prop_assert_eq!(strings_of(&tensor), strings.iter().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_a_panic((dtype, bits) in numbers(), changes in vec((any::<u16>(), any::<u8>()), 0..4)) {
+        let mut stock = Stock::new(dtype, &[bits.len()]);
+        stock.add(dtype, &bits);
+        let mut message = stock.encode_to_vec();
+        for (at, byte) in changes {
+            let at = usize::from(at) % message.len();
+            message[at] = byte;
+        }
+        if let Ok(tensor) = read(&message) {
+            let size = tensor.dims.iter().product::<usize>();
+            if let Data::Strings(strings) = &tensor.data {
+                prop_assert_eq!(strings.parts.len(), size);
+            } else {
+                prop_assert_eq!(bytes_of(&tensor).len(), size * tensor.dtype.size());
+            }
+        }
+    }
+}
+
+#[test]
+fn integers_keep_the_bits_of_their_dtype() {
+    let read_one = |dtype, number| {
+        let mut message = Stock::new(dtype, &[]).encode_to_vec();
+        put_varint_field(&mut message, field_of_values(dtype), number);
+        bytes_of(&read(&message).expect("plain"))
+    };
+    assert_eq!(read_one(DataType::Int32, 1 << 40 | 0xFFFF_FFFE), (-2_i32).to_le_bytes());
+    assert_eq!(read_one(DataType::Uint8, 0x1FF), [0xFF]);
+    assert_eq!(read_one(DataType::Float16, 0x1_3C00), [0, 0x3C]);
+    assert_eq!(read_one(DataType::Uint32, u64::MAX), [0xFF; 4]);
+    assert_eq!(read_one(DataType::Bool, 1 << 40), [1]);
+}
+
+#[test]
+fn any_byte_but_0_is_true() {
+    let content = Stock {
+        tensor_content: vec![0, 2, 255],
+        ..Stock::new(DataType::Bool, &[3])
+    };
+    assert_eq!(bytes_of(&read(&content.encode_to_vec()).expect("plain")), [0, 1, 1]);
+}
+
+#[test]
+fn shapes_are_bounded() {
+    let shaped = |dims: &[i64], unknown_rank| {
+        let stock = Stock {
+            dtype: 9,
+            tensor_shape: Some(Shape {
+                dim: dims
+                    .iter()
+                    .map(|&size| Dim {
+                        size,
+                        name: String::new(),
+                    })
+                    .collect(),
+                unknown_rank,
+            }),
+            ..Stock::default()
+        };
+        read(&stock.encode_to_vec()).map(|tensor| tensor.dims.into_vec())
+    };
+    assert_eq!(shaped(&[], false), Ok(vec![]));
+    assert_eq!(shaped(&[0, 1 << 40], false), Ok(vec![0, 1 << 40]));
+    assert_eq!(shaped(&[1; 64], false), Ok(vec![1; 64]));
+    for dims in [
+        &[1; 65][..],
+        &[-1],
+        &[0, i64::MAX],
+        &[1 << 32, 1 << 32],
+        &[i64::MAX],
+        &[0, 1 << 40, 1 << 40],
+        &[1 << 17],
+    ] {
+        assert_eq!(shaped(dims, false), Err(Declined::Unusual), "{dims:?}");
+    }
+    assert_eq!(shaped(&[], true), Err(Declined::Unusual));
+}
+
+#[test]
+fn the_reference_reads_what_is_not_plain() {
+    let plain = Stock {
+        int64_val: vec![1, 2],
+        ..Stock::new(DataType::Int64, &[2])
+    };
+    let cases = [
+        (
+            "dtype",
+            Stock {
+                dtype: 20,
+                ..plain.clone()
+            },
+        ),
+        (
+            "no dtype",
+            Stock {
+                dtype: 0,
+                ..plain.clone()
+            },
+        ),
+        (
+            "a reference",
+            Stock {
+                dtype: 109,
+                ..plain.clone()
+            },
+        ),
+        (
+            "below 0",
+            Stock {
+                dtype: -1,
+                ..plain.clone()
+            },
+        ),
+        (
+            "too many values",
+            Stock {
+                int64_val: vec![1, 2, 3],
+                ..plain.clone()
+            },
+        ),
+        (
+            "another field",
+            Stock {
+                int_val: vec![1, 2],
+                int64_val: vec![],
+                ..plain.clone()
+            },
+        ),
+        (
+            "two fields",
+            Stock {
+                int_val: vec![1],
+                ..plain.clone()
+            },
+        ),
+        (
+            "content and values",
+            Stock {
+                tensor_content: vec![0; 16],
+                ..plain.clone()
+            },
+        ),
+        (
+            "short content",
+            Stock {
+                tensor_content: vec![0; 15],
+                int64_val: vec![],
+                ..plain.clone()
+            },
+        ),
+        (
+            "no shape",
+            Stock {
+                tensor_shape: None,
+                ..plain.clone()
+            },
+        ),
+    ];
+    for (case, stock) in cases {
+        assert_eq!(
+            read(&stock.encode_to_vec()).map(|_| ()),
+            Err(Declined::Unusual),
+            "{case}"
+        );
+    }
+    let message = plain.encode_to_vec();
+    assert!(read(&message).is_ok());
+    for (case, more) in [
+        ("a second dtype", &[0x08, 9][..]),
+        ("a second shape", &[0x12, 0]),
+        ("a newer field", &[0x98, 0x06, 1]),
+        ("a fixed number", &[0x51, 0, 0, 0, 0, 0, 0, 0, 0]),
+    ] {
+        let longer = [&message, more].concat();
+        assert_eq!(read(&longer).map(|_| ()), Err(Declined::Unusual), "{case}");
+    }
+}

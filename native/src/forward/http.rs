@@ -1,0 +1,245 @@
+//! Forwards HTTP requests to uvicorn: bodies streamed both ways, connections kept for the next request.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{CONNECTION, EXPECT, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, Uri, Version};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+
+/// For which a connection is kept for the next request: less than the reference keeps it, which would close it under
+/// a request.
+const KEPT_FOR: Duration = Duration::from_secs(2);
+/// Connections that are kept.
+const MOST_KEPT: usize = 64;
+
+/// Body of a forwarded request: what was read of it, then the rest as it comes.
+#[derive(Debug)]
+pub struct Upload {
+    begun: Option<Bytes>,
+    rest: Option<Incoming>,
+}
+
+impl Upload {
+    /// Takes what was read of a body, and its rest.
+    #[must_use]
+    pub fn new(begun: Bytes, rest: Option<Incoming>) -> Self {
+        Upload {
+            begun: (!begun.is_empty()).then_some(begun),
+            rest,
+        }
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let me = self.get_mut();
+        if let Some(data) = me.begun.take() {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        match &mut me.rest {
+            Some(rest) => Pin::new(rest).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.begun.is_none() && self.rest.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let begun = self.begun.as_ref().map_or(0, |data| data.len() as u64);
+        let rest = self
+            .rest
+            .as_ref()
+            .map(Body::size_hint)
+            .unwrap_or_else(|| SizeHint::with_exact(0));
+        let mut hint = SizeHint::new();
+        hint.set_lower(begun + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(begun + upper);
+        }
+        hint
+    }
+}
+
+type Sender = SendRequest<Upload>;
+
+#[derive(Default)]
+struct Kept(Mutex<Vec<(Sender, Instant)>>);
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Sender, Instant)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Sender> {
+        let mut all = self.lock();
+        while let Some((sender, since)) = all.pop() {
+            if since.elapsed() > KEPT_FOR {
+                // The others are older.
+                all.clear();
+                break;
+            }
+            if sender.is_ready() {
+                return Some(sender);
+            }
+        }
+        None
+    }
+
+    fn keep(&self, sender: Sender) {
+        let mut all = self.lock();
+        if all.len() < MOST_KEPT && !sender.is_closed() {
+            all.push((sender, Instant::now()));
+        }
+    }
+}
+
+/// The HTTP reference.
+pub struct HttpUpstream {
+    path: PathBuf,
+    kept: Arc<Kept>,
+}
+
+/// Body of a forwarded answer. At its end the connection is kept for another request.
+pub struct Forwarded {
+    body: Incoming,
+    sender: Option<Sender>,
+    kept: Arc<Kept>,
+}
+
+impl Forwarded {
+    fn done(&mut self) {
+        if let Some(sender) = self.sender.take() {
+            self.kept.keep(sender);
+        }
+    }
+}
+
+impl Body for Forwarded {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let me = self.get_mut();
+        let frame = Pin::new(&mut me.body).poll_frame(cx);
+        match &frame {
+            Poll::Ready(Some(Err(_))) => me.sender = None,
+            Poll::Ready(None) => me.done(),
+            Poll::Ready(Some(Ok(_))) if me.body.is_end_stream() => me.done(),
+            _ => {}
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl HttpUpstream {
+    /// Names the reference's socket; nothing is connected yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        HttpUpstream {
+            path,
+            kept: Arc::default(),
+        }
+    }
+
+    /// Hands a request over and returns the head of its answer; None: there is no reference.
+    pub async fn forward(&self, head: Parts, body: Upload) -> Option<Response<Forwarded>> {
+        let mut request = request(head, body);
+        loop {
+            let (mut sender, is_new) = match self.kept.take() {
+                Some(sender) => (sender, false),
+                None => (self.connect().await?, true),
+            };
+            match sender.try_send_request(request).await {
+                Ok(response) => return Some(self.answer(response, sender)),
+                Err(mut error) => match error.take_message() {
+                    // A kept connection that the reference closed meanwhile: nothing of the request was sent.
+                    Some(unsent) if !is_new => request = unsent,
+                    _ => return None,
+                },
+            }
+        }
+    }
+
+    async fn connect(&self) -> Option<Sender> {
+        let stream = UnixStream::connect(&self.path).await.ok()?;
+        let (sender, connection) = hyper::client::conn::http1::Builder::new()
+            .handshake(TokioIo::new(stream))
+            .await
+            .ok()?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to the HTTP reference ended");
+            }
+        });
+        Some(sender)
+    }
+
+    fn answer(&self, response: Response<Incoming>, sender: Sender) -> Response<Forwarded> {
+        let (mut head, body) = response.into_parts();
+        remove_hop_by_hop(&mut head.headers);
+        head.version = Version::HTTP_11;
+        let mut body = Forwarded {
+            body,
+            sender: Some(sender),
+            kept: Arc::clone(&self.kept),
+        };
+        if body.is_end_stream() {
+            body.done();
+        }
+        Response::from_parts(head, body)
+    }
+}
+
+fn request(mut head: Parts, body: Upload) -> Request<Upload> {
+    remove_hop_by_hop(&mut head.headers);
+    // The edge has answered it, by reading the body.
+    head.headers.remove(EXPECT);
+    head.version = Version::HTTP_11;
+    if let Some(path) = head.uri.path_and_query().filter(|_| head.uri.authority().is_some()) {
+        // The absolute form, which proxies are sent.
+        head.uri = Uri::from(path.clone());
+    }
+    Request::from_parts(head, body)
+}
+
+/// Removes the headers that are about one connection. Source: RFC 9110, section 7.6.1.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        .collect();
+    let known = [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+    let others = [
+        HeaderName::from_static("keep-alive"),
+        HeaderName::from_static("proxy-connection"),
+    ];
+    for name in named.into_iter().chain(known).chain(others) {
+        headers.remove(name);
+    }
+}

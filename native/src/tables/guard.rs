@@ -1,0 +1,293 @@
+//! What happens where a mapped file has lost bytes that a lookup reads: zeros and a mark, instead of the process's end.
+//!
+//! The kernel answers a read of a page behind a file's end, or of one that the disk does not give, with SIGBUS. The
+//! handler here looks whether the address lies in a map that asked for this. If so it marks the map as damaged, puts
+//! zeros in place of the whole map, and lets the reader go on; the reader must look at the mark before it answers. The
+//! mark is there before the zeros are, so no zero is read without it. Any other bus error goes on to the handler that
+//! was installed before.
+//!
+//! The whole map is replaced and not the page alone: each page would be a mapping of its own, and a process may have
+//! some 65,000 of them.
+//!
+//! The handler uses nothing but system calls, atomics and static memory, so it may run in any thread at any place.
+//!
+//! Source: signal-safety(7), sigaction(2) and mmap(2).
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// So many maps at a time; a map that finds no place here is as any other map.
+pub const MAX_MAPS: usize = 1 << 14;
+
+/// One guarded map. The version is odd while the row is changed; a row whose end is 0 is free.
+struct Row {
+    version: AtomicU64,
+    begin: AtomicUsize,
+    end: AtomicUsize,
+    mark_at: AtomicUsize,
+}
+
+/// Static memory that nobody writes takes none.
+static ROWS: [Row; MAX_MAPS] = [const {
+    Row {
+        version: AtomicU64::new(0),
+        begin: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        mark_at: AtomicUsize::new(0),
+    }
+}; MAX_MAPS];
+
+/// Rows that were ever in use.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// What handled a bus error before; None where the handler could not be installed.
+static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
+
+/// Lets a map survive the loss of its file's bytes, and returns what [`remove`] takes; None where there are too many
+/// maps. The first call installs the handler.
+///
+/// # Errors
+/// The system does not take the handler.
+///
+/// # Safety
+/// Until `remove`, the map of whole pages from `begin` on is readable and nobody else's, and `mark_at` is the address of
+/// an aligned word of 64 bits that may be written: 1 is put there once the map is damaged.
+pub unsafe fn add(begin: usize, num_bytes: usize, mark_at: usize) -> io::Result<Option<usize>> {
+    install()?;
+    for (place, row) in ROWS.iter().enumerate() {
+        let version = row.version.load(Ordering::Acquire);
+        if version % 2 == 1 || row.end.load(Ordering::Acquire) != 0 {
+            continue;
+        }
+        let claimed = row
+            .version
+            .compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed);
+        if claimed.is_err() {
+            continue;
+        }
+        row.mark_at.store(mark_at, Ordering::Release);
+        row.begin.store(begin, Ordering::Release);
+        row.end.store(begin + num_bytes, Ordering::Release);
+        row.version.store(version + 2, Ordering::Release);
+        COUNT.fetch_max(place + 1, Ordering::AcqRel);
+        return Ok(Some(place));
+    }
+    Ok(None)
+}
+
+/// Forgets a map; call it before the map is unmapped, for its addresses may then be another's.
+///
+/// # Panics
+/// There is no such place.
+pub fn remove(place: usize) {
+    ROWS[place].end.store(0, Ordering::Release);
+}
+
+/// Returns begin, end and mark of the map that holds an address.
+fn find(address: usize) -> Option<(usize, usize, usize)> {
+    ROWS[..COUNT.load(Ordering::Acquire)].iter().find_map(|row| {
+        // A row that another thread changes meanwhile is not the map that this thread reads.
+        let version = row.version.load(Ordering::Acquire);
+        let (begin, end) = (row.begin.load(Ordering::Acquire), row.end.load(Ordering::Acquire));
+        let mark_at = row.mark_at.load(Ordering::Acquire);
+        let is_whole = version % 2 == 0 && row.version.load(Ordering::Acquire) == version;
+        (is_whole && begin <= address && address < end).then_some((begin, end, mark_at))
+    })
+}
+
+fn install() -> io::Result<()> {
+    let before = BEFORE.get_or_init(|| {
+        // SAFETY: zeros are a sigaction; the handler is a function of the type that SA_SIGINFO asks for.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_bus_error as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            let mut before = MaybeUninit::uninit();
+            (libc::sigaction(libc::SIGBUS, &raw const action, before.as_mut_ptr()) == 0).then(|| before.assume_init())
+        }
+    });
+    match before {
+        Some(_) => Ok(()),
+        None => Err(io::Error::other("the system does not take a handler of bus errors")),
+    }
+}
+
+extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let error = errno();
+    // SAFETY: the system gives the information of a signal to a handler with SA_SIGINFO.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // A bus error that a process sends has a code up to 0, and none of a map's addresses.
+    if code <= 0 || !replaced(address) {
+        pass_on(number, info, context, code <= 0);
+    }
+    set_errno(error);
+}
+
+/// Marks the map that holds the address, and puts zeros in its place; says whether there was one.
+fn replaced(address: usize) -> bool {
+    let Some((begin, end, mark_at)) = find(address) else {
+        return false;
+    };
+    // SAFETY: who added the map promised that the word is there until it is removed.
+    unsafe { (*(mark_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
+    // To be written to as well, for maps of changed rows are.
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
+    // SAFETY: who added the map promised that its pages are nobody else's.
+    let mapped = unsafe { libc::mmap(begin as *mut libc::c_void, end - begin, protection, flags, -1, 0) };
+    mapped != libc::MAP_FAILED
+}
+
+/// Calls the handler from before; where there was none, has the system end the process.
+fn pass_on(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_sent: bool) {
+    // A signal may come before the cell is filled; the default is right then.
+    let before = BEFORE.get().copied().flatten();
+    let handler = before.map_or(libc::SIG_DFL, |before| before.sa_sigaction);
+    if handler == libc::SIG_IGN && is_sent {
+        return;
+    }
+    // SAFETY: the address is of the function that sigaction returned, of the type that its flags say.
+    unsafe {
+        if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+            // The read is done once more, and finds the default; a signal that was sent is sent again.
+            libc::signal(number, libc::SIG_DFL);
+            if is_sent {
+                libc::raise(number);
+            }
+        } else if before.is_some_and(|before| before.sa_flags & libc::SA_SIGINFO != 0) {
+            type WithInfo = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+            std::mem::transmute::<usize, WithInfo>(handler)(number, info, context);
+        } else {
+            std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(handler)(number);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn errno_at() -> *mut libc::c_int {
+    // SAFETY: it has no conditions.
+    unsafe { libc::__errno_location() }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn errno_at() -> *mut libc::c_int {
+    // SAFETY: it has no conditions.
+    unsafe { libc::__error() }
+}
+
+fn errno() -> libc::c_int {
+    // SAFETY: the address is of this thread's word.
+    unsafe { *errno_at() }
+}
+
+fn set_errno(error: libc::c_int) {
+    // SAFETY: the address is of this thread's word.
+    unsafe { *errno_at() = error };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::ptr::null_mut;
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    /// A file of ones, mapped and removed from its folder.
+    struct Mapped {
+        file: File,
+        at: *mut u8,
+        size: usize,
+    }
+
+    impl Mapped {
+        fn new(name: &str, pages: usize) -> Self {
+            let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+            std::fs::write(&path, vec![1; pages * PAGE]).unwrap();
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            let size = pages * PAGE;
+            // SAFETY: the system chooses the place.
+            let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+            assert_ne!(at, libc::MAP_FAILED);
+            Mapped {
+                file,
+                at: at.cast(),
+                size,
+            }
+        }
+
+        fn read(&self, at: usize) -> u8 {
+            assert!(at < self.size);
+            // SAFETY: the byte lies in the map.
+            unsafe { self.at.add(at).read_volatile() }
+        }
+    }
+
+    impl Drop for Mapped {
+        fn drop(&mut self) {
+            // SAFETY: nobody reads it any more.
+            unsafe { libc::munmap(self.at.cast(), self.size) };
+        }
+    }
+
+    fn guard(map: &Mapped, mark: &AtomicU64) -> usize {
+        // SAFETY: the map and the mark outlive the guard in every test.
+        unsafe { add(map.at as usize, map.size, std::ptr::from_ref(mark) as usize) }
+            .unwrap()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_reads_as_zeros_and_is_marked() {
+        let (map, other) = (Mapped::new("guard-cut", 3), Mapped::new("guard-whole", 3));
+        let (mark, other_mark) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (place, other_place) = (guard(&map, &mark), guard(&other, &other_mark));
+        assert_eq!((map.read(0), map.read(2 * PAGE)), (1, 1));
+        map.file.set_len(PAGE as u64).unwrap();
+        assert_eq!((map.read(0), mark.load(Ordering::SeqCst)), (1, 0));
+        assert_eq!((map.read(2 * PAGE + 5), mark.load(Ordering::SeqCst)), (0, 1));
+        // All of it: what was read before and what comes next belong together.
+        assert_eq!(map.read(0), 0);
+        assert_eq!((other.read(2 * PAGE), other_mark.load(Ordering::SeqCst)), (1, 0));
+        remove(place);
+        remove(other_place);
+    }
+
+    #[test]
+    fn a_place_is_used_again() {
+        let map = Mapped::new("guard-again", 1);
+        let mark = AtomicU64::new(0);
+        for _ in 0..2 * MAX_MAPS {
+            remove(guard(&map, &mark));
+        }
+    }
+
+    #[test]
+    fn any_other_bus_error_ends_the_process() {
+        let guarded = Mapped::new("guard-mine", 2);
+        let foreign = Mapped::new("guard-foreign", 2);
+        let mark = AtomicU64::new(0);
+        let place = guard(&guarded, &mark);
+        foreign.file.set_len(0).unwrap();
+        // SAFETY: the child only reads, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            foreign.read(0);
+            // SAFETY: it ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: the child is one of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS);
+        assert_eq!(mark.load(Ordering::SeqCst), 0);
+        remove(place);
+    }
+}

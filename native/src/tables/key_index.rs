@@ -1,0 +1,332 @@
+//! Hash indexes over the keys of a vocabulary: some 15 bytes a key beside the mapped file.
+//!
+//! An index is an int32 array of slots, a power of two in number, each the number of a key or [`EMPTY`]; a key lies in
+//! the first free slot at or behind its hash. Keys themselves stay where they are: strings in the lines of the file,
+//! integers in one array.
+//!
+//! Source: the hash of OOV buckets is TensorFlow 2.21's: `IdTableWithHashBuckets` of python/ops/lookup_ops.py with its
+//! `FastHashSpec`, over the bytes of a string or the decimal digits of an integer.
+
+use super::fingerprint::fingerprint64;
+use super::rows::prefetch_line;
+use super::vocabulary::Rows;
+
+/// A slot without a key.
+pub const EMPTY: i32 = -1;
+
+/// Keys whose slots are asked for before the first of them is searched. Three reads of memory follow one another for a
+/// key: its slot, where it starts, and the key.
+const AT_A_TIME: usize = 16;
+
+/// Why an index can not be built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotIndexed {
+    /// The key of this number was there before.
+    Twice(usize),
+    /// The slots are no power of two, too few for the keys, or the keys too many for int32.
+    Slots,
+    /// A start of a line does not lie within the file, or before the one before it.
+    Starts,
+}
+
+/// Keys that a vocabulary lacks, among those of one search.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strangers {
+    /// How many there are.
+    pub count: usize,
+    /// Position of the first; 0 where there is none.
+    pub first: usize,
+}
+
+/// The keys of a vocabulary, and what hashes and finds them.
+pub(super) trait Keys {
+    /// A key as it is sent.
+    type Key: Copy;
+    /// Returns the hash whose low bits are the key's first slot.
+    fn hash(key: Self::Key) -> u64;
+    /// Returns the hash that chooses the key's OOV bucket; `hash` is what `hash` returned.
+    fn bucket_hash(key: Self::Key, hash: u64) -> u64;
+    /// Returns the row of the key where it needs no search.
+    fn row_without_search(key: Self::Key, rows: &Rows) -> Option<i64>;
+    /// Says whether key `number` is this one.
+    fn is(&self, number: usize, key: Self::Key) -> bool;
+    /// Asks for the memory that says where key `number` lies, where there is such.
+    const ASK_FOR_PLACE: Option<fn(&Self, usize)>;
+    /// Asks for key `number`.
+    fn ask_for_key(&self, number: usize);
+}
+
+/// The lines of a file; starts has one number more than there are lines.
+#[derive(Clone, Copy, Debug)]
+pub struct Lines<'a> {
+    /// Bytes of the file.
+    pub data: &'a [u8],
+    /// Where each line starts, and where one more would.
+    pub starts: &'a [i64],
+}
+
+impl<'a> Lines<'a> {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.starts.len().saturating_sub(1)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns a line without its ending: newline or CR LF, as in TensorFlow's file initializer.
+    ///
+    /// # Panics
+    /// There is no such line, or it does not lie within the file.
+    #[must_use]
+    #[inline]
+    pub fn get(&self, line: usize) -> &'a [u8] {
+        let (begin, next) = (self.starts[line] as usize, self.starts[line + 1] as usize);
+        let text = &self.data[begin..next - 1];
+        text.strip_suffix(b"\r").unwrap_or(text)
+    }
+
+    fn are_within(&self) -> bool {
+        let bound = self.data.len() as u64 + 1;
+        let ends = self.starts.windows(2);
+        ends.into_iter()
+            .all(|pair| pair[0] >= 0 && pair[0] < pair[1] && pair[1] as u64 <= bound)
+    }
+}
+
+impl<'a> Keys for Lines<'a> {
+    type Key = &'a [u8];
+    const ASK_FOR_PLACE: Option<fn(&Self, usize)> =
+        Some(|lines, number| prefetch_line(lines.starts.as_ptr().wrapping_add(number).cast()));
+
+    #[inline]
+    fn hash(key: &'a [u8]) -> u64 {
+        fingerprint64(key)
+    }
+
+    #[inline]
+    fn bucket_hash(_key: &'a [u8], hash: u64) -> u64 {
+        hash
+    }
+
+    #[inline]
+    fn row_without_search(key: &'a [u8], rows: &Rows) -> Option<i64> {
+        if key.is_empty() { rows.empty_id } else { None }
+    }
+
+    #[inline]
+    fn is(&self, number: usize, key: &'a [u8]) -> bool {
+        self.get(number) == key
+    }
+
+    #[inline]
+    fn ask_for_key(&self, number: usize) {
+        prefetch_line(self.data.as_ptr().wrapping_add(self.starts[number] as usize));
+    }
+}
+
+/// Keys that are int64.
+#[derive(Clone, Copy, Debug)]
+pub struct Integers<'a>(pub &'a [i64]);
+
+impl Keys for Integers<'_> {
+    type Key = i64;
+    const ASK_FOR_PLACE: Option<fn(&Self, usize)> = None;
+
+    #[inline]
+    fn hash(key: i64) -> u64 {
+        // Multiplication moves differences up, the shift brings them down to where the mask looks.
+        let word = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        word ^ (word >> 32)
+    }
+
+    #[inline]
+    fn bucket_hash(key: i64, _hash: u64) -> u64 {
+        fingerprint_of_digits(key)
+    }
+
+    #[inline]
+    fn row_without_search(_key: i64, _rows: &Rows) -> Option<i64> {
+        None
+    }
+
+    #[inline]
+    fn is(&self, number: usize, key: i64) -> bool {
+        self.0[number] == key
+    }
+
+    #[inline]
+    fn ask_for_key(&self, number: usize) {
+        prefetch_line(self.0.as_ptr().wrapping_add(number).cast());
+    }
+}
+
+/// Returns the fingerprint of an integer as it is written in decimal.
+#[must_use]
+pub fn fingerprint_of_digits(key: i64) -> u64 {
+    fingerprint64(itoa::Buffer::new().format(key).as_bytes())
+}
+
+/// Returns the row of each key: `first_id` + its number, or that of its OOV bucket, or `oov_id`.
+pub(super) fn find<K: Keys>(
+    keys: &K,
+    slots: &[i32],
+    rows: &Rows,
+    sent: impl ExactSizeIterator<Item = K::Key>,
+) -> (Vec<i64>, Strangers) {
+    let mut found = Vec::with_capacity(sent.len());
+    let mut strangers = Strangers::default();
+    let mut sent = sent.map(|key| (key, K::hash(key)));
+    let mask = (slots.len() as u64).wrapping_sub(1);
+    let mut some: smallvec::SmallVec<[(K::Key, u64); AT_A_TIME]> = smallvec::SmallVec::new();
+    loop {
+        some.clear();
+        some.extend(sent.by_ref().take(AT_A_TIME));
+        if some.is_empty() {
+            return (found, strangers);
+        }
+        if some.len() > 1 && !slots.is_empty() {
+            let first_number = |hash: u64| usize::try_from(slots[(hash & mask) as usize]).ok();
+            for &(_, hash) in &some {
+                prefetch_line(slots.as_ptr().wrapping_add((hash & mask) as usize).cast());
+            }
+            if let Some(ask_for_place) = K::ASK_FOR_PLACE {
+                let numbers = some.iter().filter_map(|&(_, hash)| first_number(hash));
+                numbers.for_each(|number| ask_for_place(keys, number));
+            }
+            let numbers = some.iter().filter_map(|&(_, hash)| first_number(hash));
+            numbers.for_each(|number| keys.ask_for_key(number));
+        }
+        for &(key, hash) in &some {
+            let row = K::row_without_search(key, rows).or_else(|| {
+                let number = search(keys, slots, key, hash).ok()?;
+                Some(rows.first_id + number as i64)
+            });
+            let row = row.unwrap_or_else(|| {
+                if strangers.count == 0 {
+                    strangers.first = found.len();
+                }
+                strangers.count += 1;
+                if rows.num_oov_buckets > 0 {
+                    rows.first_bucket + (K::bucket_hash(key, hash) % rows.num_oov_buckets) as i64
+                } else {
+                    rows.oov_id
+                }
+            });
+            found.push(row);
+        }
+    }
+}
+
+/// Returns the number of a key, or else the slot where it would lie.
+#[inline]
+fn search<K: Keys>(keys: &K, slots: &[i32], key: K::Key, hash: u64) -> Result<usize, usize> {
+    if slots.is_empty() {
+        return Err(0);
+    }
+    let mask = slots.len().wrapping_sub(1);
+    let mut slot = hash as usize & mask;
+    while let Ok(number) = usize::try_from(slots[slot]) {
+        if keys.is(number, key) {
+            return Ok(number);
+        }
+        slot = (slot + 1) & mask;
+    }
+    Err(slot)
+}
+
+/// Fills slots ([`EMPTY`] before) with the lines of a file.
+///
+/// # Errors
+/// [`NotIndexed`].
+pub fn index_strings(lines: Lines<'_>, slots: &mut [i32]) -> Result<(), NotIndexed> {
+    if !lines.are_within() {
+        return Err(NotIndexed::Starts);
+    }
+    index(&lines, (0..lines.len()).map(|line| lines.get(line)), slots)
+}
+
+/// Fills slots ([`EMPTY`] before) with integers.
+///
+/// # Errors
+/// [`NotIndexed`].
+pub fn index_integers(keys: &[i64], slots: &mut [i32]) -> Result<(), NotIndexed> {
+    index(&Integers(keys), keys.iter().copied(), slots)
+}
+
+fn index<K: Keys>(keys: &K, each: impl ExactSizeIterator<Item = K::Key>, slots: &mut [i32]) -> Result<(), NotIndexed> {
+    // A search ends at an empty slot, so one must be left.
+    if !slots.len().is_power_of_two() || each.len() >= slots.len() {
+        return Err(NotIndexed::Slots);
+    }
+    for (number, key) in each.enumerate() {
+        match search(keys, slots, key, K::hash(key)) {
+            Ok(_) => return Err(NotIndexed::Twice(number)),
+            Err(slot) => slots[slot] = i32::try_from(number).map_err(|_| NotIndexed::Slots)?,
+        }
+    }
+    Ok(())
+}
+
+/// Returns the number of lines of a file; the last may lack its newline.
+#[must_use]
+pub fn count_lines(data: &[u8]) -> usize {
+    let count = memchr::memchr_iter(b'\n', data).count();
+    count + usize::from(data.last().is_some_and(|&byte| byte != b'\n'))
+}
+
+/// Writes where each line of a file starts, and one more as if another followed; says whether there is one start more
+/// than the file has lines.
+pub fn find_lines(data: &[u8], starts: &mut [i64]) -> bool {
+    let mut line = 0;
+    if let Some(first) = starts.first_mut() {
+        *first = 0;
+    }
+    let past_end = (!data.is_empty() && !data.ends_with(b"\n")).then_some(data.len());
+    for newline in memchr::memchr_iter(b'\n', data).chain(past_end) {
+        line += 1;
+        let Some(start) = starts.get_mut(line) else {
+            return false;
+        };
+        *start = newline as i64 + 1;
+    }
+    line + 1 == starts.len()
+}
+
+/// Writes the int64 that each line holds in decimal.
+///
+/// # Errors
+/// The first line that holds none.
+///
+/// # Panics
+/// There are fewer lines than keys.
+pub fn parse_integers(lines: Lines<'_>, keys: &mut [i64]) -> Result<(), usize> {
+    for (line, key) in keys.iter_mut().enumerate() {
+        *key = integer(lines.get(line)).ok_or(line)?;
+    }
+    Ok(())
+}
+
+fn integer(text: &[u8]) -> Option<i64> {
+    let (digits, is_negative) = match text.strip_prefix(b"-") {
+        Some(digits) => (digits, true),
+        None => (text, false),
+    };
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_i64, |value, &byte| {
+        let digit = i64::from(byte.is_ascii_digit().then(|| byte - b'0')?);
+        let value = value.checked_mul(10)?;
+        // The smallest int64 has no positive of its own.
+        if is_negative {
+            value.checked_sub(digit)
+        } else {
+            value.checked_add(digit)
+        }
+    })
+}

@@ -1,0 +1,439 @@
+//! Kernels, indexes and the guard of maps as Python functions: `service._native.tables`.
+//!
+//! Signatures and results are those of service/lookup/kernels.py, service/lookup/key_index.py and
+//! service/files/bus_errors.py, so that tests hold one against the other. Arrays are C-contiguous, at any alignment.
+#![allow(
+    clippy::too_many_arguments,
+    clippy::needless_pass_by_value,
+    reason = "the signatures are those of the numba kernels"
+)]
+
+use std::mem::MaybeUninit;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+
+use super::fingerprint;
+use super::guard;
+use super::key_index::{self, Integers, Lines, NotIndexed, Strangers, find};
+use super::table::{
+    Combiner, Combining, Dtype, Ints, Looked, OnBadId, Out, Policy, Stopped, Summation, Table, Weights,
+};
+use super::vocabulary::Rows;
+
+// As in service/lookup/kernels.py and service/lookup/key_index.py.
+const OK: i64 = -1;
+const TOO_MANY: i64 = -2;
+const MISSING: i64 = -(1 << 40);
+const STRANGER: i64 = 1 << 32;
+const NO_EMPTY_KEY: i64 = -1;
+
+/// Adds the module `tables` to the native module.
+///
+/// # Errors
+/// Python has no memory left.
+pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
+    let module = PyModule::new(parent.py(), "tables")?;
+    module.add_function(wrap_pyfunction!(gather, &module)?)?;
+    module.add_function(wrap_pyfunction!(combine, &module)?)?;
+    module.add_function(wrap_pyfunction!(sequence, &module)?)?;
+    module.add_function(wrap_pyfunction!(count_lines, &module)?)?;
+    module.add_function(wrap_pyfunction!(find_lines, &module)?)?;
+    module.add_function(wrap_pyfunction!(line_length, &module)?)?;
+    module.add_function(wrap_pyfunction!(parse_integers, &module)?)?;
+    module.add_function(wrap_pyfunction!(index_strings, &module)?)?;
+    module.add_function(wrap_pyfunction!(index_integers, &module)?)?;
+    module.add_function(wrap_pyfunction!(find_strings, &module)?)?;
+    module.add_function(wrap_pyfunction!(find_integers, &module)?)?;
+    module.add_function(wrap_pyfunction!(fingerprint64, &module)?)?;
+    module.add_function(wrap_pyfunction!(add_guard, &module)?)?;
+    module.add_function(wrap_pyfunction!(remove_guard, &module)?)?;
+    parent.add_submodule(&module)
+}
+
+/// An array whose numbers take `SIZE` bytes each.
+struct Array<const SIZE: usize>(PyUntypedBuffer);
+
+impl<const SIZE: usize> FromPyObject<'_, '_> for Array<SIZE> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(&object)?;
+        if buffer.item_size() == SIZE && buffer.is_c_contiguous() {
+            Ok(Array(buffer))
+        } else {
+            Err(PyValueError::new_err(format!(
+                "expected a C-contiguous array of {SIZE} bytes a number"
+            )))
+        }
+    }
+}
+
+impl<const SIZE: usize> Array<SIZE> {
+    fn bytes(&self) -> &[u8] {
+        match self.0.len_bytes() {
+            0 => &[],
+            // SAFETY: the buffer is held and contiguous; the caller in Python does not write to it meanwhile.
+            length => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), length) },
+        }
+    }
+
+    fn bytes_to_write(&mut self) -> PyResult<&mut [MaybeUninit<u8>]> {
+        if self.0.readonly() {
+            return Err(PyValueError::new_err("expected an array that can be written to"));
+        }
+        match self.0.len_bytes() {
+            0 => Ok(&mut []),
+            // SAFETY: as in bytes(); nobody else reads or writes it meanwhile.
+            length => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), length) }),
+        }
+    }
+
+    /// Returns the numbers of an array that is aligned for them.
+    fn numbers<T: Copy>(&self) -> PyResult<&[T]> {
+        // SAFETY: any bytes are a T, which is i64 or i32.
+        match unsafe { self.bytes().align_to() } {
+            ([], numbers, []) => Ok(numbers),
+            _ => Err(PyValueError::new_err("expected an aligned array")),
+        }
+    }
+
+    fn numbers_to_write<T: Copy>(&mut self) -> PyResult<&mut [T]> {
+        // SAFETY: numpy's memory is initialised as far as Rust can see; any bytes are a T, which is i64 or i32.
+        match unsafe { self.bytes_to_write()?.align_to_mut() } {
+            ([], numbers, []) => Ok(numbers),
+            _ => Err(PyValueError::new_err("expected an aligned array")),
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.0.shape()
+    }
+}
+
+fn nth<T: Copy>(all: &[T], number: usize, what: &str) -> PyResult<T> {
+    let known = all.get(number).copied();
+    known.ok_or_else(|| PyValueError::new_err(format!("there is no {what} {number}")))
+}
+
+fn table(dtype: usize, rows_at: usize, scales_at: usize, size: usize, dim: usize) -> PyResult<Table> {
+    let dtypes = [
+        Dtype::Float32,
+        Dtype::Float16,
+        Dtype::Bfloat16,
+        Dtype::Int8,
+        Dtype::Int4,
+    ];
+    let dtype = nth(&dtypes, dtype, "dtype")?;
+    // SAFETY: the caller in Python gives the place of a MappedTable, and holds it.
+    Ok(unsafe { Table::new(dtype, size, dim, rows_at as *const u8, scales_at as *const f32) })
+}
+
+fn policy(on_bad_id: usize, default_row: usize, table: &Table) -> PyResult<Policy> {
+    let rules = [
+        OnBadId::Error,
+        OnBadId::Drop,
+        OnBadId::DropNegative,
+        OnBadId::DefaultRow,
+        OnBadId::Clamp,
+        OnBadId::Wrap,
+    ];
+    let on_bad_id = nth(&rules, on_bad_id, "policy")?;
+    if on_bad_id == OnBadId::DefaultRow && default_row >= table.vocabulary_size {
+        return Err(PyValueError::new_err("the default row is not in the table"));
+    }
+    Ok(Policy { on_bad_id, default_row })
+}
+
+fn code(looked: Looked) -> i64 {
+    match looked {
+        Ok(0) => OK,
+        Ok(missing) => MISSING - missing as i64,
+        Err(Stopped::BadId(at)) => at as i64,
+        Err(Stopped::TooMany(row)) => TOO_MANY - row as i64,
+    }
+}
+
+fn check_splits(splits: Ints<'_>, rows: usize, length: usize) -> PyResult<()> {
+    let mut before = 0;
+    let never_decrease = splits
+        .iter()
+        .all(|split| split >= std::mem::replace(&mut before, split));
+    if splits.len() == rows + 1 && never_decrease && before <= length as i64 {
+        Ok(())
+    } else {
+        Err(PyValueError::new_err(
+            "row splits do not fit the rows, or what they split",
+        ))
+    }
+}
+
+/// Returns rows and columns of an array whose other axes are flat.
+fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
+    (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product())
+}
+
+#[pyfunction]
+fn gather(
+    py: Python<'_>,
+    dtype: usize,
+    table_at: usize,
+    scales_at: usize,
+    vocabulary_size: usize,
+    dim: usize,
+    ids: Array<8>,
+    on_bad_id: usize,
+    default_row: usize,
+    mut out: Array<4>,
+) -> PyResult<i64> {
+    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let policy = policy(on_bad_id, default_row, &table)?;
+    let (rows, columns) = rows_and_columns(out.shape());
+    let ids = Ints::new(ids.bytes());
+    if ids.len() < rows || columns < dim {
+        return Err(PyValueError::new_err(
+            "there are fewer ids than rows, or fewer columns than numbers in a row",
+        ));
+    }
+    let out = Out::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
+    Ok(code(py.detach(|| table.gather(ids, policy, out))))
+}
+
+#[pyfunction]
+fn combine(
+    py: Python<'_>,
+    dtype: usize,
+    table_at: usize,
+    scales_at: usize,
+    vocabulary_size: usize,
+    dim: usize,
+    values: Array<8>,
+    row_splits: Array<8>,
+    weights: Array<4>,
+    positive_only: bool,
+    combiner: usize,
+    at_least_one: bool,
+    max_ids: usize,
+    truncates: bool,
+    on_bad_id: usize,
+    default_row: usize,
+    mut out: Array<4>,
+) -> PyResult<i64> {
+    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let policy = policy(on_bad_id, default_row, &table)?;
+    let orders = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
+    let how = Combining {
+        combiner: nth(
+            &[Combiner::Sum, Combiner::Mean, Combiner::Sqrtn],
+            combiner % 4,
+            "combiner",
+        )?,
+        summation: nth(&orders, combiner / 4, "order")?,
+        at_least_one,
+        positive_only,
+        max_ids,
+        truncates,
+    };
+    let (rows, columns) = rows_and_columns(out.shape());
+    let (ids, splits) = (Ints::new(values.bytes()), Ints::new(row_splits.bytes()));
+    check_splits(splits, rows, ids.len())?;
+    let weights = Weights::new(weights.bytes());
+    let weights = (!weights.is_empty()).then_some(weights);
+    if columns < dim || weights.is_some_and(|weights| weights.len() < ids.len()) {
+        return Err(PyValueError::new_err("there are too few weights or columns"));
+    }
+    let out = Out::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
+    Ok(code(
+        py.detach(|| table.combine(ids, splits, weights, &how, policy, out)),
+    ))
+}
+
+#[pyfunction]
+fn sequence(
+    py: Python<'_>,
+    dtype: usize,
+    table_at: usize,
+    scales_at: usize,
+    vocabulary_size: usize,
+    dim: usize,
+    values: Array<8>,
+    row_splits: Array<8>,
+    on_bad_id: usize,
+    default_row: usize,
+    mut out: Array<4>,
+) -> PyResult<i64> {
+    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let policy = policy(on_bad_id, default_row, &table)?;
+    let &[rows, length, columns] = out.shape() else {
+        return Err(PyValueError::new_err("expected out as [B, L, D]"));
+    };
+    let (ids, splits) = (Ints::new(values.bytes()), Ints::new(row_splits.bytes()));
+    check_splits(splits, rows, ids.len())?;
+    if columns != dim {
+        return Err(PyValueError::new_err("expected out as [B, L, D]"));
+    }
+    let width = length * dim * 4;
+    let out = Out::new(out.bytes_to_write()?, 0, width, width, rows);
+    Ok(code(py.detach(|| table.sequence(ids, splits, length, policy, out))))
+}
+
+#[pyfunction]
+fn count_lines(py: Python<'_>, data: Array<1>) -> usize {
+    let data = data.bytes();
+    py.detach(|| key_index::count_lines(data))
+}
+
+#[pyfunction]
+fn find_lines(py: Python<'_>, data: Array<1>, mut starts: Array<8>) -> PyResult<()> {
+    let (data, starts) = (data.bytes(), starts.numbers_to_write()?);
+    if py.detach(|| key_index::find_lines(data, starts)) {
+        Ok(())
+    } else {
+        Err(PyValueError::new_err("expected one start more than there are lines"))
+    }
+}
+
+#[pyfunction]
+fn line_length(data: Array<1>, starts: Array<8>, line: usize) -> PyResult<usize> {
+    let lines = lines(&data, &starts)?;
+    if line < lines.len() {
+        Ok(lines.get(line).len())
+    } else {
+        Err(PyValueError::new_err("there is no such line"))
+    }
+}
+
+#[pyfunction]
+fn parse_integers(py: Python<'_>, data: Array<1>, starts: Array<8>, mut keys: Array<8>) -> PyResult<i64> {
+    let (lines, keys) = (lines(&data, &starts)?, keys.numbers_to_write()?);
+    if lines.len() < keys.len() {
+        return Err(PyValueError::new_err("there are fewer lines than keys"));
+    }
+    let parsed = py.detach(|| key_index::parse_integers(lines, keys));
+    Ok(parsed.map_or_else(|line| line as i64, |()| OK))
+}
+
+#[pyfunction]
+fn index_strings(py: Python<'_>, data: Array<1>, starts: Array<8>, mut slots: Array<4>) -> PyResult<i64> {
+    let (lines, slots) = (lines(&data, &starts)?, slots.numbers_to_write()?);
+    indexed(py.detach(|| key_index::index_strings(lines, slots)))
+}
+
+#[pyfunction]
+fn index_integers(py: Python<'_>, keys: Array<8>, mut slots: Array<4>) -> PyResult<i64> {
+    let (keys, slots) = (keys.numbers()?, slots.numbers_to_write()?);
+    indexed(py.detach(|| key_index::index_integers(keys, slots)))
+}
+
+fn lines<'a>(data: &'a Array<1>, starts: &'a Array<8>) -> PyResult<Lines<'a>> {
+    Ok(Lines {
+        data: data.bytes(),
+        starts: starts.numbers()?,
+    })
+}
+
+fn indexed(result: Result<(), NotIndexed>) -> PyResult<i64> {
+    match result {
+        Ok(()) => Ok(OK),
+        Err(NotIndexed::Twice(number)) => Ok(number as i64),
+        Err(NotIndexed::Slots) => Err(PyValueError::new_err(
+            "expected a power of two of slots, more than keys",
+        )),
+        Err(NotIndexed::Starts) => Err(PyValueError::new_err("a line does not lie within the file")),
+    }
+}
+
+#[pyfunction]
+fn find_strings(
+    py: Python<'_>,
+    data: Array<1>,
+    starts: Array<8>,
+    slots: Array<4>,
+    keys: Array<1>,
+    splits: Array<8>,
+    empty_id: i64,
+    first_id: i64,
+    first_bucket: i64,
+    oov_id: i64,
+    num_oov_buckets: u64,
+    mut ids: Array<8>,
+) -> PyResult<i64> {
+    let (lines, slots, ids) = (lines(&data, &starts)?, slots.numbers()?, ids.numbers_to_write()?);
+    let (keys, splits) = (keys.bytes(), Ints::new(splits.bytes()));
+    check_splits(splits, ids.len(), keys.len())?;
+    let rows = Rows {
+        empty_id: (empty_id != NO_EMPTY_KEY).then_some(empty_id),
+        ..rows_of(first_id, first_bucket, oov_id, num_oov_buckets)
+    };
+    Ok(py.detach(|| {
+        let ends = (0..ids.len()).map(|i| &keys[splits.get(i) as usize..splits.get(i + 1) as usize]);
+        written(find(&lines, slots, &rows, ends), ids)
+    }))
+}
+
+#[pyfunction]
+fn find_integers(
+    py: Python<'_>,
+    keys: Array<8>,
+    slots: Array<4>,
+    sent: Array<8>,
+    first_id: i64,
+    first_bucket: i64,
+    oov_id: i64,
+    num_oov_buckets: u64,
+    mut ids: Array<8>,
+) -> PyResult<i64> {
+    let (keys, slots, ids) = (keys.numbers()?, slots.numbers()?, ids.numbers_to_write()?);
+    let sent = Ints::new(sent.bytes());
+    if sent.len() != ids.len() {
+        return Err(PyValueError::new_err("expected one id for each key"));
+    }
+    let rows = rows_of(first_id, first_bucket, oov_id, num_oov_buckets);
+    Ok(py.detach(|| {
+        let each = (0..ids.len()).map(|i| sent.get(i));
+        written(find(&Integers(keys), slots, &rows, each), ids)
+    }))
+}
+
+fn rows_of(first_id: i64, first_bucket: i64, oov_id: i64, num_oov_buckets: u64) -> Rows {
+    Rows {
+        first_id,
+        first_bucket,
+        num_oov_buckets,
+        oov_id,
+        refuses_strangers: false,
+        empty_id: None,
+        is_hashed: false,
+    }
+}
+
+fn written((rows, strangers): (Vec<i64>, Strangers), ids: &mut [i64]) -> i64 {
+    ids.copy_from_slice(&rows);
+    match strangers.count {
+        0 => OK,
+        count => count as i64 * STRANGER + strangers.first as i64,
+    }
+}
+
+#[pyfunction]
+fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
+    let text = data.bytes().get(at..).and_then(|rest| rest.get(..length));
+    let text = text.ok_or_else(|| PyValueError::new_err("the bytes do not lie within the array"))?;
+    Ok(fingerprint::fingerprint64(text))
+}
+
+#[pyfunction]
+fn add_guard(address: usize, num_bytes: usize, mark_at: usize) -> PyResult<Option<usize>> {
+    // SAFETY: the caller in Python holds the map and the mark until it removes the guard.
+    unsafe { guard::add(address, num_bytes, mark_at) }.map_err(|error| PyOSError::new_err(error.to_string()))
+}
+
+#[pyfunction]
+fn remove_guard(place: usize) -> PyResult<()> {
+    if place >= guard::MAX_MAPS {
+        return Err(PyValueError::new_err("there is no such place"));
+    }
+    guard::remove(place);
+    Ok(())
+}

@@ -1,0 +1,81 @@
+"""Decides whether the native core or Python answers requests, and says why."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from service.configuration.settings import Settings
+from service.start_error import StartError
+
+logger = logging.getLogger(__name__)
+
+_MISSING = (
+    "the native core is not installed, so Python answers: a lookup of one row takes several times as long, and large "
+    "requests delay small ones. To get the core, install Rust (rustup, or Debian's rustc-web and cargo-web) and run "
+    "`pip install` again"
+)
+
+
+def has_core() -> bool:
+    """Says whether the native core is installed and can be loaded here."""
+    try:
+        importlib.import_module("service._native")
+    except ImportError:
+        return False
+    return True
+
+
+def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core) -> Settings:
+    """Returns the settings with a data plane that is "native" or "python", and logs why where the user may wonder.
+
+    The native core has threads in place of workers, so its settings have one worker and the threads that there are.
+
+    Raises:
+      StartError: --data_plane=native, and the core is not installed.
+    """
+    if settings.data_plane == "python":
+        return settings
+    if not has_core():
+        if settings.data_plane == "native":
+            raise StartError(f"--data_plane=native: {_MISSING}, or leave the flag out.")
+        logger.warning(_MISSING)
+        return replace(settings, data_plane="python")
+    if why := _not_native(settings):
+        logger.warning("Python answers in place of the native core", extra={"reason": why})
+        return replace(settings, data_plane="python")
+    alone = replace(settings, data_plane="native", threads=settings.num_threads, workers="1")
+    if settings.graph_threads == settings.processors:
+        # The default, of a worker among others.
+        alone = replace(alone, graph_threads=alone.processors)
+    return alone
+
+
+def _not_native(settings: Settings) -> str:
+    """Returns which settings only the Python data plane can have; "" where there are none."""
+    if settings.grpc_transport == "grpcio":
+        return "--grpc_transport=grpcio asks for Google's library"
+    if settings.grpc_transport == "h2":
+        return "--grpc_transport=h2 asks for the HTTP/2 of the Python data plane"
+    if settings.grpc_channel_arguments:
+        return "--grpc_channel_arguments are settings of Google's library"
+    if settings.auth_config:
+        for flag in ("ssl_config_file", "rest_api_ssl_config_file"):
+            if _verifies_clients(getattr(settings, flag)):
+                return f"--auth_config with client certificates (--{flag}) needs their names, which Python reads"
+    return ""
+
+
+def _verifies_clients(path: str) -> bool:
+    # A supervisor of workers imports nothing of what a server needs.
+    from service.codecs.ssl_config_proto import parse_ssl_config_text
+    from service.core.errors import InvalidRequest
+
+    try:
+        return bool(path) and parse_ssl_config_text(Path(path).read_text(encoding="utf-8"), path).client_verify
+    except (OSError, ValueError, InvalidRequest):
+        # The start ends over it a moment later, and says why.
+        return False

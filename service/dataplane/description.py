@@ -1,0 +1,279 @@
+"""Writes a servable's lookups down for the native core: the JSON that native/src/plan/description.rs reads.
+
+Arrays are named by their addresses, so whoever hands a description over also keeps `Described.keep` for as long as the
+core may read them. A signature that the core has no words for is left out, and the core forwards its requests to the
+reference servers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from service.core.manifest import LookupFeature
+from service.core.types import SignatureSpec, TableCounts, TensorSpec
+from service.lookup.backend import OpenedLookups
+from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
+from service.lookup.table import MappedTable
+from service.lookup.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
+
+# The dtypes of native/src/plan/inputs.rs.
+_DTYPES = frozenset(
+    {
+        *("float16", "bfloat16", "float32", "float64", "bool", "string"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    }
+)
+# A signature's name and the number of a feature there; ids that it was sent, those of them without a row, and keys that
+# its vocabulary lacks.
+FeatureCounts = tuple[str, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A description, and what belongs to it on this side.
+
+    text: the JSON. tables: the tables' names, in its order. features: by signature, the features in its order.
+    keep: what owns the memory that the text names.
+    """
+
+    text: str
+    tables: tuple[str, ...]
+    features: Mapping[str, tuple[FeaturePlan, ...]]
+    keep: tuple[object, ...]
+
+    def addresses(self, tables: Mapping[str, MappedTable]) -> list[tuple[int, int]]:
+        """Returns where the rows and the scales of tables of these names lie, in the order of the description."""
+        return [_addresses(tables[name]) for name in self.tables]
+
+    def keep_with(self, tables: Mapping[str, MappedTable]) -> tuple[object, ...]:
+        """Returns what to keep for the same description on other tables."""
+        return (*self.keep, tuple(tables[name] for name in self.tables))
+
+    def table_counts(self, counts: Iterable[FeatureCounts]) -> dict[str, TableCounts]:
+        """Returns by table what the core read.
+
+        Args:
+          counts: of each feature, since the servable was compiled.
+        """
+        totals: dict[str, TableCounts] = {}
+        for signature, number, ids, missing, strangers in counts:
+            plan = self.features[signature][number]
+            read = plan.read_counts(ids, missing)._replace(oov_keys=strangers)
+            name = plan.table.info.name
+            before = totals.get(name, TableCounts())
+            totals[name] = TableCounts(*(a + b for a, b in zip(before, read, strict=True)))
+        return totals
+
+
+def describe(model: str, version: int, lookups: OpenedLookups) -> Described | None:
+    """Returns the description of a version's lookups; None where the core can answer none of its signatures."""
+    writer = _Writer(lookups.tables)
+    signatures = []
+    features: dict[str, tuple[FeaturePlan, ...]] = {}
+    for name in sorted(lookups.lookup_names):
+        spec, plan = lookups.signatures[name], lookups.backend.plan(name)
+        if not is_expressible(spec, plan):
+            continue
+        ordered = _ordered(plan)
+        features[name] = tuple(feature for _, feature in ordered)
+        signatures.append(writer.signature(spec, plan, ordered))
+    if not signatures:
+        return None
+    document = {
+        "model": model,
+        "version": version,
+        "tables": writer.tables(),
+        "vocabularies": writer.vocabularies(),
+        "signatures": signatures,
+        "mark_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data,
+    }
+    return Described(json.dumps(document), writer.table_names, features, (lookups.files, *writer.keep))
+
+
+def is_expressible(spec: SignatureSpec, plan: SignaturePlan) -> bool:
+    """Says whether the core has words for all of a lookup signature."""
+    if any(tensor.dtype not in _DTYPES for tensor in spec.inputs.values()):
+        return False
+    if any(tensor.dtype != "float32" for tensor in spec.outputs.values()) or spec.outputs.keys() != plan.outputs.keys():
+        return False
+    if not all(_is_feature_expressible(spec, feature) for feature in plan.features.values()):
+        return False
+    return all(_is_joinable(plan, output) for output in plan.outputs.values())
+
+
+def _is_feature_expressible(spec: SignatureSpec, plan: FeaturePlan) -> bool:
+    lookup = plan.feature
+    names = (lookup.ids, lookup.row_splits, lookup.weights)
+    return (
+        plan.is_one_kernel
+        and all(name in spec.inputs for name in names if name is not None)
+        and lookup.default_row < plan.table.info.vocabulary_size
+    )
+
+
+def _is_joinable(plan: SignaturePlan, output: OutputPlan) -> bool:
+    # The core writes sequences side by side only where each row of the output is one vector.
+    lengths = [plan.features[part].feature.max_sequence_length for part in output.parts]
+    return len(lengths) == 1 or output.rank == 2 or not any(lengths)
+
+
+def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
+    parts = [plan.features[part] for part in output.parts]
+    has_matrices = any(part.ids_rank == 2 or part.feature.max_sequence_length is not None for part in parts)
+    return output.rank == 2 and has_matrices
+
+
+def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
+    # The core takes the first feature of a name in JSON: of two that read the same ids, the one with weights is meant.
+    return sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
+
+
+class _Writer:
+    """Numbers tables and vocabularies as signatures name them."""
+
+    def __init__(self, tables: Mapping[str, MappedTable]) -> None:
+        self._tables = tables
+        self._table_numbers: dict[str, int] = {}
+        self._vocabularies: list[OpenedVocabulary] = []
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables that signatures read, by number."""
+        return tuple(self._table_numbers)
+
+    @property
+    def keep(self) -> tuple[object, ...]:
+        """What owns the memory of tables and vocabularies."""
+        return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Returns the tables' part of the description."""
+        return [_table(self._tables[name]) for name in self._table_numbers]
+
+    def vocabularies(self) -> list[dict[str, Any]]:
+        """Returns the vocabularies' part of the description."""
+        return [_vocabulary(one) for one in self._vocabularies]
+
+    def signature(
+        self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
+    ) -> dict[str, Any]:
+        """Returns one lookup signature; ordered: its features as they are numbered."""
+        inputs = {name: number for number, name in enumerate(spec.inputs)}
+        numbers = {name: number for number, (name, _) in enumerate(ordered)}
+        return {
+            "name": spec.name,
+            "kind": "lookup",
+            "inputs": [self._input(tensor) for tensor in spec.inputs.values()],
+            "features": [self._feature(spec, feature, inputs) for _, feature in ordered],
+            "outputs": [
+                {
+                    "name": name,
+                    "dtype": "float32",
+                    "parts": [numbers[part] for part in plan.outputs[name].parts],
+                    "is_flat": _is_flat(plan, plan.outputs[name]),
+                }
+                for name in spec.outputs
+            ],
+            "row_bytes": spec.row_bytes,
+            "max_rows": plan.max_rows,
+            "graph": None,
+        }
+
+    def _input(self, tensor: TensorSpec) -> dict[str, Any]:
+        return {
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "is_optional": tensor.is_optional,
+            "vocabulary_size": tensor.vocabulary_size,
+            "bounds": tensor.bounds,
+            "vocabulary": self._vocabulary_number(tensor),
+            "takes_keys": tensor.takes_keys,
+            "takes_strings": tensor.takes_strings,
+        }
+
+    def _vocabulary_number(self, tensor: TensorSpec) -> int | None:
+        found = tensor.vocabulary
+        if not isinstance(found, StringVocabulary | IntegerVocabulary):
+            return None
+        for number, known in enumerate(self._vocabularies):
+            if known is found:
+                return number
+        self._vocabularies.append(found)
+        return len(self._vocabularies) - 1
+
+    def _feature(self, spec: SignatureSpec, plan: FeaturePlan, inputs: Mapping[str, int]) -> dict[str, Any]:
+        lookup = plan.feature
+        return {
+            "name": _json_name(spec, lookup),
+            "ids": inputs[lookup.ids],
+            "row_splits": None if lookup.row_splits is None else inputs[lookup.row_splits],
+            "weights": None if lookup.weights is None else inputs[lookup.weights],
+            "table": self._table_numbers.setdefault(plan.table.info.name, len(self._table_numbers)),
+            "combiner": lookup.combiner,
+            "summation": lookup.summation,
+            "on_bad_id": lookup.on_bad_id,
+            "default_row": lookup.default_row,
+            "at_least_one": lookup.mean_divisor == "at_least_one",
+            "positive_only": lookup.on_nonpositive_weight == "drop",
+            "max_ids": lookup.max_ids_per_row or 0,
+            "truncates": lookup.on_too_many_ids == "truncate",
+            "length": lookup.max_sequence_length or 0,
+            "ids_rank": plan.ids_rank,
+            "needs_ids": _needs_ids(lookup),
+        }
+
+
+def _needs_ids(lookup: LookupFeature) -> str:
+    if lookup.on_empty_row != "zeros":
+        return "all"
+    return "last" if lookup.trailing_empty_rows == "cut" else "none"
+
+
+def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
+    if lookup.row_splits is None:
+        return lookup.ids
+    same = [one for one in spec.ragged_names if one[1:3] == (lookup.ids, lookup.row_splits)]
+    with_weights = [one for one in same if one.weights == lookup.weights]
+    return (with_weights or same)[0].feature
+
+
+def _table(table: MappedTable) -> dict[str, Any]:
+    rows_at, scales_at = _addresses(table)
+    return {
+        "name": table.info.name,
+        "dtype": table.info.dtype,
+        "vocabulary_size": table.info.vocabulary_size,
+        "embedding_dim": table.info.embedding_dim,
+        "rows_at": rows_at,
+        "scales_at": scales_at,
+    }
+
+
+def _addresses(table: MappedTable) -> tuple[int, int]:
+    _, rows_at, scales_at, _, _ = table.place
+    return rows_at, scales_at
+
+
+def _vocabulary(vocabulary: OpenedVocabulary) -> dict[str, Any]:
+    index = vocabulary.index
+    return {
+        "has_strings": vocabulary.key_dtype == "string",
+        "data": (index.data.ctypes.data, index.data.size) if index.data.size else (0, 0),
+        "keys": (index.keys.ctypes.data, index.keys.size),
+        "slots": (index.slots.ctypes.data, index.slots.size),
+        "rows": {
+            "first_id": index.first_id,
+            "first_bucket": index.first_bucket,
+            "num_oov_buckets": index.num_oov_buckets,
+            "oov_id": index.oov_id,
+            "refuses_strangers": index.refuses_strangers,
+            "empty_id": index.empty_id,
+            "is_hashed": index.is_hashed,
+        },
+    }

@@ -1,0 +1,129 @@
+"""Starts the native core on the public ports, and keeps its certificates and routes up to date."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service import _native
+from service.codecs.ssl_config_proto import SslConfig
+from service.configuration.settings import Settings
+from service.core.errors import InvalidRequest
+from service.dataplane.route_publisher import RoutePublisher
+from service.metrics.buckets import REQUEST
+from service.start_error import StartError
+from service.tls.wires import Wires
+
+logger = logging.getLogger(__name__)
+
+# By wire, its listeners: a bound socket, or the path of a Unix socket.
+Listeners = Mapping[str, Sequence[socket.socket | Path]]
+
+
+class Edge:
+    """The native core while it serves. Concurrency: any thread; stop once.
+
+    Args:
+      listeners: belong to the core from now on.
+      upstreams: the Unix sockets of the reference servers, by wire; they listen already.
+      max_connections: of each wire.
+      is_answering: whether the core answers what it can; else it forwards everything.
+
+    Raises:
+      StartError: the core can not use a certificate, or not listen.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        routes: RoutePublisher,
+        tls: Wires,
+        *,
+        listeners: Listeners,
+        upstreams: Mapping[str, Path],
+        max_connections: int,
+        is_answering: bool,
+    ) -> None:
+        files = {wire: file for wire, file in (("grpc", tls.grpc), ("http", tls.http)) if file is not None}
+        config = edge_config(settings, max_connections=max_connections)
+        config |= {wire: [_listener(one) for one in listeners[wire]] for wire in listeners}
+        config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
+        config["is_answering"] = is_answering
+        # With the ports and not after them: no connection may begin in plaintext.
+        config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
+        try:
+            self._server = _native.Server(json.dumps(config))
+        except (ValueError, OSError) as error:
+            raise StartError(f"the native core can not start: {error}") from error
+        for wire, file in files.items():
+            file.on_change = self._certificate_changed(wire)
+        self._routes = routes
+        routes.attach(self._server)
+
+    @property
+    def statistics(self) -> str:
+        """The core's numbers, as JSON."""
+        return self._server.statistics()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Stops accepting and waits for the requests in flight; says whether all have ended. Blocks."""
+        return self._server.drain(timeout_s)
+
+    def close(self) -> None:
+        """Cuts what is left, and lets go of all servables."""
+        self._server.close()
+        self._routes.detach()
+
+    def _certificate_changed(self, wire: str) -> Callable[[SslConfig], None]:
+        def changed(config: SslConfig) -> None:
+            authorities = config.custom_ca.encode() if config.client_verify else None
+            certificate, key = config.server_cert.encode(), config.server_key.encode()
+            try:
+                self._server.set_tls(wire, certificate, key, authorities, config.client_verify)
+            except ValueError as error:
+                raise InvalidRequest(f"the native core can not use it: {error}") from error
+
+        return changed
+
+
+def edge_config(settings: Settings, *, max_connections: int) -> dict[str, Any]:
+    """Returns what the core is told of the settings: fields of edge/config.rs and edge/limits.rs, times in seconds."""
+    cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
+    return {
+        "threads": settings.num_threads,
+        "large_threads": settings.num_threads,
+        "as_content": settings.enable_serialization_as_tensor_content,
+        "strict_json": settings.rest_api_strict_json,
+        "cors": list(settings.cors_origins) or cors,
+        "bucket_limits_s": REQUEST.limits_s,
+        "slow_from_s": settings.slow_request_ms / 1e3 or None,
+        "limits": {
+            "max_request_bytes": settings.max_request_bytes,
+            "max_response_bytes": settings.max_response_bytes,
+            "max_bytes_in_flight": settings.max_bytes_in_flight,
+            "max_connections": max_connections,
+            "max_head_bytes": settings.rest_api_max_head_bytes,
+            "max_queued_requests": settings.max_queued_requests,
+            "handshake_timeout_s": settings.tls_handshake_timeout_s,
+            "head_timeout_s": settings.rest_api_head_timeout_s,
+            "stall_timeout_s": settings.rest_api_stall_timeout_s,
+            "keep_alive_s": settings.rest_api_keep_alive_s,
+            "http_timeout_s": settings.rest_api_timeout_s,
+        },
+    }
+
+
+def _listener(one: socket.socket | Path) -> dict[str, Any]:
+    return {"path": str(one)} if isinstance(one, Path) else {"fd": one.detach()}
+
+
+def _pem(config: SslConfig) -> dict[str, str | None]:
+    return {
+        "certificates": config.server_cert,
+        "key": config.server_key,
+        "authorities": config.custom_ca if config.client_verify else None,
+    }

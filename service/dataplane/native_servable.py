@@ -1,0 +1,65 @@
+"""A servable compiled by the native core, and what it is on other tables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from service.core.servable import Servable
+from service.core.types import TableCounts
+from service.dataplane.description import Described, describe
+from service.lookup.backend import OpenedLookups
+from service.lookup.table import MappedTable
+
+if TYPE_CHECKING:
+    from service import _native
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledServable:
+    """See core.servable.NativeServable.
+
+    compiled: the core's own object. It owns described.keep until the last request has let go, so this object must not
+      be among that: no collection would ever find such a circle.
+    """
+
+    compiled: _native.Servable
+    described: Described
+
+    @property
+    def num_holders(self) -> int:
+        """See core.servable.NativeServable."""
+        return self.compiled.num_leases
+
+    def table_counts(self) -> Mapping[str, TableCounts]:
+        """See core.servable.NativeServable."""
+        return self.described.table_counts(self.compiled.counts())
+
+    def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
+        """See core.servable.NativeServable."""
+        keep = self.described.keep_with(tables)
+        return CompiledServable(self.compiled.on_tables(self.described.addresses(tables), keep), self.described)
+
+
+def compile_native(servable: Servable, lookups: OpenedLookups) -> CompiledServable | None:
+    """Compiles a version for the native core; None where the core can answer none of its signatures."""
+    from service import _native
+
+    names = {"model": servable.name, "version": servable.version}
+    described = describe(servable.name, servable.version, lookups)
+    if described is None:
+        return None
+    try:
+        compiled = _native.Servable(described.text, described.keep)
+    except ValueError as error:
+        # A fault of ours, which costs speed and no answers: the reference servers have the version too.
+        logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
+        return None
+    left_out = sorted(lookups.lookup_names - described.features.keys())
+    if left_out:
+        logger.info("signatures are left to the reference servers", extra=names | {"signatures": left_out})
+    return CompiledServable(compiled, described)

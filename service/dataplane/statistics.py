@@ -1,0 +1,154 @@
+"""Adds what the native core counted to what the server counts, each request once.
+
+The core's numbers only grow. Each look adds what is new since the last one, so that sums of versions that are gone stay
+with the counters that keep them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from service.core import request_context
+from service.core.types import SignatureKind
+from service.metrics.buckets import REQUEST, Times
+from service.metrics.requests import RequestCounter, Subject, Successes
+
+Document = dict[str, Any]
+# rows, seconds, counts, run_seconds, run_counts of one subject.
+_Numbers = tuple[int, float, list[int], float, list[int]]
+
+
+class Events(Protocol):
+    """Counts what happens beside answers; see service.metrics.admission and service.metrics.tls."""
+
+    def connection_dropped(self, reason: str) -> None:
+        """A connection was refused or cut."""
+        ...
+
+    def refused(self, model: str, reason: str) -> None:
+        """A request was refused."""
+        ...
+
+
+class NativeStatistics:
+    """Reads the core's numbers. Concurrency: any thread.
+
+    Args:
+      read: the core's numbers, as the JSON text of edge/statistics.rs.
+      requests: is added what was answered.
+      slow: told of each slow request that is new: service.recent_requests' was_slow.
+      events: told of refusals and dropped connections.
+      handshake_failed: told the wire of a connection that was not secured.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], str],
+        requests: RequestCounter,
+        *,
+        slow: Callable[..., None],
+        events: Events,
+        handshake_failed: Callable[[str], None],
+    ) -> None:
+        self._read = read
+        self._requests = requests
+        self._slow = slow
+        self._events = events
+        self._handshake_failed = handshake_failed
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
+        self._counted: dict[tuple[str, str], int] = {}
+        self._slow_until_s = time.time()
+        self._last: Document = {}
+
+    def collect(self) -> None:
+        """Adds what is new."""
+        with self._lock:
+            document = self._last = json.loads(self._read())
+            known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
+            for one in document["subjects"]:
+                key, numbers = _subject(one), _numbers(one)
+                known[key] = numbers
+                before = self._known.get(key)
+                if before is None or sum(numbers[2]) < sum(before[2]):
+                    # The core has forgotten the subject since, and begun anew.
+                    before = (0, 0.0, [0] * len(numbers[2]), 0.0, [0] * len(numbers[4]))
+                if numbers[2] != before[2]:
+                    self._requests.add(key[0], _successes(key[1], numbers, before))
+            self._known = known
+            self._tell_events(document)
+            self._tell_slow(document["slow"])
+
+    def read(self) -> Document:
+        """Returns what the status page shows of the core."""
+        with self._lock:
+            return {name: _counts(value) for name, value in self._last.items() if name not in ("subjects", "slow")}
+
+    def _tell_events(self, document: Document) -> None:
+        for wire, _ in self._new(document, "handshakes_failed"):
+            self._handshake_failed(wire)
+        for reason, _ in self._new(document, "refused"):
+            if reason == "connections":
+                self._events.connection_dropped(reason)
+            else:
+                # The core refuses before it knows the model.
+                self._events.refused("", reason)
+        for wire, _ in self._new(document, "cut"):
+            if wire == "http":
+                self._events.connection_dropped("stalled")
+
+    def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
+        """Returns one entry for each event that is new."""
+        found = []
+        for label, count in document[name]:
+            before = self._counted.get((name, label), 0)
+            self._counted[name, label] = count
+            found += [(label, count)] * max(count - before, 0)
+        return found
+
+    def _tell_slow(self, slow: list[Document]) -> None:
+        for one in slow:
+            if one["at_s"] <= self._slow_until_s:
+                continue
+            self._slow_until_s = one["at_s"]
+            token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
+            try:
+                self._slow(
+                    **{name: one[name] for name in ("api", "method", "model", "version", "signature", "seconds")},
+                    run_seconds=one["run_seconds"],
+                    rows=one["rows"],
+                )
+            finally:
+                request_context.request_id.reset(token)
+
+
+def _subject(one: Mapping[str, Any]) -> tuple[Subject, SignatureKind]:
+    return Subject(one["api"], one["method"], one["model"], one["version"], one["signature"]), one["kind"]
+
+
+def _numbers(one: Mapping[str, Any]) -> _Numbers:
+    return one["rows"], one["seconds"], one["counts"], one["run_seconds"], one["run_counts"]
+
+
+def _successes(kind: SignatureKind, now: _Numbers, before: _Numbers) -> Successes:
+    found = Successes(kind, False)
+    found.rows = now[0] - before[0]
+    found.times = _times(now[2], before[2], now[1] - before[1])
+    found.run_times = _times(now[4], before[4], now[3] - before[3])
+    return found
+
+
+def _times(now: list[int], before: list[int], seconds: float) -> Times:
+    times = Times(REQUEST)
+    times.counts = [a - b for a, b in zip(now, before, strict=True)]
+    times.seconds = seconds
+    return times
+
+
+def _counts(value: Any) -> Any:
+    # Pairs of a label and a count read better as an object.
+    return dict(value) if isinstance(value, list) else value

@@ -1,0 +1,158 @@
+"""The servers of both wires where the native core answers: the core on the public ports, Python behind it.
+
+The core forwards what it does not answer over Unix sockets in a folder that only this user may enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from service.access import Access
+from service.configuration.settings import Settings
+from service.core.engine import Engine
+from service.dataplane.edge import Edge
+from service.dataplane.route_publisher import RoutePublisher
+from service.dataplane.statistics import NativeStatistics
+from service.grpc_transport import create_reference_grpc_server
+from service.http_transport import HttpParts, create_reference_http_server, listen
+from service.metrics.metrics import Metrics
+from service.process_limits import max_connections
+from service.python_servers import Ports
+from service.recent_requests import RecentRequests
+from service.tls.wires import Wires
+
+logger = logging.getLogger(__name__)
+
+# How often the core's numbers are read, so that slow requests are logged while somebody may still look.
+_COLLECT_S = 1.0
+
+
+class NativeServers:
+    """The native core and the reference servers behind it. Concurrency: event loop only, except set_serving.
+
+    Args:
+      routes: what the registry publishes to.
+      recent: told of slow requests.
+
+    Raises:
+      StartError: a setting can not be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        http_parts: HttpParts,
+        *,
+        routes: RoutePublisher,
+        metrics: Metrics,
+        recent: RecentRequests,
+        tls: Wires,
+        access: Access | None,
+    ) -> None:
+        self._settings = settings
+        self._routes = routes
+        self._metrics = metrics
+        self._recent = recent
+        self._tls = tls
+        self._why_forwarded = _why_forwarded(settings)
+        self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
+        self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
+        self._grpc = create_reference_grpc_server(settings, engine, self._upstreams["grpc"], access)
+        self._http = create_reference_http_server(http_parts, self._upstreams["http"])
+        self._serving: asyncio.Task[None] | None = None
+        self._edge: Edge | None = None
+        self._statistics: NativeStatistics | None = None
+        self._stop_collecting = threading.Event()
+
+    async def start(self, on_end: Callable[[], None]) -> Ports:
+        """Starts the reference servers, and then the core on the public ports; see PythonServers.start."""
+        settings = self._settings
+        listeners = {
+            "http": [listen(settings.host, settings.rest_api_port)],
+            "grpc": [listen(settings.host, settings.port, "--port or --host", "gRPC")],
+        }
+        ports = Ports(*(listeners[wire][0].getsockname()[1] for wire in ("http", "grpc")))
+        self._grpc.start()
+        self._serving = asyncio.create_task(self._http.serve())
+        await self._http.begun.wait()
+        self._edge = self._open_edge(listeners)
+        self._serving.add_done_callback(lambda _: on_end())
+        if self._why_forwarded:
+            logger.info("the native core forwards all requests to Python", extra={"reason": self._why_forwarded})
+        threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
+        return ports
+
+    def _open_edge(self, listeners: dict[str, list[socket.socket]]) -> Edge:
+        settings, metrics = self._settings, self._metrics
+        unix = [Path(settings.grpc_socket_path)] if settings.grpc_socket_path else []
+        edge = Edge(
+            settings,
+            self._routes,
+            self._tls,
+            listeners={"http": listeners["http"], "grpc": [*listeners["grpc"], *unix]},
+            upstreams=self._upstreams,
+            max_connections=max_connections(settings.max_connections),
+            is_answering=not self._why_forwarded,
+        )
+        self._statistics = NativeStatistics(
+            lambda: edge.statistics,
+            metrics.requests,
+            slow=self._recent.was_slow,
+            events=metrics.admission,
+            handshake_failed=metrics.tls.handshake_failed,
+        )
+        metrics.requests.collect = self._statistics.collect
+        return edge
+
+    def _collect(self) -> None:
+        assert self._statistics is not None  # opened with the core
+        while not self._stop_collecting.wait(_COLLECT_S):
+            self._statistics.collect()
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""
+        self._grpc.set_serving(is_serving)
+
+    async def stop(self) -> None:
+        """Drains the core, and then stops the reference servers: until then they answer what it forwards."""
+        timeout_s = self._settings.drain_timeout_s
+        if self._edge is not None:
+            if not await asyncio.to_thread(self._edge.drain, timeout_s):
+                logger.warning("requests in flight are cut", extra={"drain_timeout_s": timeout_s})
+            self._stop_collecting.set()
+            self._metrics.requests.collect()
+            self._metrics.requests.collect = lambda: None
+            await asyncio.to_thread(self._edge.close)
+        self._http.should_exit = True
+        await asyncio.gather(self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, timeout_s))
+        self._folder.cleanup()
+
+    def stop_now(self) -> None:
+        """Makes stop end without waiting for requests."""
+        self._http.force_exit = True
+        if self._edge is not None:
+            self._edge.close()
+        self._grpc.stop(0)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the status page shows of the data plane."""
+        return {
+            "kind": "native",
+            "threads": self._settings.num_threads,
+            "forwards_all": self._why_forwarded or None,
+            **(self._statistics.read() if self._statistics is not None else {}),
+        }
+
+
+def _why_forwarded(settings: Settings) -> str:
+    if settings.auth_config:
+        return "--auth_config: Python decides who may do what"
+    return "--tracing: Python makes the spans" if settings.tracing != "off" else ""

@@ -1,0 +1,91 @@
+"""The servers of both wires where Python answers them: each on its public port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from service.access import Access
+from service.configuration.settings import Settings
+from service.core.engine import Engine
+from service.grpc_transport import create_grpc_server
+from service.http_server import HttpServer
+from service.http_transport import HttpParts, create_http_server, listen
+from service.start_error import StartError
+from service.tls.wires import Wires
+from service.workers.crew import Crew
+
+
+class Ports(NamedTuple):
+    """The public ports of both wires."""
+
+    http: int
+    grpc: int
+
+
+class PythonServers:
+    """The HTTP and the gRPC server. Concurrency: event loop only, except set_serving.
+
+    Raises:
+      StartError: a setting can not be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        http_parts: HttpParts,
+        *,
+        crew: Crew | None,
+        tls: Wires,
+        access: Access | None,
+    ) -> None:
+        self._settings = settings
+        self._crew = crew
+        self._grpc = create_grpc_server(settings, engine, crew, tls, access)
+        self._http_parts = http_parts
+        self._http: HttpServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, on_end: Callable[[], None]) -> Ports:
+        """Listens and serves.
+
+        Args:
+          on_end: called when the HTTP server has ended, whatever ended it.
+
+        Raises:
+          StartError: a port is in use.
+        """
+        settings = self._settings
+        http_socket = self._crew.http_listener if self._crew else listen(settings.host, settings.rest_api_port)
+        try:
+            grpc_port = self._grpc.start()
+        except OSError as error:
+            http_socket.close()
+            raise StartError(f"{error} Choose another with --port.") from error
+        http_port = http_socket.getsockname()[1]
+        self._http = create_http_server(self._http_parts)
+        self._serving = asyncio.create_task(self._http.serve(sockets=[http_socket]))
+        self._serving.add_done_callback(lambda _: on_end())
+        return Ports(http_port, grpc_port)
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""
+        self._grpc.set_serving(is_serving)
+
+    async def stop(self) -> None:
+        """Stops accepting and waits for the requests in flight, for as long as the settings allow."""
+        assert self._http is not None and self._serving is not None  # it was started
+        self._http.should_exit = True
+        await asyncio.gather(self._serving, asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s))
+
+    def stop_now(self) -> None:
+        """Makes stop end without waiting for requests."""
+        if self._http is not None:
+            self._http.force_exit = True
+        self._grpc.stop(0)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the status page shows of the data plane."""
+        return {"kind": "python"}
