@@ -27,6 +27,7 @@ from service.process_limits import max_connections
 from service.python_servers import Ports
 from service.recent_requests import RecentRequests
 from service.tls.wires import Wires
+from service.transports.http.http_app import DEFAULT_MAX_TABLE_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -100,16 +101,17 @@ class NativeServers:
             listeners={"http": listeners["http"], "grpc": [*listeners["grpc"], *unix]},
             upstreams=self._upstreams,
             max_connections=max_connections(settings.max_connections),
+            max_table_rows=DEFAULT_MAX_TABLE_ROWS,
             is_answering=not self._why_forwarded,
         )
         self._statistics = NativeStatistics(
-            lambda: edge.statistics,
+            edge,
             metrics.requests,
             slow=self._recent.was_slow,
             events=metrics.admission,
             handshake_failed=metrics.tls.handshake_failed,
         )
-        metrics.requests.collect = self._statistics.collect
+        metrics.requests.also = self._statistics
         return edge
 
     def _collect(self) -> None:
@@ -128,8 +130,8 @@ class NativeServers:
             if not await asyncio.to_thread(self._edge.drain, timeout_s):
                 logger.warning("requests in flight are cut", extra={"drain_timeout_s": timeout_s})
             self._stop_collecting.set()
-            self._metrics.requests.collect()
-            self._metrics.requests.collect = lambda: None
+            if self._statistics is not None:
+                self._statistics.stop()
             await asyncio.to_thread(self._edge.close)
         self._http.should_exit = True
         await asyncio.gather(self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, timeout_s))

@@ -52,7 +52,9 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {
             *("service.core.types", "service.core.errors", "service.core.manifest"),
             # Rows of all tables that a tower reads are written by one compiled call.
-            *("service.lookup.row_blocks", "service.lookup.table"),
+            *("service.lookup.row_blocks", "service.lookup.table", "service.lookup.plan"),
+            # Sessions are the core's where it is there.
+            "service._native",
         },
         # ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
         {"numpy", "tensorflow", "ml_dtypes"},
@@ -134,6 +136,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
             "service.codecs.ssl_config_proto",
             "service.configuration.settings",
+            "service.graph.native_graph",
             "service.metrics.buckets",
             "service.metrics.requests",
             "service.start_error",

@@ -20,7 +20,7 @@ use crate::python_log;
 /// One published version of a model. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Servable {
-    inner: Arc<plan::Servable>,
+    pub(crate) inner: Arc<plan::Servable>,
 }
 
 #[pymethods]
@@ -30,9 +30,8 @@ impl Servable {
     fn new(description: &str, keep: Py<PyAny>) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let no_graph = |_: &serde_json::Value| Err("graphs are not opened here".to_owned());
         // SAFETY: service/dataplane/description.py takes the addresses from arrays that `keep` owns.
-        let compiled = unsafe { plan::Servable::compile(description, Keep(Box::new(keep)), &no_graph) };
+        let compiled = unsafe { plan::Servable::compile(description, Keep(Box::new(keep)), &crate::towers::open) };
         Ok(Servable {
             inner: Arc::new(compiled.map_err(PyValueError::new_err)?),
         })
@@ -240,6 +239,11 @@ impl Server {
         serde_json::to_string(&self.running()?.statistics()).map_err(value_error)
     }
 
+    /// Forgets what was counted for a version, and returns it as JSON text.
+    fn retire(&self, model: &str, version: i64) -> PyResult<String> {
+        serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
+    }
+
     /// Accepts no more connections and waits for open requests; says whether all ended. Blocks.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let Some(server) = self.inner.load_full() else {
@@ -283,9 +287,20 @@ impl Dispatch for PlainForms {
             model, version, table, ..
         } = *target;
         match target.method {
-            Method::HttpPredict | Method::Lookup | Method::Rows => {
-                let _ = (table, self.max_table_rows);
-                Err(Declined::NotNative)
+            Method::HttpPredict => forms::tensorflow_json::answer(call, model, version, body),
+            Method::Lookup => forms::lookup_json::answer(call, model, version, body),
+            Method::Rows => {
+                let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
+                let servable = Arc::clone(call.routes.find(model, version).ok_or(Declined::Unknown)?);
+                // Statistics do not look at the signature of this method, for it has none.
+                Ok(Answered {
+                    body,
+                    rows: 0,
+                    servable,
+                    signature: 0,
+                    ran: Duration::ZERO,
+                    json_length: None,
+                })
             }
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
             Method::Predict | Method::ModelInfer => Err(Declined::Unusual),
@@ -449,6 +464,7 @@ fn value_error(error: impl std::fmt::Display) -> PyErr {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     python_log::install();
+    crate::towers::python::register(module)?;
     module.add_class::<Servable>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from service.core.manifest import LookupFeature
 from service.core.types import SignatureSpec, TableCounts, TensorSpec
+from service.graph.native_graph import NativeGraph
 from service.lookup.backend import OpenedLookups
 from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.lookup.table import MappedTable
@@ -70,29 +72,58 @@ class Described:
         return totals
 
 
-def describe(model: str, version: int, lookups: OpenedLookups) -> Described | None:
-    """Returns the description of a version's lookups; None where the core can answer none of its signatures."""
-    writer = _Writer(lookups.tables)
-    signatures = []
+def describe(
+    model: str,
+    version: int,
+    lookups: OpenedLookups | None,
+    signatures: Mapping[str, SignatureSpec] = MappingProxyType({}),
+    graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
+) -> Described | None:
+    """Returns the description of a version; None where the core can answer none of its signatures.
+
+    Args:
+      lookups: of its manifest, if it has one.
+      signatures, graphs: by name, its signatures and the graphs of predicts.
+    """
+    writer = _Writer(lookups.tables if lookups is not None else {})
+    written = []
     features: dict[str, tuple[FeaturePlan, ...]] = {}
-    for name in sorted(lookups.lookup_names):
+    for name in sorted(lookups.lookup_names) if lookups is not None else ():
+        assert lookups is not None
         spec, plan = lookups.signatures[name], lookups.backend.plan(name)
         if not is_expressible(spec, plan):
             continue
         ordered = _ordered(plan)
         features[name] = tuple(feature for _, feature in ordered)
-        signatures.append(writer.signature(spec, plan, ordered))
-    if not signatures:
+        written.append(writer.signature(spec, plan, ordered))
+    for name, graph in sorted(graphs.items()):
+        if _is_predict_expressible(signatures[name], graph):
+            features[name] = graph.features
+            written.append(writer.predict(signatures[name], graph))
+    if not written:
         return None
     document = {
         "model": model,
         "version": version,
         "tables": writer.tables(),
         "vocabularies": writer.vocabularies(),
-        "signatures": signatures,
-        "mark_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data,
+        "signatures": written,
+        "mark_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
     }
-    return Described(json.dumps(document), writer.table_names, features, (lookups.files, *writer.keep))
+    files = () if lookups is None else (lookups.files,)
+    return Described(json.dumps(document), writer.table_names, features, (*files, *writer.keep))
+
+
+def _is_predict_expressible(spec: SignatureSpec, graph: NativeGraph) -> bool:
+    if any(tensor.dtype not in _DTYPES for tensor in (*spec.inputs.values(), *spec.outputs.values())):
+        return False
+    return all(
+        _is_feature_expressible(spec, feature) and _has_json_name(spec, feature.feature) for feature in graph.features
+    )
+
+
+def _has_json_name(spec: SignatureSpec, lookup: LookupFeature) -> bool:
+    return lookup.row_splits is None or any(one[1:3] == (lookup.ids, lookup.row_splits) for one in spec.ragged_names)
 
 
 def is_expressible(spec: SignatureSpec, plan: SignaturePlan) -> bool:
@@ -182,6 +213,23 @@ class _Writer:
             "row_bytes": spec.row_bytes,
             "max_rows": plan.max_rows,
             "graph": None,
+        }
+
+    def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
+        """Returns one predict signature."""
+        inputs = {name: number for number, name in enumerate(spec.inputs)}
+        return {
+            "name": spec.name,
+            "kind": "predict",
+            "inputs": [self._input(tensor) for tensor in spec.inputs.values()],
+            "features": [self._feature(spec, feature, inputs) for feature in graph.features],
+            "outputs": [
+                {"name": name, "dtype": tensor.dtype, "parts": [], "is_flat": False}
+                for name, tensor in spec.outputs.items()
+            ],
+            "row_bytes": spec.row_bytes,
+            "max_rows": None,
+            "graph": dict(graph.document),
         }
 
     def _input(self, tensor: TensorSpec) -> dict[str, Any]:

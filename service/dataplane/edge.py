@@ -31,6 +31,7 @@ class Edge:
       listeners: belong to the core from now on.
       upstreams: the Unix sockets of the reference servers, by wire; they listen already.
       max_connections: of each wire.
+      max_table_rows: of one request for rows of a table.
       is_answering: whether the core answers what it can; else it forwards everything.
 
     Raises:
@@ -46,10 +47,11 @@ class Edge:
         listeners: Listeners,
         upstreams: Mapping[str, Path],
         max_connections: int,
+        max_table_rows: int,
         is_answering: bool,
     ) -> None:
         files = {wire: file for wire, file in (("grpc", tls.grpc), ("http", tls.http)) if file is not None}
-        config = edge_config(settings, max_connections=max_connections)
+        config = edge_config(settings, max_connections=max_connections, max_table_rows=max_table_rows)
         config |= {wire: [_listener(one) for one in listeners[wire]] for wire in listeners}
         config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
         config["is_answering"] = is_answering
@@ -68,6 +70,10 @@ class Edge:
     def statistics(self) -> str:
         """The core's numbers, as JSON."""
         return self._server.statistics()
+
+    def retire(self, model: str, version: int) -> str:
+        """Forgets what was counted of a version, and returns it, as JSON."""
+        return self._server.retire(model, version)
 
     def drain(self, timeout_s: float) -> bool:
         """Stops accepting and waits for the requests in flight; says whether all have ended. Blocks."""
@@ -90,13 +96,14 @@ class Edge:
         return changed
 
 
-def edge_config(settings: Settings, *, max_connections: int) -> dict[str, Any]:
+def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int) -> dict[str, Any]:
     """Returns what the core is told of the settings: fields of edge/config.rs and edge/limits.rs, times in seconds."""
     cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
     return {
         "threads": settings.num_threads,
         "large_threads": settings.num_threads,
         "as_content": settings.enable_serialization_as_tensor_content,
+        "max_table_rows": max_table_rows,
         "strict_json": settings.rest_api_strict_json,
         "cors": list(settings.cors_origins) or cors,
         "bucket_limits_s": REQUEST.limits_s,

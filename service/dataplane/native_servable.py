@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from service.core.servable import Servable
 from service.core.types import TableCounts
 from service.dataplane.description import Described, describe
+from service.graph.native_graph import NativeGraph
 from service.lookup.backend import OpenedLookups
 from service.lookup.table import MappedTable
 
@@ -45,12 +46,14 @@ class CompiledServable:
         return CompiledServable(self.compiled.on_tables(self.described.addresses(tables), keep), self.described)
 
 
-def compile_native(servable: Servable, lookups: OpenedLookups) -> CompiledServable | None:
+def compile_native(
+    servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph]
+) -> CompiledServable | None:
     """Compiles a version for the native core; None where the core can answer none of its signatures."""
     from service import _native
 
     names = {"model": servable.name, "version": servable.version}
-    described = describe(servable.name, servable.version, lookups)
+    described = describe(servable.name, servable.version, lookups, servable.signatures, graphs)
     if described is None:
         return None
     try:
@@ -59,7 +62,7 @@ def compile_native(servable: Servable, lookups: OpenedLookups) -> CompiledServab
         # A fault of ours, which costs speed and no answers: the reference servers have the version too.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
         return None
-    left_out = sorted(lookups.lookup_names - described.features.keys())
+    left_out = sorted(servable.signatures.keys() - described.features.keys())
     if left_out:
         logger.info("signatures are left to the reference servers", extra=names | {"signatures": left_out})
     return CompiledServable(compiled, described)

@@ -34,27 +34,41 @@ class Events(Protocol):
         ...
 
 
+class CoreNumbers(Protocol):
+    """The native core's numbers, as JSON of edge/statistics.rs; see dataplane.edge."""
+
+    @property
+    def statistics(self) -> str:
+        """All of them."""
+        ...
+
+    def retire(self, model: str, version: int) -> str:
+        """Forgets what was counted of a version, and returns it."""
+        ...
+
+
 class NativeStatistics:
     """Reads the core's numbers. Concurrency: any thread.
 
     Args:
-      read: the core's numbers, as the JSON text of edge/statistics.rs.
       requests: is added what was answered.
       slow: told of each slow request that is new: service.recent_requests' was_slow.
       events: told of refusals and dropped connections.
       handshake_failed: told the wire of a connection that was not secured.
+      now: seconds since 1970.
     """
 
     def __init__(
         self,
-        read: Callable[[], str],
+        core: CoreNumbers,
         requests: RequestCounter,
         *,
         slow: Callable[..., None],
         events: Events,
         handshake_failed: Callable[[str], None],
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._read = read
+        self._core = core
         self._requests = requests
         self._slow = slow
         self._events = events
@@ -62,26 +76,47 @@ class NativeStatistics:
         self._lock = threading.Lock()
         self._known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         self._counted: dict[tuple[str, str], int] = {}
-        self._slow_until_s = time.time()
+        self._slow_until_s = now()
         self._last: Document = {}
+        self._is_stopped = False
 
     def collect(self) -> None:
         """Adds what is new."""
         with self._lock:
-            document = self._last = json.loads(self._read())
-            known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
-            for one in document["subjects"]:
-                key, numbers = _subject(one), _numbers(one)
-                known[key] = numbers
-                before = self._known.get(key)
-                if before is None or sum(numbers[2]) < sum(before[2]):
-                    # The core has forgotten the subject since, and begun anew.
-                    before = (0, 0.0, [0] * len(numbers[2]), 0.0, [0] * len(numbers[4]))
-                if numbers[2] != before[2]:
-                    self._requests.add(key[0], _successes(key[1], numbers, before))
-            self._known = known
+            if self._is_stopped:
+                return
+            document = self._last = json.loads(self._core.statistics)
+            self._known = self._add(document["subjects"])
             self._tell_events(document)
             self._tell_slow(document["slow"])
+
+    def retire(self, model: str, version: int) -> None:
+        """Adds what is new of a version, and has the core forget it."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            gone = self._add(json.loads(self._core.retire(model, version)))
+            self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
+
+    def stop(self) -> None:
+        """Adds what is new for the last time; the core may end then."""
+        self.collect()
+        with self._lock:
+            self._is_stopped = True
+
+    def _add(self, subjects: list[Document]) -> dict[tuple[Subject, SignatureKind], _Numbers]:
+        """Adds what is new of some subjects; returns their numbers."""
+        found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
+        for one in subjects:
+            key, numbers = _subject(one), _numbers(one)
+            found[key] = numbers
+            before = self._known.get(key)
+            if before is None or sum(numbers[2]) < sum(before[2]):
+                # The core has forgotten the subject since, and begun anew.
+                before = (0, 0.0, [0] * len(numbers[2]), 0.0, [0] * len(numbers[4]))
+            if numbers[2] != before[2]:
+                self._requests.add(key[0], _successes(key[1], numbers, before))
+        return found
 
     def read(self) -> Document:
         """Returns what the status page shows of the core."""

@@ -5,14 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.graph.flat_graph import FlatGraph, flatten, node_of
+from service.graph.graph_session import GraphProgram, GraphSession, open_session
 from service.graph.restoring import Saved, add_restore
 from service.graph.table_reads import NotProven
 
 # Control flow and reference variables of TensorFlow 1, which the executor for one thread can not run.
 _NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "VariableV2", "Variable"})
+
+
+class DenseSession(NamedTuple):
+    """An open session; graph: its tf.Graph, which tells shapes."""
+
+    session: GraphSession
+    graph: Any
 
 
 class DenseGraph:
@@ -50,7 +58,7 @@ class DenseGraph:
                 node.attr.pop("_class", None)
             self._nodes.setdefault(name, node)
 
-    def open(self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int) -> Any:
+    def open(self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int) -> DenseSession:
         """Returns a session with what is left restored; raises NotProven where that still reads a table."""
         import tensorflow as tf
         from tensorflow.python.saved_model.loader_impl import get_asset_tensors
@@ -74,16 +82,11 @@ class DenseGraph:
         graph = tf.Graph()
         with graph.as_default():
             tf.import_graph_def(graph_def, name="")
-        session = v1.Session(graph=graph, config=config)
-        try:
-            session.run(graph.get_operation_by_name(restored))
-            if init:
-                known = {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}
-                session.run(graph.get_operation_by_name(init), known)
-        except Exception:
-            session.close()
-            raise
-        return session
+        steps: list[tuple[str, Mapping[str, bytes]]] = [(restored, {})]
+        if init:
+            steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
+        program = GraphProgram(graph_def.SerializeToString(), config.SerializeToString(), tuple(steps))
+        return DenseSession(open_session(program, graph), graph)
 
     def _add_init(self) -> str:
         name = _init_op(self._meta_graph)

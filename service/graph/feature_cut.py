@@ -10,6 +10,7 @@ import numpy as np
 from service.core.errors import InvalidRequest
 from service.core.types import Array, SignatureSpec, Table, Tensors
 from service.graph.flat_graph import FlatGraph
+from service.graph.graph_session import GraphSession
 from service.graph.probes import Constants, is_same_sum, requests
 from service.graph.table_reads import TableRead
 from service.graph.table_rows import Claim, rows_of
@@ -27,7 +28,7 @@ def find_lookup(
     flat: FlatGraph,
     spec: SignatureSpec,
     table: Table,
-    session: Any,
+    session: GraphSession,
     feed: Callable[[Tensors], dict[str, Array]],
 ) -> tuple[str, bool] | None:
     """Returns the last of the candidates that is the claim's lookup, and whether it was so to the bit; None: none is.
@@ -47,12 +48,12 @@ def find_lookup(
     for request in requests(spec, claim.feature, table.info.vocabulary_size, known[-1][1], claim.keys):
         fed = feed(request)
         try:
-            ids = session.run(read.ids, fed)
-            found = session.run(tensors, fed | {read.rows: rows_of(ids, table)})
+            ids = session.run([read.ids], fed)[0]
+            computed = session.run(tensors, fed | {read.rows: rows_of(ids, table)})
             wanted = claim.lookup(request)
         except (tf.errors.OpError, InvalidRequest, ValueError):
             return None
-        for tensor, array in zip(tensors, found, strict=True):
+        for tensor, array in zip(tensors, computed, strict=True):
             if tensor in alive:
                 if not is_same_sum(claim.feature, request, wanted, array):
                     del alive[tensor]

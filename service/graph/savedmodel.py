@@ -16,9 +16,12 @@ import numpy as np
 
 from service.core.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError, Unimplemented
 from service.core.types import Array, SignatureSpec, Tensors
+from service.graph.graph_session import GraphProgram, GraphSession, PythonSession, open_core_session
 from service.graph.handles import repair_handles
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
 from service.graph.tpu_lowering import TPU_TAG, lower
+
+logger = logging.getLogger(__name__)
 
 # What a graph may raise because of what a client sent.
 _CLIENT_ERRORS = ("InvalidArgumentError", "OutOfRangeError", "FailedPreconditionError")
@@ -30,24 +33,20 @@ _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
 class SavedModelBackend:
     """Runs signatures in one TensorFlow session. Concurrency: any thread.
 
-    A session, not `tf.saved_model.load`: it takes TF 1 and TF 2 exports alike. Its callables from options, not
-    `Session.run`: they feed without holding shapes against the placeholders', as TensorFlow Serving does, and cost less
-    (48 us a call against 271 us, y = 0.5 x + 2 on eight numbers).
+    A session, not `tf.saved_model.load`: it takes TF 1 and TF 2 exports alike.
     """
 
     def __init__(
         self,
-        session: Any,
+        session: GraphSession,
         signatures: Mapping[str, SignatureSpec],
         *,
-        new_options: Callable[..., Any],
         error_type: type[Exception],
         sparse: Mapping[str, Mapping[str, SparseNames]] | None = None,
     ) -> None:
         self._session = session
         self._signatures = signatures
         self._sparse = sparse or {}
-        self._new_options = new_options
         self._error_type = error_type
         self._callables: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Callable[..., list[Any]]] = {}
         self._compile = threading.Lock()
@@ -81,12 +80,20 @@ class SavedModelBackend:
                 raise InvalidRequest(
                     f'signature "{signature_name}" has a sparse or composite {kind} that no request or answer can carry'
                 )
-        options = self._new_options(feed=feed, fetch=fetch)
         with self._compile:
-            made: Callable[..., list[Any]] = self._session._make_callable_from_options(options)
+            made = self._session.call(feed, fetch)
             call = (lambda *arrays: made(*convert(arrays))) if sparse else made
             self._callables[signature_name, fed, fetched] = call
         return call
+
+    @property
+    def session_number(self) -> int | None:
+        """The number by which the native core knows the session."""
+        return self._session.number
+
+    def has_sparse_inputs(self, signature_name: str) -> bool:
+        """Says whether a signature has sparse inputs, which requests send as ragged ids."""
+        return bool(self._sparse.get(signature_name))
 
     def close(self) -> None:
         """Frees the graph's variables."""
@@ -113,34 +120,66 @@ def open_savedmodel(
       ArtifactError: TensorFlow can not load it, in TensorFlow's words; or it needs a TPU.
     """
     import tensorflow as tf
-    from tensorflow.core.protobuf.config_pb2 import CallableOptions
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
     # It calls the only loader that feeds and fetches by name deprecated, at every load.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    v1 = tf.compat.v1
     side_by_side = threads if inter_op_threads is None else inter_op_threads
-    config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=side_by_side)
-    session = v1.Session(graph=tf.Graph(), config=config)
+    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=side_by_side)
     try:
         loader = SavedModelLoader(str(artifact))
         if TPU_TAG in tags:
             tags = _lower_only(loader.saved_model, loader.get_meta_graph_def_from_tags(tags))
-        repair_handles(loader.get_meta_graph_def_from_tags(tags), artifact)
-        meta_graph = loader.load(session, sorted(tags))
+        meta_graph = loader.get_meta_graph_def_from_tags(tags)
+        repair_handles(meta_graph, artifact)
+        session = _open_loaded(loader, meta_graph, config)
     except ArtifactError as error:
-        session.close()
         raise ArtifactError(f"{artifact}: {error.message}") from error
     except Exception as error:
-        session.close()
         raise ArtifactError(f"TensorFlow can not load {artifact}: {_text(error)}") from error
-    return SavedModelBackend(
-        session,
-        signatures,
-        new_options=CallableOptions,
-        error_type=tf.errors.OpError,
-        sparse=read_sparse_names(meta_graph),
-    )
+    return SavedModelBackend(session, signatures, error_type=tf.errors.OpError, sparse=read_sparse_names(meta_graph))
+
+
+def _open_loaded(loader: Any, meta_graph: Any, config: Any) -> GraphSession:
+    """Opens the graph of a SavedModelLoader in the core; in Python where the core can not, whose errors say why."""
+    import tensorflow as tf
+
+    tags = sorted(meta_graph.meta_info_def.tags)
+    graph = tf.Graph()
+    saver, _ = loader.load_graph(graph, tags)
+    try:
+        program = _program(loader, meta_graph, graph, saver, config)
+    except (tf.errors.OpError, ValueError) as error:
+        logger.info("the graph is no program of the core", extra={"reason": str(error)})
+    else:
+        if (core := open_core_session(program)) is not None:
+            return core
+    session = tf.compat.v1.Session(graph=graph, config=config)
+    try:
+        loader.restore_variables(session, saver)
+        loader.run_init_ops(session, tags)
+    except Exception:
+        session.close()
+        raise
+    return PythonSession(session, config.SerializeToString())
+
+
+def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) -> GraphProgram:
+    """Returns what SavedModelLoader.load does with a graph, as a program.
+
+    Source: tensorflow/python/saved_model/loader_impl.py, restore_variables and run_init_ops (2.21).
+    """
+    from tensorflow.python.saved_model.loader_impl import get_asset_tensors, get_init_op
+
+    steps: list[tuple[str, Mapping[str, bytes]]] = []
+    if saver is not None:
+        saved = saver.saver_def
+        steps.append((saved.restore_op_name, {saved.filename_tensor_name: str(loader.variables_path).encode()}))
+    with graph.as_default():
+        init = get_init_op(meta_graph)
+    if init is not None:
+        steps.append((init.name, get_asset_tensors(loader.export_dir, meta_graph)))
+    return GraphProgram(graph.as_graph_def().SerializeToString(), config.SerializeToString(), tuple(steps))
 
 
 def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:

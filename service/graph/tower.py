@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from service.core.errors import InvalidRequest
 from service.core.types import Array, SignatureSpec, Tensors
+from service.graph.graph_session import GraphSession
 from service.graph.joined_rows import JoinedRows
 from service.graph.row_feed import RowFeed
 from service.graph.savedmodel import first_line, translated
@@ -70,17 +71,15 @@ class TowerBackend:
 
     def __init__(
         self,
-        session: Any,
+        session: GraphSession,
         cuts: Mapping[str, CutSignature],
         sparse: Mapping[str, Mapping[str, SparseNames]],
         *,
-        new_options: Callable[..., Any],
         error_type: type[Exception],
     ) -> None:
         self._session = session
         self._cuts = cuts
         self._sparse = sparse
-        self._new_options = new_options
         self._error_type = error_type
         self._rows = {name: RowFeed(cut.sources, cut.fed) for name, cut in cuts.items()}
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
@@ -93,11 +92,18 @@ class TowerBackend:
         """The signatures that it runs."""
         return self._cuts
 
+    @property
+    def session_number(self) -> int | None:
+        """The number by which the native core knows the session."""
+        return self._session.number
+
+    def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:
+        """Returns the sparse inputs of a signature."""
+        return self._sparse.get(signature_name, {})
+
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
         """Returns one that shares this one's session and takes its rows from elsewhere; closing one closes both."""
-        made = TowerBackend(
-            self._session, cuts, self._sparse, new_options=self._new_options, error_type=self._error_type
-        )
+        made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
         # What runs parts of the graph knows nothing of where rows come from.
         made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
         return made
@@ -177,10 +183,8 @@ class TowerBackend:
         effects: Sequence[str] = (),
     ) -> _Call:
         """Returns what runs a part of the graph on a request's inputs and on arrays for the fed tensors."""
-        feed, names = request_feed(spec, self._sparse.get(spec.name, {}), inputs)
-        call: Callable[..., list[Array]] = self._session._make_callable_from_options(
-            self._new_options(feed=[*fed, *names], fetch=fetch, target=effects)
-        )
+        feed, names = request_feed(spec, self.sparse_inputs(spec.name), inputs)
+        call = self._session.call([*fed, *names], fetch, effects)
         return lambda request, *arrays: call(*arrays, *feed(request))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from service.core.errors import ArtifactError
 from service.core.types import Array, SignatureSpec, Table, Tensors, TensorSpec
-from service.graph.dense_session import DenseGraph
+from service.graph.dense_session import DenseGraph, DenseSession
 from service.graph.feature_cut import find_lookup
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
 from service.graph.handles import repair_handles
@@ -84,7 +84,6 @@ def open_tower(
       ArtifactError: TensorFlow can not load what is left.
     """
     import tensorflow as tf
-    from tensorflow.core.protobuf.config_pb2 import CallableOptions
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -105,7 +104,7 @@ def open_tower(
             placeholders = {node_of(rows): tf.as_dtype(dtype).as_datatype_enum for rows, dtype in dtypes.items()}
             dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
         side_by_side = threads if inter_op_threads is None else inter_op_threads
-        session = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
+        opened = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
     except (NotProven, ArtifactError, KeyError) as error:
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
@@ -115,11 +114,11 @@ def open_tower(
         return None
     try:
         sparse = read_sparse_names(meta_graph)
-        cuts = {c.spec.name: _cut(c, session, mapped, sparse.get(c.spec.name, {})) for c in candidates}
+        cuts = {c.spec.name: _cut(c, opened, mapped, sparse.get(c.spec.name, {})) for c in candidates}
     except Exception:
-        session.close()
+        opened.session.close()
         raise
-    return TowerBackend(session, cuts, sparse, new_options=CallableOptions, error_type=tf.errors.OpError)
+    return TowerBackend(opened.session, cuts, sparse, error_type=tf.errors.OpError)
 
 
 def _candidates(
@@ -192,10 +191,12 @@ def _left(candidate: _Candidate) -> set[str]:
     return flat.ancestors(ends, cut=cut, follow=candidate.follow) | given
 
 
-def _cut(candidate: _Candidate, session: Any, mapped: MappedTables, sparse: Mapping[str, SparseNames]) -> CutSignature:
+def _cut(
+    candidate: _Candidate, opened: DenseSession, mapped: MappedTables, sparse: Mapping[str, SparseNames]
+) -> CutSignature:
     spec, flat = candidate.spec, candidate.flat
     to_feed, names = request_feed(spec, sparse)
-    known = {operation.name for operation in session.graph.get_operations()}
+    known = {operation.name for operation in opened.graph.get_operations()}
 
     def feed(request: Tensors) -> dict[str, Array]:
         # An input that nothing reads is not in the session's graph.
@@ -205,7 +206,7 @@ def _cut(candidate: _Candidate, session: Any, mapped: MappedTables, sparse: Mapp
     sources: dict[str, RowSource] = {}
     exact = []
     for read in candidate.reads:
-        tensor, source, is_exact = _source(candidate, read, session, mapped, feed)
+        tensor, source, is_exact = _source(candidate, read, opened, mapped, feed)
         sources[tensor] = source
         exact.append(is_exact)
     id_tensors = tuple(sorted({source.tensor for source in sources.values() if isinstance(source, ComputedRows)}))
@@ -261,7 +262,7 @@ def _sees_request(candidate: _Candidate, name: str) -> bool:
 def _source(
     candidate: _Candidate,
     read: TableRead,
-    session: Any,
+    opened: DenseSession,
     mapped: MappedTables,
     feed: Callable[[Tensors], dict[str, Array]],
 ) -> tuple[str, RowSource, bool]:
@@ -274,13 +275,13 @@ def _source(
     for claim in mapped.claims.get(spec.name, ()):
         if claim.table != read.table or table.info.dtype != "float32" or not _may_stand_for(claim, spec, direct):
             continue
-        found = find_lookup(claim, read, places, flat=flat, spec=spec, table=table, session=session, feed=feed)
+        found = find_lookup(claim, read, places, flat=flat, spec=spec, table=table, session=opened.session, feed=feed)
         if found is not None:
             return found[0], FeatureRows(claim, table), found[1]
     dim = table.info.embedding_dim
     if direct is not None:
         return read.rows, InputRows(direct, table, _row_shape(spec.inputs[direct].shape, dim)), True
-    sizes = session.graph.get_tensor_by_name(read.ids).shape
+    sizes = opened.graph.get_tensor_by_name(read.ids).shape
     shape = None if sizes.rank is None else tuple(sizes.as_list())
     return read.rows, ComputedRows(read.ids, table, _row_shape(shape, dim)), True
 

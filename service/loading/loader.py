@@ -22,9 +22,11 @@ from service.deltas.rules import DeltaRules
 from service.direct import http_bodies, predict
 from service.files.verification import Stored, nothing_before
 from service.graph.lazy import LazyBackend
+from service.graph.native_graph import NativeGraph
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.graph_batching import GraphBatching
+from service.loading.native_graphs import native_graphs
 from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
@@ -46,9 +48,14 @@ class WarmupObserver(Protocol):
 
 
 class CompileNative(Protocol):
-    """Compiles a version's lookups for the native core; None where it can answer none of them. Must not raise."""
+    """Compiles a version for the native core; None where it can answer none of its signatures. Must not raise.
 
-    def __call__(self, servable: Servable, lookups: OpenedLookups) -> NativeServable | None: ...
+    lookups: of its manifest, if it has one. graphs: of predicts, by signature.
+    """
+
+    def __call__(
+        self, servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph]
+    ) -> NativeServable | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,9 @@ class ServableLoader:
                 servable = self.batching.wrap(servable, path)
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
-            if self.compile_native is not None and lookups is not None:
-                servable = replace(servable, native=self.compile_native(servable, lookups))
+            if self.compile_native is not None:
+                native = self.compile_native(servable, lookups, native_graphs(servable))
+                servable = replace(servable, native=native)
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
             if why := servable.files.look():

@@ -70,6 +70,11 @@ class TowerBatcher(Batcher):
             return self._backend.run(signature_name, inputs, outputs)
         return super().run(signature_name, inputs, outputs, deadline_s)
 
+    @property
+    def backend(self) -> Backend:
+        """What runs the batches."""
+        return self._backend
+
     def close(self) -> None:
         """Closes the backend and lets the thread end."""
         self._own_scheduler.stop()

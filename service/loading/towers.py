@@ -152,3 +152,19 @@ def _plan_of(source: RowSource) -> FeaturePlan | None:
     if not is_row_for_row or table.info.dtype != "float32" or not isinstance(source, InputRows):
         return None
     return FeaturePlan(LookupFeature(source.input_name), table, None)
+
+
+def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
+    """Returns the one lookup of the native core that gives a source's float32 rows; None where there is none."""
+    table = source.table
+    assert isinstance(table, MappedTable)  # as open_towers gives them
+    if isinstance(source, FeatureRows):
+        lookup = source.claim.lookup
+        assert isinstance(lookup, FeatureLookup)  # as _claims makes them
+        plan = lookup.plan.features[lookup.name]
+        return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
+    if not isinstance(source, InputRows) or table.info.dtype != "float32":
+        return None
+    sizes = spec.inputs[source.input_name].shape
+    # Of ids of no rank, or of an unknown one, there is no number of rows.
+    return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

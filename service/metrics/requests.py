@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import NamedTuple, Protocol, TypeVar
@@ -112,6 +112,18 @@ class Notes(Protocol):
         ...
 
 
+class CountsElsewhere(Protocol):
+    """Counts requests that no handler of this process sees, and gives them to RequestCounter.add."""
+
+    def collect(self) -> None:
+        """Gives what is new."""
+        ...
+
+    def retire(self, model: str, version: int) -> None:
+        """Gives what is new, and forgets a version."""
+        ...
+
+
 class RequestCounter:
     """Counts requests of all models. Concurrency: any thread.
 
@@ -121,11 +133,11 @@ class RequestCounter:
     Args:
       notes: told of requests that are slow or fail.
 
-    collect: adds what others counted, before it is read or a version is forgotten; see `add`.
+    also: counts requests elsewhere.
     """
 
     def __init__(self, notes: Notes | None = None) -> None:
-        self.collect: Callable[[], None] = lambda: None
+        self.also: CountsElsewhere | None = None
         self._notes = notes
         self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
@@ -196,7 +208,8 @@ class RequestCounter:
 
         In the second, version is None and the kind of a signature stands for its name.
         """
-        self.collect()
+        if self.also is not None:
+            self.also.collect()
         with self._lock:
             now, ever = Requests(), Requests()
             for key, cell in self._successes.copy().items():
@@ -209,7 +222,8 @@ class RequestCounter:
 
     def retire(self, model: str, version: int) -> None:
         """Forgets a version's subjects and keeps their sums; nobody may count it any more."""
-        self.collect()
+        if self.also is not None:
+            self.also.retire(model, version)
         with self._lock:
             gone = Requests()
             for key in _of_version(self._successes.copy(), model, version):

@@ -35,9 +35,26 @@ const JSON_LENGTH: &str = "inference-header-content-length";
 const TRUSTED_BYTES: usize = 1 << 20;
 
 /// Body of an answer; the request is open until it is dropped.
-enum Answer {
-    Whole(Bytes, Open),
-    Forwarded(Forwarded, Open),
+struct Answer {
+    content: Content,
+    _open: Open,
+}
+
+enum Content {
+    Whole(Bytes),
+    Forwarded(Forwarded),
+}
+
+impl Answer {
+    fn whole(data: Bytes, open: Open) -> Self {
+        let content = Content::Whole(data);
+        Answer { content, _open: open }
+    }
+
+    fn forwarded(body: Forwarded, open: Open) -> Self {
+        let content = Content::Forwarded(body);
+        Answer { content, _open: open }
+    }
 }
 
 impl Body for Answer {
@@ -45,24 +62,24 @@ impl Body for Answer {
     type Error = hyper::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.get_mut() {
-            Answer::Whole(data, _) if data.is_empty() => Poll::Ready(None),
-            Answer::Whole(data, _) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
-            Answer::Forwarded(body, _) => Pin::new(body).poll_frame(cx),
+        match &mut self.get_mut().content {
+            Content::Whole(data) if data.is_empty() => Poll::Ready(None),
+            Content::Whole(data) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
+            Content::Forwarded(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Answer::Whole(data, _) => data.is_empty(),
-            Answer::Forwarded(body, _) => body.is_end_stream(),
+        match &self.content {
+            Content::Whole(data) => data.is_empty(),
+            Content::Forwarded(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Answer::Whole(data, _) => SizeHint::with_exact(data.len() as u64),
-            Answer::Forwarded(body, _) => body.size_hint(),
+        match &self.content {
+            Content::Whole(data) => SizeHint::with_exact(data.len() as u64),
+            Content::Forwarded(body) => body.size_hint(),
         }
     }
 }
@@ -216,7 +233,7 @@ impl Exchange {
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
-                return Response::new(Answer::Whole(Bytes::new(), open));
+                return Response::new(Answer::whole(Bytes::new(), open));
             }
         };
         let found = target(head.uri.path()).map(|found| Target {
@@ -349,7 +366,7 @@ impl Exchange {
         // Boxed, so that the futures of requests that are answered here stay small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
         match forwarded {
-            Some(response) => response.map(|body| Answer::Forwarded(body, open)),
+            Some(response) => response.map(|body| Answer::forwarded(body, open)),
             None => {
                 shared.statistics.count(Event::UpstreamFailedHttp);
                 let (mut head, ()) = Request::new(()).into_parts();
@@ -361,7 +378,7 @@ impl Exchange {
 
     fn answer(&self, head: &Parts, answered: Answered, id: HeaderValue, open: Open) -> Response<Answer> {
         let json_length = answered.json_length;
-        let mut response = Response::new(Answer::Whole(answered.body, open));
+        let mut response = Response::new(Answer::whole(answered.body, open));
         let headers = response.headers_mut();
         match json_length {
             Some(length) => {
@@ -382,7 +399,7 @@ impl Exchange {
 
     fn refusal(&self, head: &Parts, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
         let body = serde_json::json!({ "error": status.text }).to_string();
-        let mut response = Response::new(Answer::Whole(body.into(), open));
+        let mut response = Response::new(Answer::whole(body.into(), open));
         let (number, code) = match status.code {
             Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),

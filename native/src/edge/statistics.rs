@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::dispatch::Method;
 use crate::declined::Declined;
 use crate::forms::Answered;
+use crate::plan::SignatureKind;
 
 /// Slow requests that are kept.
 const KEPT_SLOW: usize = 50;
@@ -85,6 +86,7 @@ struct Subject {
 /// Numbers of one subject in one thread. Only that thread writes them.
 struct Cell {
     signature_name: String,
+    kind: &'static str,
     nanos: AtomicU64,
     run_nanos: AtomicU64,
     rows: AtomicU64,
@@ -150,6 +152,8 @@ pub struct SubjectSnapshot {
     pub model: String,
     pub version: i64,
     pub signature: String,
+    /// "lookup" or "predict".
+    pub kind: &'static str,
     pub rows: u64,
     pub seconds: f64,
     /// Counts between the limits of the configuration; one more than limits.
@@ -310,12 +314,13 @@ impl Statistics {
 
     fn new_cell(&self, answered: &Answered) -> Cell {
         let zeros = || (0..=self.limits_s.len()).map(|_| AtomicU64::new(0)).collect();
-        let signatures = answered.servable.signatures();
+        let signature = answered.servable.signatures().get(answered.signature);
         Cell {
-            signature_name: signatures
-                .get(answered.signature)
-                .map(|s| s.name.clone())
-                .unwrap_or_default(),
+            signature_name: signature.map(|s| s.name.clone()).unwrap_or_default(),
+            kind: match signature.map(|s| s.kind) {
+                Some(SignatureKind::Predict) => "predict",
+                _ => "lookup",
+            },
             nanos: AtomicU64::new(0),
             run_nanos: AtomicU64::new(0),
             rows: AtomicU64::new(0),
@@ -443,6 +448,7 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
                 model: subject.model.clone(),
                 version: subject.version,
                 signature: cell.signature_name.clone(),
+                kind: cell.kind,
                 rows: 0,
                 seconds: 0.0,
                 counts: vec![0; cell.counts.len()],

@@ -12,11 +12,14 @@ use bytes::Bytes;
 use crate::plan::{Effort, Routes, Servable};
 
 pub mod json;
+pub mod lookup_json;
 pub mod oip_binary;
 #[cfg(test)]
 mod oip_fixture;
 pub mod oip_json;
 pub mod oip_proto;
+pub mod table_rows;
+pub mod tensorflow_json;
 
 /// What every form is given beside the bytes of a request.
 pub struct Call<'a> {

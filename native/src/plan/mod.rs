@@ -17,4 +17,4 @@ pub use graph::{Graph, OpenGraph, RanData, RanOutput};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use routes::{ModelRoutes, Routes};
 pub use servable::{Counts, FeaturePlan, InputPlan, Keep, NeedsIds, OutputPlan, Reading, Servable, Signature};
-pub use work::{Effort, OutputShape, Work};
+pub use work::{Effort, Features, OutputShape, Work};

@@ -281,6 +281,88 @@ impl<'s, 'r> Work<'s, 'r> {
     }
 }
 
+/// The features of a predict as they were sent, from which a graph reads rows into its own memory.
+pub struct Features<'s, 'r> {
+    servable: &'s Servable,
+    plan: &'s Signature,
+    sent: SmallVec<[Option<Sent<'r>>; 8]>,
+}
+
+impl<'s, 'r> Features<'s, 'r> {
+    /// Takes the features of inputs that [`Work::prepare`] has judged.
+    ///
+    /// # Errors
+    /// The reference treats some of their rows apart.
+    pub fn new(servable: &'s Servable, plan: &'s Signature, inputs: &Inputs<'r>) -> Result<Self, Declined> {
+        let of_features = inputs.iter().enumerate().map(|(number, tensor)| {
+            let is_read = plan.features.iter().any(|feature| uses(feature, number));
+            tensor.as_ref().filter(|_| is_read).cloned()
+        });
+        let sent = sent_features(plan, of_features.collect())?;
+        Ok(Features { servable, plan, sent })
+    }
+
+    /// Returns the shape of a feature's vectors; is_flat: those of a row are one vector.
+    ///
+    /// # Errors
+    /// The feature was not sent, or its ids have another rank.
+    pub fn dims(&self, feature: usize, is_flat: bool) -> Result<Dims, Declined> {
+        let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
+        vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
+    }
+
+    /// Writes a feature's vectors end to end.
+    ///
+    /// # Errors
+    /// The feature was not sent, or an id has no row.
+    ///
+    /// # Panics
+    /// The memory is too short.
+    pub fn read(&self, feature: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
+        let stride = self.servable.tables()[self.plan.features[feature].table].embedding_dim * 4;
+        let place = Place {
+            skip: 0,
+            stride,
+            is_flat: false,
+        };
+        self.read_at(feature, to, &place)
+    }
+
+    /// Writes the vector of each row, which begins `skip` bytes into the memory and `stride` bytes behind the last one.
+    ///
+    /// # Errors
+    /// As `read`.
+    ///
+    /// # Panics
+    /// As `read`.
+    pub fn read_column(
+        &self,
+        feature: usize,
+        to: &mut [MaybeUninit<u8>],
+        skip: usize,
+        stride: usize,
+    ) -> Result<(), Declined> {
+        self.read_at(
+            feature,
+            to,
+            &Place {
+                skip,
+                stride,
+                is_flat: true,
+            },
+        )
+    }
+
+    fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], place: &Place) -> Result<(), Declined> {
+        let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
+        if sent.sizes.iter().product::<usize>() != sent.ids().len() {
+            // Ids of another dtype: fewer would be read than there is memory for.
+            return Err(Declined::NotNative);
+        }
+        read(self.servable, &self.plan.features[feature], sent, to, place).map(drop)
+    }
+}
+
 fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), Declined> {
     let is_sent = |number: usize| inputs[number].is_some();
     let lacks = plan

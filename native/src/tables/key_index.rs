@@ -50,10 +50,13 @@ pub(super) trait Keys {
     fn row_without_search(key: Self::Key, rows: &Rows) -> Option<i64>;
     /// Says whether key `number` is this one.
     fn is(&self, number: usize, key: Self::Key) -> bool;
-    /// Asks for the memory that says where key `number` lies, where there is such.
-    const ASK_FOR_PLACE: Option<fn(&Self, usize)>;
+    /// Whether a search is quicker where it asks for memory ahead. Measured on 4096 keys of a million: strings 738 us
+    /// without, 187 us with it; integers 25 us without, 31 us with it.
+    const ASKS_AHEAD: bool;
+    /// Asks for the memory that says where key `number` lies.
+    fn ask_for_place(&self, _number: usize) {}
     /// Asks for key `number`.
-    fn ask_for_key(&self, number: usize);
+    fn ask_for_key(&self, _number: usize) {}
 }
 
 /// The lines of a file; starts has one number more than there are lines.
@@ -100,8 +103,7 @@ impl<'a> Lines<'a> {
 
 impl<'a> Keys for Lines<'a> {
     type Key = &'a [u8];
-    const ASK_FOR_PLACE: Option<fn(&Self, usize)> =
-        Some(|lines, number| prefetch_line(lines.starts.as_ptr().wrapping_add(number).cast()));
+    const ASKS_AHEAD: bool = true;
 
     #[inline]
     fn hash(key: &'a [u8]) -> u64 {
@@ -124,6 +126,11 @@ impl<'a> Keys for Lines<'a> {
     }
 
     #[inline]
+    fn ask_for_place(&self, number: usize) {
+        prefetch_line(self.starts.as_ptr().wrapping_add(number).cast());
+    }
+
+    #[inline]
     fn ask_for_key(&self, number: usize) {
         prefetch_line(self.data.as_ptr().wrapping_add(self.starts[number] as usize));
     }
@@ -135,7 +142,7 @@ pub struct Integers<'a>(pub &'a [i64]);
 
 impl Keys for Integers<'_> {
     type Key = i64;
-    const ASK_FOR_PLACE: Option<fn(&Self, usize)> = None;
+    const ASKS_AHEAD: bool = false;
 
     #[inline]
     fn hash(key: i64) -> u64 {
@@ -158,11 +165,6 @@ impl Keys for Integers<'_> {
     fn is(&self, number: usize, key: i64) -> bool {
         self.0[number] == key
     }
-
-    #[inline]
-    fn ask_for_key(&self, number: usize) {
-        prefetch_line(self.0.as_ptr().wrapping_add(number).cast());
-    }
 }
 
 /// Returns the fingerprint of an integer as it is written in decimal.
@@ -181,45 +183,52 @@ pub(super) fn find<K: Keys>(
     let mut found = Vec::with_capacity(sent.len());
     let mut strangers = Strangers::default();
     let mut sent = sent.map(|key| (key, K::hash(key)));
-    let mask = (slots.len() as u64).wrapping_sub(1);
-    let mut some: smallvec::SmallVec<[(K::Key, u64); AT_A_TIME]> = smallvec::SmallVec::new();
-    loop {
-        some.clear();
-        some.extend(sent.by_ref().take(AT_A_TIME));
-        if some.is_empty() {
-            return (found, strangers);
-        }
-        if some.len() > 1 && !slots.is_empty() {
-            let first_number = |hash: u64| usize::try_from(slots[(hash & mask) as usize]).ok();
-            for &(_, hash) in &some {
-                prefetch_line(slots.as_ptr().wrapping_add((hash & mask) as usize).cast());
+    let mut add = |(key, hash): (K::Key, u64)| {
+        let row = K::row_without_search(key, rows).or_else(|| {
+            let number = search(keys, slots, key, hash).ok()?;
+            Some(rows.first_id + number as i64)
+        });
+        let row = row.unwrap_or_else(|| {
+            if strangers.count == 0 {
+                strangers.first = found.len();
             }
-            if let Some(ask_for_place) = K::ASK_FOR_PLACE {
-                let numbers = some.iter().filter_map(|&(_, hash)| first_number(hash));
-                numbers.for_each(|number| ask_for_place(keys, number));
+            strangers.count += 1;
+            if rows.num_oov_buckets > 0 {
+                rows.first_bucket + (K::bucket_hash(key, hash) % rows.num_oov_buckets) as i64
+            } else {
+                rows.oov_id
             }
-            let numbers = some.iter().filter_map(|&(_, hash)| first_number(hash));
-            numbers.for_each(|number| keys.ask_for_key(number));
+        });
+        found.push(row);
+    };
+    if K::ASKS_AHEAD && !slots.is_empty() {
+        let mut some: smallvec::SmallVec<[(K::Key, u64); AT_A_TIME]> = smallvec::SmallVec::new();
+        loop {
+            some.extend(sent.by_ref().take(AT_A_TIME));
+            if some.is_empty() {
+                break;
+            }
+            if some.len() > 1 {
+                ask_ahead(keys, slots, some.iter().map(|&(_, hash)| hash));
+            }
+            some.drain(..).for_each(&mut add);
         }
-        for &(key, hash) in &some {
-            let row = K::row_without_search(key, rows).or_else(|| {
-                let number = search(keys, slots, key, hash).ok()?;
-                Some(rows.first_id + number as i64)
-            });
-            let row = row.unwrap_or_else(|| {
-                if strangers.count == 0 {
-                    strangers.first = found.len();
-                }
-                strangers.count += 1;
-                if rows.num_oov_buckets > 0 {
-                    rows.first_bucket + (K::bucket_hash(key, hash) % rows.num_oov_buckets) as i64
-                } else {
-                    rows.oov_id
-                }
-            });
-            found.push(row);
-        }
+    } else {
+        sent.for_each(&mut add);
     }
+    (found, strangers)
+}
+
+/// Asks for all that searches of these hashes read if each ends at its first slot.
+#[inline]
+fn ask_ahead<K: Keys>(keys: &K, slots: &[i32], hashes: impl Iterator<Item = u64> + Clone) {
+    let mask = slots.len() as u64 - 1;
+    for hash in hashes.clone() {
+        prefetch_line(slots.as_ptr().wrapping_add((hash & mask) as usize).cast());
+    }
+    let numbers = hashes.filter_map(|hash| usize::try_from(slots[(hash & mask) as usize]).ok());
+    numbers.clone().for_each(|number| keys.ask_for_place(number));
+    numbers.for_each(|number| keys.ask_for_key(number));
 }
 
 /// Returns the number of a key, or else the slot where it would lie.

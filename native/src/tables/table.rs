@@ -341,6 +341,21 @@ impl Table {
         }
     }
 
+    /// Returns a view of the table whose gathers and sequences copy rows as they are stored, bit for bit; its rows have
+    /// as many float32 as a stored row has words. None where rows have scales or are no whole words.
+    #[must_use]
+    pub fn as_stored(&self) -> Option<Table> {
+        let row_bytes = match self.dtype {
+            Dtype::Int8 | Dtype::Int4 => return None,
+            _ => self.row_bytes(),
+        };
+        (row_bytes % 4 == 0).then(|| Table {
+            dtype: Dtype::Float32,
+            embedding_dim: row_bytes / 4,
+            ..self.clone()
+        })
+    }
+
     /// Writes row `ids[i]` as float32 to row `i` of `out`, for each row of `out`; a dropped id gives zeros.
     ///
     /// `ids` may be longer than `out`; the ids behind are only prefetched.

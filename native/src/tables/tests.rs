@@ -313,3 +313,37 @@ fn a_float64_table_has_no_rows() {
         assert_eq!(looked, Err(Stopped::BadId(0)));
     }
 }
+
+#[test]
+fn stored_rows_keep_their_bits() {
+    let raw: Vec<u8> = (0..96).map(|byte| byte ^ 0xF5).collect();
+    for (dtype, dim) in [
+        (Dtype::Float64, 3),
+        (Dtype::Float32, 6),
+        (Dtype::Float16, 12),
+        (Dtype::Bfloat16, 12),
+    ] {
+        // SAFETY: four rows of 24 bytes.
+        let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
+        let policy = Policy {
+            on_bad_id: OnBadId::Drop,
+            default_row: 0,
+        };
+        let mut memory = [MaybeUninit::new(0); 72];
+        let out = Out::new(&mut memory, 0, 24, 24, 3);
+        assert_eq!(
+            table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out),
+            Ok(1)
+        );
+        // SAFETY: all of it was initialised.
+        let written = memory.map(|byte| unsafe { byte.assume_init() });
+        assert_eq!(written[..24], raw[48..72]);
+        assert_eq!(written[24..48], [0; 24]);
+        assert_eq!(written[48..], raw[24..48]);
+    }
+    for (dtype, dim) in [(Dtype::Int8, 4), (Dtype::Int4, 8), (Dtype::Float16, 3)] {
+        // SAFETY: no row is read.
+        let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
+        assert!(table.as_stored().is_none());
+    }
+}

@@ -148,11 +148,19 @@ def test_a_failure_that_is_not_the_clients_hides_its_cause(tf: Any, folder: Path
         raise tf.errors.InternalError(None, None, "secret")
 
     class Session:
-        def _make_callable_from_options(self, options: Any) -> Any:
+        number, config = None, b""
+
+        def call(self, feed: Any, fetch: Any, target: Any = ()) -> Any:
             return fail
 
+        def run(self, fetch: Any, feed: Any) -> Any:
+            raise NotImplementedError
+
+        def close(self) -> None:
+            pass
+
     specs = read_signatures(folder / "saved_model.pb")
-    backend = SavedModelBackend(Session(), specs, new_options=dict, error_type=tf.errors.OpError)
+    backend = SavedModelBackend(Session(), specs, error_type=tf.errors.OpError)
     with pytest.raises(BackendFailure) as caught:
         backend.run("serving_default", {"x": floats(1)}, ("y",))
     assert "secret" not in caught.value.message
@@ -273,10 +281,10 @@ def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
 
 @pytest.mark.parametrize(("inter_op_threads", "side_by_side"), [(None, 2), (5, 5), (0, 0)])
 def test_the_session_has_the_threads_it_was_given(
-    folder: Path, inter_op_threads: int | None, side_by_side: int
+    tf: Any, folder: Path, inter_op_threads: int | None, side_by_side: int
 ) -> None:
     signatures = read_signatures(folder / "saved_model.pb")
     backend = open_savedmodel(folder, signatures, SERVE, threads=2, inter_op_threads=inter_op_threads)
-    config = backend._session._config
+    config = tf.compat.v1.ConfigProto.FromString(backend._session.config)
     assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (2, side_by_side)
     backend.close()

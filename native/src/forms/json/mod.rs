@@ -1,7 +1,11 @@
-//! JSON text: what every JSON form reads and writes. Knows no signature and no table.
+//! JSON text: what every JSON form reads and writes.
 
 pub mod base64;
 mod cursor;
 pub mod floats;
 pub mod nested;
+pub mod outputs;
 pub mod reader;
+pub mod tensors;
+#[cfg(test)]
+mod tests;

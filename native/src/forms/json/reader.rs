@@ -229,40 +229,126 @@ fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proptest::prelude::*;
+    use serde_json::Value;
 
-    fn w2() -> String {
-        let mut random = fastrand::Rng::with_seed(1);
-        let (mut users, mut items, mut tags) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..128 {
-            users.push(random.i64(0..1_000_000));
-            items.push(random.i64(0..200_000));
-            let length = random.usize(1..=20);
-            tags.push((0..length).map(|_| random.i64(0..50_000)).collect::<Vec<_>>());
+    use super::*;
+    use crate::forms::json::nested::Leaves;
+
+    /// Leaves of a value, and its sizes as numpy would find them.
+    fn plain(value: &Value) -> Option<(Vec<Value>, Vec<usize>)> {
+        let Value::Array(items) = value else {
+            return Some((vec![value.clone()], vec![]));
+        };
+        let mut leaves = Vec::new();
+        let mut inner: Option<Vec<usize>> = None;
+        for item in items {
+            let (more, sizes) = plain(item)?;
+            leaves.extend(more);
+            if inner.get_or_insert_with(|| sizes.clone()) != &sizes {
+                return None;
+            }
         }
-        serde_json::json!({"features": {"item": items, "user": users, "tags": tags}}).to_string()
+        let mut sizes = vec![items.len()];
+        sizes.extend(inner.unwrap_or_default());
+        Some((leaves, sizes))
+    }
+
+    fn values(leaves: Leaves<'_>) -> Vec<Value> {
+        match leaves {
+            Leaves::None => vec![],
+            Leaves::Ints(numbers) => numbers.into_iter().map(Value::from).collect(),
+            Leaves::Floats(numbers) => numbers.into_iter().map(Value::from).collect(),
+            Leaves::Bools(bools) => bools.into_iter().map(|one| Value::from(one == 1)).collect(),
+            Leaves::Strings(strings) => {
+                let texts = strings.iter().map(|one| std::str::from_utf8(one).expect("text"));
+                texts.map(Value::from).collect()
+            }
+        }
+    }
+
+    fn leaf() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            8 => any::<i64>().prop_map(Value::from),
+            2 => (-1e9..1e9).prop_map(Value::from),
+            1 => any::<bool>().prop_map(Value::from),
+            2 => ".*".prop_map(Value::from),
+        ]
+    }
+
+    fn lists() -> impl Strategy<Value = Value> {
+        let even = (prop::collection::vec(0_usize..4, 0..4), leaf()).prop_map(|(sizes, leaf)| {
+            sizes
+                .iter()
+                .rev()
+                .fold(leaf, |inner, &size| Value::from(vec![inner; size]))
+        });
+        let any = leaf().prop_recursive(3, 24, 4, |inner| {
+            prop::collection::vec(inner, 0..4).prop_map(Value::from)
+        });
+        prop_oneof![even, any]
+    }
+
+    proptest! {
+        #[test]
+        fn values_are_read_as_serde_json_reads_them(value in lists(), pretty: bool) {
+            let document = serde_json::json!({"inputs": {"x": value}});
+            let text = if pretty { serde_json::to_string_pretty(&document) } else { serde_json::to_string(&document) };
+            let text = text.expect("text");
+            let Ok(body) = read_predict(text.as_bytes()) else {
+                // Only what mixes its leaves is refused while it is read.
+                return Ok(());
+            };
+            let Payload::Columns(mut columns) = body.payload else { panic!("columns") };
+            let found = columns.remove(0).value.into_dense().map(|(leaves, sizes)| (values(leaves), sizes.to_vec()));
+            let expected = plain(&document["inputs"]["x"]).map(|(leaves, sizes)| {
+                let is_float = leaves.iter().any(Value::is_f64);
+                let as_floats = leaves.iter().map(|leaf| leaf.as_f64().map_or(leaf.clone(), Value::from));
+                (if is_float { as_floats.collect() } else { leaves }, sizes)
+            });
+            prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn lists_of_ids_are_read(rows in prop::collection::vec(prop::collection::vec(any::<i64>(), 0..5), 0..5)) {
+            let text = serde_json::json!({"features": {"x": rows}}).to_string();
+            let body = read_lookup(text.as_bytes()).expect("plain");
+            let (leaves, splits) = body.features.into_iter().next().expect("one").value.into_rows().expect("rows");
+            let ids: Vec<i64> = rows.iter().flatten().copied().collect();
+            prop_assert_eq!(leaves.len(), ids.len());
+            if let Leaves::Ints(found) = leaves {
+                prop_assert_eq!(found, ids);
+            }
+            let mut end = 0;
+            let ends = rows.iter().map(|row| { end += row.len(); i64::try_from(end).expect("short") });
+            prop_assert_eq!(splits, std::iter::once(0).chain(ends).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn floats_are_read_to_the_last_bit(number: f64) {
+            prop_assume!(number.is_finite());
+            let text = format!("{{\"inputs\":{number:e}}}");
+            let body = read_predict(text.as_bytes()).expect("plain");
+            let Payload::Value(value) = body.payload else { panic!("a value") };
+            prop_assert_eq!(value.into_dense().expect("a scalar").0, Leaves::Floats(vec![number]));
+        }
     }
 
     #[test]
-    #[ignore = "a measurement"]
-    fn time_to_read() {
-        let body = w2();
-        println!("{} bytes", body.len());
-        let time = |name: &str, work: &dyn Fn()| {
-            let once = || {
-                let start = std::time::Instant::now();
-                (0..10).for_each(|_| work());
-                start.elapsed() / 10
-            };
-            println!("{name}: {:?}", (0..300).map(|_| once()).min().unwrap());
+    fn nesting_is_bounded() {
+        let body = |depth: usize| format!("{{\"inputs\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
+        assert!(read_predict(body(8).as_bytes()).is_ok());
+        assert!(read_predict(body(9).as_bytes()).is_err());
+        assert!(read_predict(format!("{{\"inputs\":{}", "[".repeat(100_000)).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn many_keys_are_left_to_the_reference() {
+        let body = |count: usize| {
+            let members: Vec<String> = (0..count).map(|i| format!("\"{i}\":[]")).collect();
+            format!("{{\"features\":{{{}}}}}", members.join(","))
         };
-        time("cursor", &|| {
-            std::hint::black_box(read_lookup(std::hint::black_box(body.as_bytes())).unwrap());
-        });
-        time("serde_json to Value", &|| {
-            std::hint::black_box(
-                serde_json::from_slice::<serde_json::Value>(std::hint::black_box(body.as_bytes())).unwrap(),
-            );
-        });
+        assert!(read_lookup(body(MAX_COLUMNS).as_bytes()).is_ok());
+        assert!(read_lookup(body(MAX_COLUMNS + 1).as_bytes()).is_err());
     }
 }

@@ -1,0 +1,138 @@
+//! Values of a JSON body to the inputs of a signature, strictly by dtype, as `service/codecs/json_arrays.py` takes them.
+
+use smallvec::smallvec;
+
+use super::nested::{Leaves, Nested};
+use crate::declined::Declined;
+use crate::plan::{Data, DataType, Dims, InputPlan, Inputs, Signature, Strings, Tensor};
+
+/// Returns inputs of which none was sent.
+#[must_use]
+pub fn nothing<'a>(signature: &Signature) -> Inputs<'a> {
+    let mut inputs = Inputs::new();
+    inputs.resize_with(signature.inputs.len(), || None);
+    inputs
+}
+
+/// Says whether an input holds ids, row splits or weights of a ragged feature.
+#[must_use]
+pub fn is_ragged_part(signature: &Signature, number: usize) -> bool {
+    let mut ragged = signature.features.iter().filter(|feature| feature.row_splits.is_some());
+    signature.inputs[number].is_part || ragged.any(|feature| feature.ids == number)
+}
+
+/// Adds the nested lists of one input.
+///
+/// # Errors
+/// Lists differ in length, a value is not of the input's dtype, or the input was sent already.
+pub fn add_dense<'a>(
+    inputs: &mut Inputs<'a>,
+    signature: &Signature,
+    number: usize,
+    value: Nested<'a>,
+) -> Result<(), Declined> {
+    let (leaves, dims) = value.into_dense().ok_or(Declined::Unusual)?;
+    add(inputs, number, tensor(&signature.inputs[number], leaves, dims)?)
+}
+
+/// Adds ids and row splits of one list for each row, and weights in lists of the same lengths.
+///
+/// # Errors
+/// As [`add_dense`]; or the feature takes no weights, or other rows of them were sent.
+pub fn add_ragged<'a>(
+    inputs: &mut Inputs<'a>,
+    signature: &Signature,
+    feature: usize,
+    ids: Nested<'a>,
+    weights: Option<Nested<'a>>,
+) -> Result<(), Declined> {
+    let feature = &signature.features[feature];
+    let row_splits = feature.row_splits.ok_or(Declined::Unfit)?;
+    let (ids, splits) = ids.into_rows().ok_or(Declined::Unusual)?;
+    if let Some(weights) = weights {
+        let number = feature.weights.ok_or(Declined::Unfit)?;
+        let (weights, other_splits) = weights.into_rows().ok_or(Declined::Unusual)?;
+        if splits != other_splits {
+            return Err(Declined::Unfit);
+        }
+        let dims = smallvec![weights.len()];
+        add(inputs, number, tensor(&signature.inputs[number], weights, dims)?)?;
+    }
+    let dims = smallvec![ids.len()];
+    add(inputs, feature.ids, tensor(&signature.inputs[feature.ids], ids, dims)?)?;
+    let dims = smallvec![splits.len()];
+    let leaves = Leaves::Ints(splits);
+    add(inputs, row_splits, tensor(&signature.inputs[row_splits], leaves, dims)?)
+}
+
+fn add<'a>(inputs: &mut Inputs<'a>, number: usize, tensor: Tensor<'a>) -> Result<(), Declined> {
+    let slot = inputs.get_mut(number).ok_or(Declined::Unfit)?;
+    if slot.is_some() {
+        return Err(Declined::Unfit);
+    }
+    *slot = Some(tensor);
+    Ok(())
+}
+
+/// Returns a tensor of the input's dtype, or of strings where the input takes them.
+fn tensor<'a>(input: &InputPlan, leaves: Leaves<'a>, dims: Dims) -> Result<Tensor<'a>, Declined> {
+    let (dtype, data) = match leaves {
+        Leaves::Strings(parts) if input.takes_strings => (DataType::String, Data::Strings(Strings { parts })),
+        leaves => (input.dtype, numbers(input.dtype, leaves)?),
+    };
+    Ok(Tensor { dtype, dims, data })
+}
+
+fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
+    Ok(match (dtype, leaves) {
+        (DataType::Int64, Leaves::Ints(numbers)) => Data::Ints(numbers),
+        (DataType::Int32, Leaves::Ints(numbers)) => {
+            if numbers.iter().any(|&number| i32::try_from(number).is_err()) {
+                return Err(Declined::Unfit);
+            }
+            Data::Ints(numbers)
+        }
+        (DataType::Int64 | DataType::Int32, Leaves::None) => Data::Ints(Vec::new()),
+        (DataType::Int16, Leaves::Ints(numbers)) => bytes(&numbers, i16::to_le_bytes)?,
+        (DataType::Int8, Leaves::Ints(numbers)) => bytes(&numbers, i8::to_le_bytes)?,
+        (DataType::Uint64, Leaves::Ints(numbers)) => bytes(&numbers, u64::to_le_bytes)?,
+        (DataType::Uint32, Leaves::Ints(numbers)) => bytes(&numbers, u32::to_le_bytes)?,
+        (DataType::Uint16, Leaves::Ints(numbers)) => bytes(&numbers, u16::to_le_bytes)?,
+        (DataType::Uint8, Leaves::Ints(numbers)) => bytes(&numbers, u8::to_le_bytes)?,
+        (DataType::Bool, Leaves::Bools(bools)) => Data::Bytes(bools),
+        (DataType::Float32, leaves) => {
+            // By way of float64, as numpy does: two roundings.
+            #[allow(clippy::cast_possible_truncation)]
+            let floats = floats(leaves)?.into_iter().map(|number| number as f32);
+            Data::Floats(floats.collect())
+        }
+        (DataType::Float64, leaves) => Data::Bytes(floats(leaves)?.into_iter().flat_map(f64::to_le_bytes).collect()),
+        (DataType::String, Leaves::None) => Data::Strings(Strings::default()),
+        // What 16 bits hold is rounded by numpy only.
+        (DataType::Float16 | DataType::Bfloat16 | DataType::String, _) => return Err(Declined::Unusual),
+        (_, Leaves::None) => Data::Bytes(Vec::new()),
+        _ => return Err(Declined::Unfit),
+    })
+}
+
+fn floats(leaves: Leaves<'_>) -> Result<Vec<f64>, Declined> {
+    match leaves {
+        Leaves::None => Ok(Vec::new()),
+        #[allow(clippy::cast_precision_loss)]
+        Leaves::Ints(numbers) => Ok(numbers.into_iter().map(|number| number as f64).collect()),
+        Leaves::Floats(numbers) => Ok(numbers),
+        Leaves::Bools(_) | Leaves::Strings(_) => Err(Declined::Unfit),
+    }
+}
+
+fn bytes<'a, N: TryFrom<i64>, const SIZE: usize>(
+    numbers: &[i64],
+    to_bytes: impl Fn(N) -> [u8; SIZE],
+) -> Result<Data<'a>, Declined> {
+    let mut bytes = Vec::with_capacity(numbers.len() * SIZE);
+    for &number in numbers {
+        let number = N::try_from(number).map_err(|_| Declined::Unfit)?;
+        bytes.extend_from_slice(&to_bytes(number));
+    }
+    Ok(Data::Bytes(bytes))
+}

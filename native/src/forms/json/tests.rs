@@ -1,0 +1,412 @@
+//! Bodies to bodies, on the small servable of the plans' tests: row `i` of its table is `[10 i, 10 i + 1]`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::reader::{read_lookup, read_predict};
+use crate::declined::Declined;
+use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
+use crate::plan::tests::{feature, input, output, servable, toy};
+use crate::plan::{Data, Effort, ModelRoutes, Routes, Servable, Tensor};
+
+/// Which form reads a body.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Lookup,
+    Predict,
+    Rows,
+}
+
+fn routes(servable: Servable) -> Routes {
+    let model = ModelRoutes {
+        versions: vec![(3, Some(Arc::new(servable)))],
+        labels: vec![("stable".to_owned(), 3)],
+    };
+    Routes::new(HashMap::from([("m".to_owned(), model)]))
+}
+
+fn ask(routes: &Routes, form: Form, effort: Effort, body: &[u8]) -> Result<String, Declined> {
+    let call = Call {
+        routes,
+        effort,
+        max_response_bytes: 1 << 20,
+        as_content: false,
+        strict_json: false,
+    };
+    let body = match form {
+        Form::Lookup => lookup_json::answer(&call, "m", Version::Latest, body)?.body,
+        Form::Predict => tensorflow_json::answer(&call, "m", Version::Latest, body)?.body,
+        Form::Rows => table_rows::answer(&call, "m", Version::Label("stable"), "t0", 4, body)?,
+    };
+    Ok(String::from_utf8(body.to_vec()).expect("text"))
+}
+
+/// What the toy answers to one body.
+fn answer(form: Form, body: &str) -> Result<String, Declined> {
+    ask(&routes(toy()), form, Effort::Any, body.as_bytes())
+}
+
+/// A signature "lookup" whose only feature is the ragged "bag".
+fn bag() -> Servable {
+    let inputs = [
+        input("bag__values", "int64", json!([null]), true),
+        input("bag__row_splits", "int64", json!([null]), true),
+    ];
+    let signature = json!({"name": "serving_default", "kind": "lookup", "row_bytes": 8, "max_rows": null,
+        "graph": null, "inputs": inputs, "features": [feature("bag", 0, json!({"row_splits": 1, "combiner": "sum"}))],
+        "outputs": [output("bag", &[0], false)]});
+    servable(json!([signature]), &[(5, 2)])
+}
+
+#[test]
+fn a_lookup_answers_each_feature_that_was_sent() {
+    let cases = [
+        (
+            r#"{"features":{"one":[4,0]}}"#,
+            r#"{"embeddings":{"one":[[40.0,41.0],[0.0,1.0]]}}"#,
+        ),
+        (
+            " {\t\"signature_name\" : \"lookup\" ,\r\n \"features\" : { \"one\" : [ 1 ] } } ",
+            r#"{"embeddings":{"one":[[10.0,11.0]]}}"#,
+        ),
+        (
+            r#"{"features":{"bag":[[1,2],[],[3]]},"weights":{"bag":[[1,3.0],[],[2]]},"signature_name":""}"#,
+            r#"{"embeddings":{"bag":[[17.5,18.5],[0.0,0.0],[30.0,31.0]]}}"#,
+        ),
+        (
+            r#"{"features":{"path":[[3],[]],"pair":[[1,2],[3,4]]}}"#,
+            concat!(
+                r#"{"embeddings":{"path":[[[30.0,31.0],[0.0,0.0]],[[0.0,0.0],[0.0,0.0]]],"#,
+                r#""pair":[[[10.0,11.0],[20.0,21.0]],[[30.0,31.0],[40.0,41.0]]],"#,
+                r#""flat":[[30.0,31.0,0.0,0.0,10.0,11.0,20.0,21.0],[0.0,0.0,0.0,0.0,30.0,31.0,40.0,41.0]]}}"#,
+            ),
+        ),
+        (r#"{"features":{"one":[]}}"#, r#"{"embeddings":{"one":[]}}"#),
+        (r#"{"features":{"bag":[]}}"#, r#"{"embeddings":{"bag":[]}}"#),
+        (
+            r#"{"features":{"\u006fne":[1]},"weights":{}}"#,
+            r#"{"embeddings":{"one":[[10.0,11.0]]}}"#,
+        ),
+    ];
+    for (body, expected) in cases {
+        assert_eq!(answer(Form::Lookup, body).as_deref(), Ok(expected), "{body}");
+    }
+}
+
+#[test]
+fn a_lookup_leaves_all_else_to_the_reference() {
+    let bodies = [
+        "",
+        "[]",
+        "{}",
+        "null",
+        r#"{"features":{}}"#,
+        r#"{"features":[1]}"#,
+        r#"{"features":{"one":[1]},"more":1}"#,
+        r#"{"features":{"one":[1]},"features":{"one":[1]}}"#,
+        r#"{"features":{"one":[1],"one":[1]}}"#,
+        r#"{"features":{"one":[1],"\u006fne":[1]}}"#,
+        r#"{"features":{"one":[1]}}{"#,
+        r#"{"features":{"one":[1,]}}"#,
+        r#"{"features":{"one":[01]}}"#,
+        r#"{"features":{"one":[+1]}}"#,
+        r#"{"features":{"one":[1.0]}}"#,
+        r#"{"features":{"one":["1"]}}"#,
+        r#"{"features":{"one":[true]}}"#,
+        r#"{"features":{"one":[null]}}"#,
+        r#"{"features":{"one":[NaN]}}"#,
+        r#"{"features":{"one":[5]}}"#,
+        r#"{"features":{"one":[-1]}}"#,
+        r#"{"features":{"one":1}}"#,
+        r#"{"features":{"one":[[1]]}}"#,
+        r#"{"features":{"one":[[1],2]}}"#,
+        r#"{"features":{"one":[9223372036854775808]}}"#,
+        r#"{"features":{"two":[1]}}"#,
+        r#"{"features":{"bag":[1]}}"#,
+        r#"{"features":{"bag":[[[1]]]}}"#,
+        r#"{"features":{"bag__values":[1],"bag__row_splits":[0,1]}}"#,
+        r#"{"features":{"path":[[2147483648]]}}"#,
+        r#"{"features":{"pair":[[1,2],[3]]}}"#,
+        r#"{"features":{"bag":[[1]]},"weights":{"bag":[[1,2]]}}"#,
+        r#"{"features":{"bag":[[1]]},"weights":{"one":[[1]]}}"#,
+        r#"{"features":{"one":[1]},"weights":{"one":[1]}}"#,
+        r#"{"features":{"path":[[1]]},"weights":{"path":[[1]]}}"#,
+        r#"{"features":{"one":[1]},"signature_name":5}"#,
+        r#"{"features":{"one":[1]},"signature_name":"other"}"#,
+        r#"{"features":{"one":[1]},"signature_name":"\ud800"}"#,
+    ];
+    for body in bodies {
+        assert!(answer(Form::Lookup, body).is_err(), "{body}");
+    }
+    let routes = routes(toy());
+    assert!(ask(&routes, Form::Lookup, Effort::Any, b"{\"features\":{\"\xff\":[1]}}").is_err());
+    assert!(
+        ask(
+            &routes,
+            Form::Lookup,
+            Effort::Any,
+            b"\xef\xbb\xbf{\"features\":{\"one\":[1]}}"
+        )
+        .is_err()
+    );
+}
+
+#[test]
+fn a_predict_answers_by_row_and_by_column() {
+    let cases = [
+        (
+            r#"{"signature_name":"lookup","instances":[{"one":1,"bag":[1,2]},{"bag":[],"one":4}]}"#,
+            concat!(
+                r#"{"predictions":[{"one":[10.0,11.0],"bag":[15.0,16.0],"both":[10.0,11.0,15.0,16.0]},"#,
+                r#"{"one":[40.0,41.0],"bag":[0.0,0.0],"both":[40.0,41.0,0.0,0.0]}]}"#
+            ),
+        ),
+        (
+            r#"{"signature_name":"lookup","instances":[{"one":1}]}"#,
+            r#"{"predictions":[[10.0,11.0]]}"#,
+        ),
+        (
+            r#"{"inputs":{"one":[1]},"signature_name":"lookup"}"#,
+            r#"{"outputs":[[10.0,11.0]]}"#,
+        ),
+        (
+            r#"{"inputs":{"bag__weights":[[1,3]],"bag":[[1,2]],"path__values":[],"path__row_splits":[0,0]},"signature_name":"lookup"}"#,
+            r#"{"outputs":{"bag":[[17.5,18.5]],"path":[[[0.0,0.0],[0.0,0.0]]]}}"#,
+        ),
+        (
+            r#"{"inputs":{"bag__weights":[1,3],"bag__values":[1,2],"bag__row_splits":[0,2]},"signature_name":"lookup"}"#,
+            r#"{"outputs":[[17.5,18.5]]}"#,
+        ),
+    ];
+    for (body, expected) in cases {
+        assert_eq!(answer(Form::Predict, body).as_deref(), Ok(expected), "{body}");
+    }
+    let bodies = [
+        r#"{"signature_name":"lookup"}"#,
+        r#"{"inputs":{"one":[1]}}"#,
+        r#"{"signature_name":"lookup","instances":[]}"#,
+        r#"{"signature_name":"lookup","instances":[{}]}"#,
+        r#"{"signature_name":"lookup","instances":[1]}"#,
+        r#"{"signature_name":"lookup","instances":[{"one":1},{}]}"#,
+        r#"{"signature_name":"lookup","instances":[{"one":1},2]}"#,
+        r#"{"signature_name":"lookup","instances":[{"one":1},{"one":1,"one":1}]}"#,
+        r#"{"signature_name":"lookup","instances":[{"one":1},{"one":1,"bag":[1]}]}"#,
+        r#"{"signature_name":"lookup","instances":[{"one":1,"bag":[1]},{"one":1}]}"#,
+        r#"{"signature_name":"lookup","instances":[{"bag__values":1,"bag__row_splits":0}]}"#,
+        r#"{"signature_name":"lookup","instances":[{"one":1}],"inputs":{"one":[1]}}"#,
+        r#"{"signature_name":"lookup","inputs":{"one":[1,2],"bag":[[1]],"bag__values":[1]}}"#,
+        r#"{"signature_name":"lookup","inputs":{"bag":[[1]],"bag__row_splits":[0,1]}}"#,
+        r#"{"signature_name":"lookup","inputs":{"bag__weights":[1]}}"#,
+        r#"{"signature_name":"lookup","inputs":{}}"#,
+        r#"{"signature_name":"lookup","inputs":{"b64":"AA=="}}"#,
+    ];
+    for body in bodies {
+        assert!(answer(Form::Predict, body).is_err(), "{body}");
+    }
+    // By row, outputs must agree in their rows.
+    let body = r#"{"signature_name":"lookup","inputs":{"one":[1,2],"bag":[[1]]}}"#;
+    assert!(answer(Form::Predict, body).is_err());
+}
+
+#[test]
+fn the_only_feature_needs_no_name() {
+    let routes = routes(bag());
+    let cases = [
+        (
+            r#"{"instances":[[1,2],[]]}"#,
+            r#"{"predictions":[[30.0,32.0],[0.0,0.0]]}"#,
+        ),
+        (r#"{"inputs":[[1,2],[]]}"#, r#"{"outputs":[[30.0,32.0],[0.0,0.0]]}"#),
+        (r#"{"instances":[{"bag":[4]}]}"#, r#"{"predictions":[[40.0,41.0]]}"#),
+    ];
+    for (body, expected) in cases {
+        let found = ask(&routes, Form::Predict, Effort::Any, body.as_bytes());
+        assert_eq!(found.as_deref(), Ok(expected), "{body}");
+    }
+    for body in [
+        r#"{"instances":[1,2]}"#,
+        r#"{"inputs":1}"#,
+        r#"{"instances":[[1],{"bag":[1]}]}"#,
+    ] {
+        assert!(
+            ask(&routes, Form::Predict, Effort::Any, body.as_bytes()).is_err(),
+            "{body}"
+        );
+    }
+}
+
+#[test]
+fn rows_of_a_table_are_answered_by_id() {
+    assert_eq!(
+        answer(Form::Rows, r#"{"ids":[2,0]}"#).as_deref(),
+        Ok(r#"{"rows":[[20.0,21.0],[0.0,1.0]]}"#)
+    );
+    assert_eq!(answer(Form::Rows, r#"{"ids":[]}"#).as_deref(), Ok(r#"{"rows":[]}"#));
+    for body in [
+        r#"{"ids":[5]}"#,
+        r#"{"ids":[0,0,0,0,0]}"#,
+        r#"{"ids":[[0]]}"#,
+        r#"{"ids":0}"#,
+        r#"{"ids":[0.5]}"#,
+        r#"{"ids":[0],"more":1}"#,
+        "{}",
+    ] {
+        assert!(answer(Form::Rows, body).is_err(), "{body}");
+    }
+}
+
+#[test]
+fn large_work_is_left_to_the_pool() {
+    let routes = routes(bag());
+    let rows = vec!["[1]"; 4000].join(",");
+    let body = format!("{{\"instances\":[{rows}]}}");
+    let small = ask(&routes, Form::Predict, Effort::Small, body.as_bytes());
+    assert_eq!(small, Err(Declined::TooLarge));
+    assert!(ask(&routes, Form::Predict, Effort::Any, body.as_bytes()).is_ok());
+}
+
+/// A lookup of the toy as a value, with its rows in lists or not.
+fn bodies() -> impl Strategy<Value = Value> {
+    let ids = prop::collection::vec(-2_i64..7, 0..5);
+    let lists = prop::collection::vec(prop::collection::vec(-2_i64..7, 0..4), 0..5);
+    (ids, lists).prop_map(|(one, bag)| json!({"features": {"one": one, "bag": bag}}))
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_are_too_odd(bytes: Vec<u8>) {
+        let routes = routes(toy());
+        for form in [Form::Lookup, Form::Predict, Form::Rows] {
+            let _ = ask(&routes, form, Effort::Any, &bytes);
+        }
+    }
+
+    #[test]
+    fn no_change_of_a_body_is_too_odd(
+        body in bodies(),
+        by_row: bool,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![
+            prop::sample::select(b"[]{}\",:0123456789.-e\\ tfn\xff".to_vec()), any::<u8>()
+        ]), 0..4),
+    ) {
+        let routes = routes(toy());
+        let text = if by_row {
+            json!({"signature_name": "lookup", "inputs": body["features"]}).to_string()
+        } else {
+            body.to_string()
+        };
+        let mut bytes = text.into_bytes();
+        for (place, byte) in changes {
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        for form in [Form::Lookup, Form::Predict, Form::Rows] {
+            if ask(&routes, form, Effort::Any, &bytes).is_ok() {
+                prop_assert!(serde_json::from_slice::<Value>(&bytes).is_ok());
+            }
+        }
+    }
+}
+
+/// A tensor as numpy has it: its dtype, its sizes, and its bytes or strings in hexadecimal digits.
+fn shown(tensor: &Tensor<'_>) -> Value {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let data = match &tensor.data {
+        Data::Raw(bytes) => json!(hex(bytes)),
+        Data::Bytes(bytes) => json!(hex(bytes)),
+        Data::Floats(numbers) => json!(hex(&numbers
+            .iter()
+            .flat_map(|one| one.to_le_bytes())
+            .collect::<Vec<_>>())),
+        Data::Ints(numbers) => {
+            let bytes = numbers
+                .iter()
+                .flat_map(|one| one.to_le_bytes()[..tensor.dtype.size()].to_vec());
+            json!(hex(&bytes.collect::<Vec<_>>()))
+        }
+        Data::Strings(strings) => strings.parts.iter().map(|one| json!(hex(one))).collect(),
+    };
+    json!([format!("{:?}", tensor.dtype).to_lowercase(), tensor.dims.to_vec(), data])
+}
+
+/// Holds what is read of bodies against what the reference reads: a file of lines `[signature, form, body, arrays]`,
+/// null for arrays that it refuses.
+#[test]
+#[ignore = "needs the file that JSON_PARITY names"]
+fn bodies_mean_what_they_mean_to_the_reference() {
+    let file = std::fs::read_to_string(std::env::var("JSON_PARITY").expect("JSON_PARITY")).expect("a file");
+    let string = |name: &str| {
+        let mut one = input(name, "string", json!([null]), true);
+        one["takes_strings"] = json!(true);
+        one
+    };
+    let mut keyed = input("keyed", "int64", json!([null]), true);
+    keyed["takes_strings"] = json!(true);
+    let mut inputs = vec![
+        input("bag__values", "int64", json!([null]), true),
+        input("bag__row_splits", "int64", json!([null]), true),
+        input("bag__weights", "float32", json!([null]), true),
+        input("flat", "int32", json!([null]), true),
+        input("flat_ends", "int32", json!([null]), true),
+        keyed,
+        string("text"),
+    ];
+    for dtype in [
+        "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bool",
+    ] {
+        inputs.push(input(dtype, dtype, json!(null), true));
+    }
+    let features = json!([
+        feature("bag", 0, json!({"row_splits": 1, "weights": 2, "combiner": "sum"})),
+        feature("flat", 3, json!({"row_splits": 4, "combiner": "sum"})),
+        feature("keyed", 5, json!({})),
+    ]);
+    let all = json!({"name": "all", "kind": "lookup", "row_bytes": 8, "max_rows": null, "graph": null,
+        "inputs": inputs, "features": features, "outputs": [output("bag", &[0], false)]});
+    let only = |name: &str, inputs: &[Value], features: Value| {
+        json!({"name": name, "kind": "lookup", "row_bytes": 8, "max_rows": null, "graph": null,
+            "inputs": inputs, "features": features, "outputs": [output("bag", &[0], false)]})
+    };
+    let bag = feature("bag", 0, json!({"row_splits": 1, "weights": 2, "combiner": "sum"}));
+    let single = feature("int64", 0, json!({}));
+    let signatures = json!([
+        all,
+        only("bag", &inputs[..3], json!([bag])),
+        only("int64", &inputs[13..14], json!([single]))
+    ]);
+    let servable = servable(signatures, &[(5, 2)]);
+    let (mut same, mut left, mut refused) = (0, 0, 0);
+    for line in file.lines() {
+        let case: Value = serde_json::from_str(line).expect("a case");
+        let number = servable
+            .signature(case[0].as_str().expect("a name"), "")
+            .expect("a signature");
+        let signature = &servable.signatures()[number];
+        let body = case[2].as_str().expect("a body").as_bytes();
+        let inputs = if case[1] == "lookup" {
+            read_lookup(body).and_then(|body| lookup_json::inputs_of(signature, body))
+        } else {
+            read_predict(body).and_then(|body| tensorflow_json::inputs_of(signature, body.payload, body.is_by_row))
+        };
+        let Ok(inputs) = inputs else {
+            if case[3].is_null() {
+                refused += 1
+            } else {
+                left += 1
+            }
+            continue;
+        };
+        let found: serde_json::Map<String, Value> = signature
+            .inputs
+            .iter()
+            .zip(&inputs)
+            .filter_map(|(input, tensor)| Some((input.name.clone(), shown(tensor.as_ref()?))))
+            .collect();
+        assert_eq!(Value::from(found), case[3], "{line}");
+        same += 1;
+    }
+    println!("{same} read alike, {left} left to the reference, {refused} refused by both");
+}

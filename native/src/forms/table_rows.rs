@@ -1,0 +1,78 @@
+//! `POST /v1/models/{model}/tables/{table}:rows`: rows of a table by their ids, as float32.
+//!
+//! The reference is `service/codecs/json_lookup.py`.
+
+use bytes::Bytes;
+
+use super::json::floats::{NonFinite, write_numbers};
+use super::json::nested::Leaves;
+use super::json::outputs::{check_body, check_numbers, text_of};
+use super::json::reader::read_ids;
+use super::{Call, Version};
+use crate::declined::Declined;
+use crate::plan::DataType;
+use crate::tables::table::{Dtype, Ints, OnBadId, Out, Policy};
+
+/// Returns the body of an answer; it is no signature's, so that nothing is counted of it.
+///
+/// `max_rows` is the server's limit on ids of one request.
+///
+/// # Errors
+/// The reason why the reference must answer.
+pub fn answer(
+    call: &Call<'_>,
+    model: &str,
+    version: Version<'_>,
+    table: &str,
+    max_rows: usize,
+    body: &[u8],
+) -> Result<Bytes, Declined> {
+    check_body(call.effort, body)?;
+    let (ids, dims) = read_ids(body)?.into_dense().ok_or(Declined::Unusual)?;
+    let ids = match ids {
+        Leaves::Ints(ids) => ids,
+        Leaves::None => Vec::new(),
+        _ => return Err(Declined::Unfit),
+    };
+    if dims.len() != 1 || ids.len() > max_rows {
+        return Err(Declined::Unfit);
+    }
+    let servable = call.routes.find(model, version).ok_or(Declined::Unknown)?;
+    let table = &servable.tables()[servable.table(table).ok_or(Declined::Unknown)?];
+    if table.dtype == Dtype::Float64 {
+        return Err(Declined::NotNative);
+    }
+    let row_bytes = table.embedding_dim * 4;
+    let num_bytes = ids.len().checked_mul(row_bytes).ok_or(Declined::OverLimit)?;
+    check_numbers(call.effort, num_bytes / 4)?;
+    let policy = Policy {
+        on_bad_id: OnBadId::Error,
+        default_row: 0,
+    };
+    let mut rows = Vec::with_capacity(num_bytes);
+    let out = Out::new(
+        &mut rows.spare_capacity_mut()[..num_bytes],
+        0,
+        row_bytes,
+        row_bytes,
+        ids.len(),
+    );
+    table.gather(Ints::of(&ids), policy, out).map_err(|_| Declined::Unfit)?;
+    // SAFETY: gather has written every row.
+    unsafe { rows.set_len(num_bytes) };
+    if servable.is_damaged() {
+        return Err(Declined::Damaged);
+    }
+    let mut body = text_of(num_bytes / 4);
+    body.extend_from_slice(b"{\"rows\":");
+    let dims = [ids.len(), table.embedding_dim];
+    write_numbers(
+        DataType::Float32,
+        &dims,
+        &rows,
+        NonFinite::of(call.strict_json),
+        &mut body,
+    );
+    body.push(b'}');
+    Ok(Bytes::from(body))
+}

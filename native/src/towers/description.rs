@@ -1,0 +1,51 @@
+//! What Python says of the graph of one predict, as JSON: `service/graph/core_graph.py` writes it.
+
+use serde::Deserialize;
+
+/// One graph. Numbers of inputs, features and outputs are places in the lists of the signature.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GraphDescription {
+    /// Number of the open session.
+    pub session: u64,
+    /// Tensors that are fed rows of tables.
+    pub rows: Vec<FedRows>,
+    /// Tensors that are fed inputs of the request as they are.
+    pub inputs: Vec<FedInput>,
+    /// The tensor of each output of the signature.
+    pub outputs: Vec<String>,
+    /// Operations that run besides, because they may refuse a request.
+    pub targets: Vec<String>,
+}
+
+/// A tensor that is fed vectors of features, side by side.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FedRows {
+    /// Its name.
+    pub tensor: String,
+    /// The features in their order.
+    pub parts: Vec<FedPart>,
+    /// Shape of one row; None: that of the one feature, which differs from request to request.
+    pub shape: Option<Vec<usize>>,
+}
+
+/// A feature in a fed tensor.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FedPart {
+    /// Its number.
+    pub feature: usize,
+    /// How many numbers of a row are its own; None where it is alone and that differs from request to request.
+    pub width: Option<usize>,
+}
+
+/// A tensor that is fed an input.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FedInput {
+    /// Its name.
+    pub tensor: String,
+    /// Number of the input.
+    pub input: usize,
+}

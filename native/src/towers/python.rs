@@ -1,0 +1,282 @@
+//! Sessions for Python, so that the reference and the core run one copy of a graph's variables.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::declined::Declined;
+use crate::plan::{self, Data, DataType, Effort, Inputs, Strings, Work};
+
+use super::c_api::Api;
+use super::session::{Call, GraphError, Session, Step};
+use super::tensor::{Block, Tensor};
+
+pyo3::create_exception!(
+    _native,
+    GraphFailure,
+    pyo3::exceptions::PyException,
+    "TensorFlow's code, a number of google.rpc.Code, and its message."
+);
+
+fn failure(error: GraphError) -> PyErr {
+    GraphFailure::new_err((error.code, error.message))
+}
+
+/// A session until it is closed.
+type Held = Arc<Mutex<Option<Arc<Session>>>>;
+
+fn held(session: &Held) -> PyResult<Arc<Session>> {
+    let session = session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    session.ok_or_else(|| {
+        failure(GraphError {
+            code: 1,
+            message: "the session is closed".to_owned(),
+        })
+    })
+}
+
+/// A graph with its variables, open in TensorFlow. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct GraphSession {
+    session: Held,
+    /// Under which the core finds it.
+    #[pyo3(get)]
+    number: u64,
+}
+
+#[pymethods]
+impl GraphSession {
+    /// Opens a graph.
+    ///
+    /// Args:
+    ///   library: full path of TensorFlow's library.
+    ///   graph_def, config: a GraphDef and a ConfigProto.
+    ///   steps: operations that are run first, each with the strings that its scalar inputs are fed.
+    ///
+    /// Raises GraphFailure.
+    #[staticmethod]
+    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    fn open(
+        py: Python<'_>,
+        library: &str,
+        graph_def: &[u8],
+        config: &[u8],
+        steps: Vec<(String, Vec<(String, Vec<u8>)>)>,
+    ) -> PyResult<Self> {
+        let steps: Vec<_> = steps
+            .into_iter()
+            .map(|(operation, feeds)| Step { operation, feeds })
+            .collect();
+        let api = py
+            .detach(|| Api::open(Path::new(library)))
+            .map_err(PyRuntimeError::new_err)?;
+        let session = py
+            .detach(|| Session::open(api, graph_def, config, &steps))
+            .map_err(failure)?;
+        Ok(GraphSession {
+            number: session.number,
+            session: Arc::new(Mutex::new(Some(session))),
+        })
+    }
+
+    /// Returns what runs a part of the graph; feeds and fetches are names of tensors, targets those of operations.
+    ///
+    /// Raises GraphFailure: the graph lacks one of them.
+    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
+        let session = held(&self.session)?;
+        let call = session
+            .call(&texts(&feeds), &texts(&fetches), &texts(&targets))
+            .map_err(failure)?;
+        Ok(GraphCall {
+            session: Arc::clone(&self.session),
+            call,
+        })
+    }
+
+    /// Lets go of the graph; calls fail from now on, and its variables are freed
+    /// once no request holds it.
+    fn close(&self, py: Python<'_>) {
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(session));
+    }
+}
+
+fn texts(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
+/// A part of a graph. Concurrency: any thread, several at a time.
+#[pyclass(frozen, module = "service._native")]
+pub struct GraphCall {
+    session: Held,
+    call: Call,
+}
+
+#[pymethods]
+impl GraphCall {
+    /// Returns the fetched tensors.
+    ///
+    /// Args:
+    ///   feeds: for each fed tensor its dtype's number, its shape, and its numbers as contiguous bytes or its strings as
+    ///     a list.
+    ///
+    /// Raises GraphFailure.
+    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    fn run(&self, py: Python<'_>, feeds: Vec<(u32, Vec<i64>, Bound<'_, PyAny>)>) -> PyResult<Vec<GraphTensor>> {
+        let session = held(&self.session)?;
+        let api = session.api();
+        let given = feeds
+            .iter()
+            .map(|(dtype, dims, data)| fed(api, *dtype, dims, data))
+            .collect::<PyResult<Vec<_>>>()?;
+        let found = py.detach(|| {
+            let found = session.run(&self.call, &given);
+            // Perhaps the last holder of the session: its variables are freed without the interpreter lock.
+            drop((given, session));
+            found
+        });
+        Ok(found
+            .map_err(failure)?
+            .into_iter()
+            .map(|tensor| GraphTensor { tensor })
+            .collect())
+    }
+}
+
+fn fed(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let tensor = if let Ok(strings) = data.cast::<PyList>() {
+        let strings: Vec<Bound<'_, PyBytes>> = strings.extract()?;
+        Tensor::of_strings(api, dims, strings.iter().map(|string| string.as_bytes()))
+    } else {
+        let buffer: PyBuffer<u8> = PyBuffer::get(data)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyValueError::new_err("the bytes of a tensor are not contiguous"));
+        }
+        let bytes = match buffer.len_bytes() {
+            0 => &[],
+            // SAFETY: the buffer holds so many bytes, and the caller does not write them while they are copied.
+            len => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), len) },
+        };
+        let block = Block::copy_of(bytes);
+        Tensor::new(api, dtype, dims, block)
+    };
+    tensor.ok_or_else(|| PyValueError::new_err("a tensor does not have as many elements as its shape says"))
+}
+
+/// A tensor that a run made; numbers are read through the buffer protocol, without a copy.
+#[pyclass(frozen, module = "service._native")]
+pub struct GraphTensor {
+    tensor: Tensor,
+}
+
+#[pymethods]
+impl GraphTensor {
+    /// Its dtype's number.
+    #[getter]
+    fn dtype(&self) -> u32 {
+        self.tensor.dtype()
+    }
+
+    /// Its shape.
+    #[getter]
+    fn shape(&self) -> Vec<usize> {
+        self.tensor.dims()
+    }
+
+    /// Its strings.
+    fn strings<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        let strings = self.tensor.strings();
+        strings.into_iter().map(|string| PyBytes::new(py, string)).collect()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: std::ffi::c_int) -> PyResult<()> {
+        let bytes = slf.get().tensor.bytes();
+        let len = ffi::Py_ssize_t::try_from(bytes.len())?;
+        let start = bytes.as_ptr().cast_mut().cast();
+        // SAFETY: Python gives a view to fill; it holds the tensor, so the read-only bytes stay.
+        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
+}
+
+/// What `predict` returns of one output: its dtype's number, its shape, its numbers or its strings.
+type Predicted<'py> = (u32, Vec<usize>, Bound<'py, PyAny>);
+
+/// Answers a predict without a wire, for tests that hold it against the reference.
+///
+/// Args:
+///   inputs: name, dtype's number, shape, and bytes or strings.
+///   outputs: names; none: all.
+///
+/// Raises `ValueError` with the reason why the reference has to answer.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
+fn predict<'py>(
+    py: Python<'py>,
+    servable: &Bound<'py, crate::python::Servable>,
+    signature: &str,
+    inputs: Vec<(String, u64, Vec<usize>, Bound<'py, PyAny>)>,
+    outputs: Vec<String>,
+) -> PyResult<Vec<Predicted<'py>>> {
+    let servable = Arc::clone(&servable.get().inner);
+    let unknown = || PyValueError::new_err("Unknown");
+    let number = servable.signature(signature, "").ok_or_else(unknown)?;
+    let plan = &servable.signatures()[number];
+    let mut sent: Inputs<'_> = plan.inputs.iter().map(|_| None).collect();
+    for (name, dtype, dims, data) in &inputs {
+        let input = plan.input(name.as_bytes()).ok_or_else(unknown)?;
+        let data = match data.cast::<PyList>() {
+            Ok(strings) => {
+                let strings: Vec<Vec<u8>> = strings.extract()?;
+                let parts = strings.into_iter().map(std::borrow::Cow::Owned).collect();
+                Data::Strings(Strings { parts })
+            }
+            Err(_) => Data::Bytes(PyBuffer::get(data)?.to_vec(py)?),
+        };
+        let dtype = DataType::of_number(*dtype).ok_or_else(unknown)?;
+        let dims = dims.iter().copied().collect();
+        sent[input] = Some(plan::Tensor { dtype, dims, data });
+    }
+    let wanted: Option<Vec<usize>> = outputs.iter().map(|name| plan.output(name.as_bytes())).collect();
+    let wanted = wanted.ok_or_else(unknown)?;
+    let declined = |why: Declined| PyValueError::new_err(format!("{why:?}"));
+    let ran = py.detach(|| Work::prepare(&servable, number, sent, &wanted, Effort::Any, usize::MAX));
+    let mut work = ran.map_err(declined)?;
+    let shapes = work.outputs().to_vec();
+    let mut found = Vec::with_capacity(shapes.len());
+    for (i, shape) in shapes.iter().enumerate() {
+        let data = if shape.dtype == DataType::String {
+            let strings = work.strings(i).iter().map(|string| PyBytes::new(py, string));
+            PyList::new(py, strings.collect::<Vec<_>>())?.into_any()
+        } else {
+            let mut bytes = vec![std::mem::MaybeUninit::new(0_u8); shape.num_bytes()];
+            work.fill(i, &mut bytes).map_err(declined)?;
+            // SAFETY: every byte was 0 from the start.
+            let bytes: Vec<u8> = bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect();
+            PyBytes::new(py, &bytes).into_any()
+        };
+        found.push((shape.dtype as u32, shape.dims.to_vec(), data));
+    }
+    work.finish().map_err(declined)?;
+    Ok(found)
+}
+
+/// Adds the classes to the module.
+///
+/// # Errors
+/// Python's.
+pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
+    parent.add_class::<GraphSession>()?;
+    parent.add_class::<GraphCall>()?;
+    parent.add_class::<GraphTensor>()?;
+    parent.add_function(wrap_pyfunction!(predict, parent)?)?;
+    parent.add("GraphFailure", parent.py().get_type::<GraphFailure>())
+}

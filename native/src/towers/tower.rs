@@ -1,0 +1,254 @@
+//! The graph of one predict: rows of tables and inputs of a request go into its session, outputs come out.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use smallvec::SmallVec;
+
+use super::description::{FedRows, GraphDescription};
+use super::session::{Call, Session};
+use super::tensor::{Block, Tensor};
+use crate::declined::Declined;
+use crate::plan::{self, Data, DataType, Dims, Features, Inputs, RanData, RanOutput, Servable, Signature};
+
+/// Most sets of outputs for which a graph is prepared. A client chooses the outputs, and each set takes memory.
+const MOST_CALLS: usize = 64;
+
+type Wanted = SmallVec<[usize; 8]>;
+
+/// The graph of one predict: a cut one, fed rows of tables, or a whole one. Concurrency: any thread.
+pub struct Tower {
+    session: Arc<Session>,
+    description: GraphDescription,
+    calls: RwLock<HashMap<Wanted, Arc<Call>>>,
+}
+
+impl fmt::Debug for Tower {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "Tower in {:?}", self.session)
+    }
+}
+
+/// Opens the graph of a predict from its part of a description.
+///
+/// # Errors
+/// A sentence: the description is none, or its session is not open.
+pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, String> {
+    let description = GraphDescription::deserialize_from(description)?;
+    let number = description.session;
+    let session = Session::of_number(number).ok_or_else(|| format!("session {number} is not open"))?;
+    let tower = Tower {
+        session,
+        description,
+        calls: RwLock::default(),
+    };
+    // Names that the graph lacks are found now.
+    let all = (0..tower.description.outputs.len()).collect();
+    tower
+        .call(&all)
+        .map_err(|_| format!("session {number} has not all tensors of the description"))?;
+    Ok(Box::new(tower))
+}
+
+impl GraphDescription {
+    fn deserialize_from(value: &serde_json::Value) -> Result<Self, String> {
+        serde::Deserialize::deserialize(value).map_err(|error| error.to_string())
+    }
+}
+
+impl Tower {
+    /// Returns what fetches these outputs, which are sorted.
+    fn call(&self, wanted: &Wanted) -> Result<Arc<Call>, Declined> {
+        let known = self
+            .calls
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(wanted)
+            .cloned();
+        if let Some(call) = known {
+            return Ok(call);
+        }
+        let GraphDescription {
+            rows,
+            inputs,
+            outputs,
+            targets,
+            ..
+        } = &self.description;
+        let rows = rows.iter().map(|fed| fed.tensor.as_str());
+        let feeds: Vec<_> = rows.chain(inputs.iter().map(|fed| fed.tensor.as_str())).collect();
+        let fetches = wanted.iter().map(|&output| outputs.get(output).map(String::as_str));
+        let fetches: Vec<_> = fetches.collect::<Option<_>>().ok_or(Declined::NotNative)?;
+        let targets: Vec<_> = targets.iter().map(String::as_str).collect();
+        let call = self
+            .session
+            .call(&feeds, &fetches, &targets)
+            .map_err(|_| Declined::NotNative)?;
+        let mut calls = self.calls.write().unwrap_or_else(PoisonError::into_inner);
+        if calls.len() >= MOST_CALLS && !calls.contains_key(wanted) {
+            return Err(Declined::NotNative);
+        }
+        Ok(Arc::clone(
+            calls.entry(wanted.clone()).or_insert_with(|| Arc::new(call)),
+        ))
+    }
+
+    fn fed_rows(&self, features: &Features<'_, '_>, fed: &FedRows) -> Result<Tensor, Declined> {
+        let (block, dims) = gathered(features, fed)?;
+        let tensor = Tensor::new(self.session.api(), DataType::Float32 as u32, &signed(&dims)?, block);
+        tensor.ok_or(Declined::Unfit)
+    }
+
+    fn fed_input(&self, wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Tensor, Declined> {
+        let api = self.session.api();
+        let dims = signed(&tensor.dims)?;
+        if let Data::Strings(strings) = &tensor.data {
+            let parts = strings.parts.iter().map(|part| &**part);
+            let made = (wanted == DataType::String).then(|| Tensor::of_strings(api, &dims, parts));
+            return made.flatten().ok_or(Declined::Unfit);
+        }
+        Tensor::new(api, wanted as u32, &dims, numbers(wanted, tensor)?).ok_or(Declined::Unfit)
+    }
+}
+
+impl plan::Graph for Tower {
+    fn run(
+        &self,
+        servable: &Servable,
+        signature: &Signature,
+        inputs: &Inputs<'_>,
+        wanted: &[usize],
+    ) -> Result<Vec<RanOutput>, Declined> {
+        // One order for each set of outputs, so that a client's orders prepare nothing.
+        let mut sorted: Wanted = wanted.iter().copied().collect();
+        sorted.sort_unstable();
+        let call = self.call(&sorted)?;
+        let mut feeds = Vec::with_capacity(self.description.rows.len() + self.description.inputs.len());
+        if !self.description.rows.is_empty() {
+            let features = Features::new(servable, signature, inputs)?;
+            for fed in &self.description.rows {
+                feeds.push(self.fed_rows(&features, fed)?);
+            }
+        }
+        for fed in &self.description.inputs {
+            let plan = signature.inputs.get(fed.input).ok_or(Declined::NotNative)?;
+            let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::Unfit)?;
+            feeds.push(self.fed_input(plan.dtype, tensor)?);
+        }
+        let found = self.session.run(&call, &feeds).map_err(|_| Declined::Graph)?;
+        let mut outputs: HashMap<usize, Tensor> = sorted.iter().copied().zip(found).collect();
+        let ran = wanted.iter().map(|number| outputs.remove(number).and_then(ran_output));
+        ran.collect::<Option<_>>().ok_or(Declined::NotNative)
+    }
+}
+
+/// Reads the rows of a fed tensor into new memory; returns it with the tensor's shape.
+fn gathered(features: &Features<'_, '_>, fed: &FedRows) -> Result<(Block, Dims), Declined> {
+    if let [part] = fed.parts[..] {
+        let vectors = features.dims(part.feature, false)?;
+        let mut dims = vectors.clone();
+        if let Some(shape) = &fed.shape {
+            let width = product(vectors.get(1..).unwrap_or_default())?;
+            if part.width != Some(width) || product(shape)? != width {
+                return Err(Declined::Unfit);
+            }
+            dims = vectors.iter().take(1).chain(shape).copied().collect();
+        }
+        let mut block = Block::new(bytes_of(product(&vectors)?)?);
+        features.read(part.feature, block.memory())?;
+        return Ok((block, dims));
+    }
+    let shape = fed.shape.as_ref().ok_or(Declined::NotNative)?;
+    let mut rows = None;
+    let mut width = 0_usize;
+    for part in &fed.parts {
+        let vectors = features.dims(part.feature, true)?;
+        // The graph refuses requests whose shapes do not fit each other, in its own words.
+        let [of_part, numbers] = vectors[..] else {
+            return Err(Declined::Unfit);
+        };
+        if part.width != Some(numbers) || *rows.get_or_insert(of_part) != of_part {
+            return Err(Declined::Unfit);
+        }
+        width = width.checked_add(numbers).ok_or(Declined::OverLimit)?;
+    }
+    let rows = rows.ok_or(Declined::NotNative)?;
+    if product(shape)? != width {
+        return Err(Declined::NotNative);
+    }
+    let mut block = Block::new(bytes_of(product(&[rows, width])?)?);
+    let mut skip = 0;
+    for part in &fed.parts {
+        features.read_column(part.feature, block.memory(), skip, width * 4)?;
+        skip += part.width.unwrap_or(0) * 4;
+    }
+    Ok((block, [rows].into_iter().chain(shape.iter().copied()).collect()))
+}
+
+fn product(sizes: &[usize]) -> Result<usize, Declined> {
+    sizes
+        .iter()
+        .try_fold(1_usize, |all, size| all.checked_mul(*size))
+        .ok_or(Declined::OverLimit)
+}
+
+/// Returns the bytes of so many float32.
+fn bytes_of(numbers: usize) -> Result<usize, Declined> {
+    numbers
+        .checked_mul(4)
+        .filter(|&bytes| isize::try_from(bytes).is_ok_and(|n| n < isize::MAX / 2))
+        .ok_or(Declined::OverLimit)
+}
+
+fn signed(dims: &[usize]) -> Result<SmallVec<[i64; 4]>, Declined> {
+    dims.iter()
+        .map(|&size| i64::try_from(size).map_err(|_| Declined::Unfit))
+        .collect()
+}
+
+/// Returns aligned little-endian numbers of the dtype that the graph wants.
+fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Block, Declined> {
+    match &tensor.data {
+        Data::Raw(bytes) if tensor.dtype == wanted => Ok(Block::copy_of(bytes)),
+        Data::Bytes(bytes) if tensor.dtype == wanted => Ok(Block::copy_of(bytes)),
+        Data::Floats(numbers) if wanted == DataType::Float32 => Ok(Block::copy_of(
+            &numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>(),
+        )),
+        Data::Ints(numbers) if wanted == DataType::Int64 => {
+            Ok(Block::copy_of(crate::tables::table::Ints::of(numbers).as_bytes()))
+        }
+        Data::Ints(numbers) if wanted == DataType::Int32 => narrowed(numbers.iter().copied()),
+        Data::Raw(bytes) if (tensor.dtype, wanted) == (DataType::Int64, DataType::Int32) => {
+            narrowed(crate::tables::table::Ints::new(bytes).iter())
+        }
+        Data::Raw(bytes) if (tensor.dtype, wanted) == (DataType::Int32, DataType::Int64) => {
+            let numbers = bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|number| i64::from(i32::from_le_bytes(*number)));
+            Ok(Block::copy_of(&numbers.flat_map(i64::to_le_bytes).collect::<Vec<_>>()))
+        }
+        _ => Err(Declined::Unfit),
+    }
+}
+
+fn narrowed(numbers: impl Iterator<Item = i64>) -> Result<Block, Declined> {
+    let narrow = numbers.map(|number| i32::try_from(number).map_err(|_| Declined::Unfit));
+    let narrow = narrow.collect::<Result<Vec<_>, _>>()?;
+    Ok(Block::copy_of(
+        &narrow.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>(),
+    ))
+}
+
+fn ran_output(tensor: Tensor) -> Option<RanOutput> {
+    let dtype = DataType::of_number(u64::from(tensor.dtype()))?;
+    let dims = tensor.dims().into_iter().collect();
+    let data = if dtype == DataType::String {
+        RanData::Strings(tensor.strings().into_iter().map(<[u8]>::to_vec).collect())
+    } else {
+        RanData::Numbers(Box::new(tensor))
+    };
+    Some(RanOutput { dtype, dims, data })
+}

@@ -1,0 +1,439 @@
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use _native::edge::{Limits, Wire};
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{HeaderMap, Request};
+use tokio::net::TcpStream;
+
+use crate::setup::{PREDICT, Setup, limits, until};
+
+pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
+    let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    sender
+}
+
+pub fn framed(message: &[u8]) -> Bytes {
+    let size = u32::try_from(message.len()).unwrap().to_be_bytes();
+    [&[0][..], &size, message].concat().into()
+}
+
+pub fn request(path: &str, headers: &[(&str, &str)]) -> Request<()> {
+    let mut request = Request::post(format!("http://localhost{path}"))
+        .version(http::Version::HTTP_2)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(()).unwrap()
+}
+
+pub struct Reply {
+    pub headers: HeaderMap,
+    pub data: Bytes,
+    pub trailers: HeaderMap,
+}
+
+impl Reply {
+    pub fn status(&self) -> &str {
+        let status = self.trailers.get("grpc-status").or(self.headers.get("grpc-status"));
+        status.expect("a status").to_str().unwrap()
+    }
+
+    pub fn text(&self) -> &str {
+        self.headers
+            .get("grpc-message")
+            .map_or("", |text| text.to_str().unwrap())
+    }
+
+    pub fn message(&self) -> String {
+        assert_eq!(
+            u32::from_be_bytes(self.data[1..5].try_into().unwrap()) as usize,
+            self.data.len() - 5
+        );
+        String::from_utf8(self.data[5..].to_vec()).unwrap()
+    }
+}
+
+pub async fn read(response: h2::client::ResponseFuture) -> Result<Reply, h2::Error> {
+    let (head, mut body) = response.await?.into_parts();
+    let mut data = Vec::new();
+    while let Some(part) = body.data().await {
+        let part = part?;
+        body.flow_control().release_capacity(part.len())?;
+        data.extend_from_slice(&part);
+    }
+    let trailers = body.trailers().await?.unwrap_or_default();
+    Ok(Reply {
+        headers: head.headers,
+        data: data.into(),
+        trailers,
+    })
+}
+
+pub async fn call(
+    sender: &SendRequest<Bytes>,
+    path: &str,
+    headers: &[(&str, &str)],
+    data: Bytes,
+) -> Result<Reply, h2::Error> {
+    let mut sender = sender.clone().ready().await?;
+    let (response, mut body) = sender.send_request(request(path, headers), false)?;
+    body.send_data(data, true)?;
+    read(response).await
+}
+
+#[tokio::test]
+async fn a_small_message_is_answered_by_the_core() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let reply = call(&sender, PREDICT, &[("x-request-id", "one")], framed(b"hello"))
+        .await
+        .unwrap();
+    assert_eq!(reply.message(), "core Predict 5 hello");
+    assert_eq!(
+        (reply.status(), &reply.headers["content-type"]),
+        ("0", &"application/grpc".parse().unwrap())
+    );
+    assert_eq!(reply.headers["x-request-id"], "one");
+    let headers = [
+        ("x-tensor-encoding", "content"),
+        ("grpc-timeout", "1S"),
+        ("content-length", "7"),
+    ];
+    let path = "/inference.GRPCInferenceService/ModelInfer";
+    let reply = call(&sender, path, &headers, framed(b"hi")).await.unwrap();
+    assert_eq!(reply.message(), "core ModelInfer content 2 hi");
+    assert!(!reply.headers.contains_key("x-request-id"));
+    let subjects = setup.server().statistics().subjects;
+    assert_eq!(subjects.len(), 2);
+    let one = subjects.iter().find(|one| one.method == "Predict").unwrap();
+    assert_eq!(
+        (one.api, &*one.model, one.version, &*one.signature, one.rows),
+        ("grpc", "m", 7, "lookup", 3)
+    );
+    assert_eq!((&one.counts, &one.run_counts), (&vec![0, 1, 0], &vec![0, 1, 0]));
+    let gone = setup.server().retire("m", 7);
+    assert_eq!((gone.len(), setup.server().statistics().subjects.len()), (2, 0));
+}
+
+#[tokio::test]
+async fn a_message_in_many_frames_is_put_together() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
+    for byte in framed(b"hello") {
+        body.send_data(vec![byte].into(), false).unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    body.send_data(Bytes::new(), true).unwrap();
+    assert_eq!(read(response).await.unwrap().message(), "core Predict 5 hello");
+}
+
+#[tokio::test]
+async fn many_streams_get_their_own_answers() {
+    let setup = Setup::start().await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for connection in 0..4 {
+        let sender = connect(&setup).await;
+        for number in 0..200 {
+            let sender = sender.clone();
+            tasks.spawn(async move {
+                let verb = ["small", "large", "unusual"][number % 3];
+                let message = format!("{verb} {connection}-{number}");
+                let reply = call(&sender, PREDICT, &[], framed(message.as_bytes())).await.unwrap();
+                let expected = match verb {
+                    "unusual" => message.clone(),
+                    _ => format!("core Predict {} {message}", message.len()),
+                };
+                assert_eq!((reply.message(), reply.status()), (expected, "0"));
+            });
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(setup.count(|s| s.declined.clone(), "unusual"), 4 * 66);
+    assert_eq!(setup.count(|s| s.forwarded.clone(), "grpc"), 4 * 66);
+    assert_eq!(setup.server().statistics().bytes_in_flight, 0);
+}
+
+#[tokio::test]
+async fn large_messages_and_answers_pass() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
+    let mut data = framed(&vec![b'a'; 3 << 20]);
+    while !data.is_empty() {
+        body.reserve_capacity(data.len());
+        let size = std::future::poll_fn(|cx| body.poll_capacity(cx))
+            .await
+            .unwrap()
+            .unwrap();
+        body.send_data(data.split_to(size.min(data.len())), data.is_empty())
+            .unwrap();
+    }
+    assert!(
+        read(response)
+            .await
+            .unwrap()
+            .message()
+            .starts_with("core Predict 3145728 aaa")
+    );
+    let reply = call(&sender, PREDICT, &[], framed(b"bytes 5000000")).await.unwrap();
+    assert_eq!(reply.message().len(), 5_000_000);
+    assert_eq!(setup.server().statistics().bytes_in_flight, 0);
+}
+
+#[tokio::test]
+async fn what_is_no_plain_message_is_forwarded_unchanged() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (plain, mut compressed) = (framed(b"x"), framed(b"x").to_vec());
+    compressed[0] = 1;
+    let two = [plain.clone(), plain.clone()].concat();
+    let too_large = [&[0, 1, 0, 0, 0][..], &[7; 100]].concat();
+    for data in [&compressed[..], &two, &too_large, b"abc", b"", &plain[..4]] {
+        let reply = call(&sender, PREDICT, &[], Bytes::copy_from_slice(data)).await.unwrap();
+        assert_eq!((&reply.data[..], reply.status()), (data, "0"));
+        assert_eq!(reply.headers["x-from"], "reference");
+        assert_eq!(reply.trailers["x-trailer"], "kept");
+    }
+    for header in [
+        ("grpc-encoding", "br"),
+        ("grpc-timeout", "1 S"),
+        ("x-response-encoding", "gzip"),
+    ] {
+        let reply = call(&sender, PREDICT, &[header], plain.clone()).await.unwrap();
+        assert_eq!(reply.headers["x-from"], "reference", "{header:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_of_the_reference_comes_through_and_headers_of_ours_do_not() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let headers = [
+        ("x-embedding-server-peer", "forged"),
+        ("x-embedding-server-other", "forged"),
+        ("x-mine", "kept"),
+    ];
+    let reply = call(&sender, "/refuse", &headers, framed(b"")).await.unwrap();
+    assert_eq!((reply.status(), reply.text()), ("3", "in the reference's words"));
+    let seen = setup.seen.headers.lock().unwrap().clone();
+    assert!(
+        seen["x-embedding-server-peer"]
+            .to_str()
+            .unwrap()
+            .starts_with("127.0.0.1:")
+    );
+    assert!(!seen.contains_key("x-embedding-server-other") && seen["x-mine"] == "kept");
+    let error = call(&sender, "/reset", &[], framed(b"")).await.err().unwrap();
+    assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM));
+}
+
+#[tokio::test]
+async fn streams_are_forwarded_both_ways_as_they_come() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (response, mut up) = sender.clone().send_request(request("/echo", &[]), false).unwrap();
+    let mut down = response.await.unwrap().into_body();
+    for number in 0..20u8 {
+        up.send_data(vec![number; 1000].into(), false).unwrap();
+        let mut got = 0;
+        while got < 1000 {
+            let data = down.data().await.unwrap().unwrap();
+            assert!(data.iter().all(|byte| *byte == number));
+            down.flow_control().release_capacity(data.len()).unwrap();
+            got += data.len();
+        }
+    }
+    up.send_data(Bytes::new(), true).unwrap();
+    assert!(down.data().await.is_none());
+    assert_eq!(down.trailers().await.unwrap().unwrap()["x-trailer"], "kept");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_the_forwarded_call() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (response, mut body) = sender.clone().send_request(request("/hang", &[]), true).unwrap();
+    until("the call arrives", || setup.seen.calls.load(SeqCst) == 1).await;
+    body.send_reset(h2::Reason::CANCEL);
+    drop(response);
+    until("the reference is told", || setup.seen.resets.load(SeqCst) == 1).await;
+    // The same when the whole connection goes.
+    let other = connect(&setup).await;
+    let (response, _body) = other.clone().send_request(request("/hang", &[]), false).unwrap();
+    until("the call arrives", || setup.seen.calls.load(SeqCst) == 2).await;
+    drop((response, _body, other));
+    until("the reference is told", || setup.seen.resets.load(SeqCst) == 2).await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_back_the_reference() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (response, _up) = sender.clone().send_request(request("/flood", &[]), true).unwrap();
+    let mut down = response.await.unwrap().into_body();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let sent = setup.seen.calls.load(SeqCst);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(setup.seen.calls.load(SeqCst), sent);
+    let data = down.data().await.unwrap().unwrap();
+    assert!(!data.is_empty());
+}
+
+#[tokio::test]
+async fn a_reference_that_dies_is_unavailable_until_it_is_back() {
+    let mut setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (response, mut up) = sender.clone().send_request(request("/echo", &[]), false).unwrap();
+    up.send_data(Bytes::from_static(b"x"), false).unwrap();
+    let mut down = response.await.unwrap().into_body();
+    assert_eq!(down.data().await.unwrap().unwrap(), "x");
+    setup.grpc_reference.take().unwrap().abort();
+    assert!(down.data().await.is_none());
+    assert_eq!(down.trailers().await.unwrap().unwrap()["grpc-status"], "14");
+    let reply = call(&sender, "/echo", &[], framed(b"x")).await.unwrap();
+    assert_eq!(
+        (reply.status(), &reply.headers["grpc-retry-pushback-ms"]),
+        ("14", &"1000".parse().unwrap())
+    );
+    assert_eq!(setup.count(|s| s.upstream_failed.clone(), "grpc"), 2);
+    let reply = call(&sender, PREDICT, &[], framed(b"still here")).await.unwrap();
+    assert_eq!(reply.status(), "0");
+    setup.start_grpc_reference();
+    let reply = call(&sender, "/echo", &[], framed(b"x")).await.unwrap();
+    assert_eq!((reply.status(), reply.message()), ("0", "x".into()));
+}
+
+#[tokio::test]
+async fn a_panic_ends_one_request() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    for verb in [&b"panic"[..], &[&b"panic "[..], &[b'x'; 70 << 10]].concat()] {
+        let reply = call(&sender, PREDICT, &[("x-request-id", "id-1")], framed(verb))
+            .await
+            .unwrap();
+        assert_eq!(reply.status(), "13");
+        assert_eq!(
+            reply.text(),
+            "Internal error; the server's log has the cause, request id id-1"
+        );
+        assert_eq!(reply.headers["x-request-id"], "id-1");
+    }
+    assert_eq!(setup.server().statistics().panicked, 2);
+    assert_eq!(call(&sender, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
+}
+
+#[tokio::test]
+async fn deadlines_and_a_full_queue_refuse_large_work() {
+    let limits = Limits {
+        max_queued_requests: 1,
+        ..limits()
+    };
+    let setup = Setup::with(limits, |config| config.large_threads = 1).await;
+    let sender = connect(&setup).await;
+    let spawn = |message: &'static [u8], timeout: &'static str| {
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            call(&sender, PREDICT, &[("grpc-timeout", timeout)], framed(message))
+                .await
+                .unwrap()
+        })
+    };
+    let first = spawn(b"sleep 400", "5S");
+    until("the first runs", || setup.words.num_running.load(SeqCst) == 1).await;
+    let second = spawn(b"sleep 1", "50m");
+    until("the second waits", || setup.server().statistics().queued == 1).await;
+    let third = spawn(b"sleep 1", "5S").await.unwrap();
+    assert_eq!(third.status(), "14");
+    assert_eq!(
+        third.text(),
+        "The server is overloaded: 1 requests wait for a thread. Try again later."
+    );
+    assert_eq!(third.headers["grpc-retry-pushback-ms"], "1000");
+    // Small requests do not wait for large ones.
+    assert_eq!(
+        call(&sender, PREDICT, &[], framed(b"small")).await.unwrap().status(),
+        "0"
+    );
+    assert!(!first.is_finished());
+    assert_eq!(first.await.unwrap().message(), "slept");
+    let second = second.await.unwrap();
+    assert_eq!(
+        (second.status(), second.text()),
+        ("4", "The deadline passed before the request was run.")
+    );
+    let refused = setup.server().statistics().refused;
+    assert_eq!(
+        refused,
+        [("bytes", 0), ("queue", 1), ("deadline", 1), ("connections", 0)]
+    );
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_are_bounded_and_then_the_client_is_cut() {
+    let limits = Limits {
+        max_owed_bytes: 1 << 20,
+        ..limits()
+    };
+    let setup = Setup::with(limits, |_| ()).await;
+    let sender = connect(&setup).await;
+    let mut responses = Vec::new();
+    for _ in 0..100 {
+        let mut sender = sender.clone().ready().await.unwrap();
+        let (response, mut body) = sender.send_request(request(PREDICT, &[]), false).unwrap();
+        body.send_data(framed(b"bytes 300000"), true).unwrap();
+        responses.push(response);
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let held = setup.server().statistics().bytes_in_flight;
+    assert!((1 << 20..3 << 20).contains(&held), "{held}");
+    until("the client is cut", || {
+        setup.count(|s| s.connections.clone(), "grpc") == 0
+    })
+    .await;
+    assert_eq!(setup.count(|s| s.cut.clone(), "grpc"), 1);
+    until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
+}
+
+#[tokio::test]
+async fn a_body_that_stops_is_refused() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
+    body.send_data(framed(b"hello").slice(..6), false).unwrap();
+    let reply = read(response).await.unwrap();
+    assert_eq!(
+        (reply.status(), reply.text()),
+        ("1", "The client stopped sending the request.")
+    );
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_dropped() {
+    let limits = Limits {
+        max_connections: 2,
+        ..limits()
+    };
+    let setup = Setup::with(limits, |_| ()).await;
+    let (one, two) = (connect(&setup).await, connect(&setup).await);
+    assert_eq!(call(&one, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
+    assert_eq!(call(&two, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
+    let third = connect(&setup).await;
+    assert!(call(&third, PREDICT, &[], framed(b"x")).await.is_err());
+    assert_eq!(setup.count(|s| s.refused.clone(), "connections"), 1);
+    drop(one);
+    until("there is room", || setup.count(|s| s.connections.clone(), "grpc") == 1).await;
+    let fourth = connect(&setup).await;
+    assert_eq!(call(&fourth, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
+}

@@ -1,0 +1,310 @@
+"""Graphs run by the core: to the bit what Python answers, from several threads, and refused in the same words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.signature_def import read_signatures
+from service.core.errors import InvalidRequest, ServiceError
+from service.core.servable import Servable
+from service.core.types import Array, SignatureSpec
+from service.core.validation import checked
+from service.graph.graph_session import CoreSession
+from service.graph.savedmodel import open_savedmodel
+from service.graph.tower import TowerBackend
+from service.loading.loader import ServableLoader
+from tests.tower_model import write_tower_model
+from tests.tower_zoo import SIGNATURE, ZOO, write_zoo_model
+
+_native = pytest.importorskip("service._native")
+pytestmark = pytest.mark.tf
+
+SERVE = frozenset({"serve"})
+SIZE = 60
+# Models of the zoo that the core leaves to Python: the graph works their ids out itself.
+NOT_NATIVE = {"columns", "hashed", "tags"}
+
+
+def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns what the core answers; raises ValueError where it leaves the request to the reference."""
+    import tensorflow as tf
+
+    def sent(array: Array) -> tuple[int, list[int], object]:
+        number = tf.as_dtype(array.dtype).as_datatype_enum
+        if array.dtype.kind == "O":
+            return number, list(array.shape), array.reshape(-1).tolist()
+        return number, list(array.shape), array.tobytes()
+
+    spec = servable.signatures[signature]
+    assert servable.native is not None
+    fed = [(name, *sent(np.asarray(array))) for name, array in inputs.items()]
+    found = _native.predict(servable.native.compiled, signature, fed, list(spec.outputs))
+    answer = {}
+    for name, (number, shape, data) in zip(spec.outputs, found, strict=True):
+        dtype = np.dtype(tf.as_dtype(number).as_numpy_dtype)
+        array = np.array([*data, None], object)[:-1] if dtype.kind == "O" else np.frombuffer(data, dtype)
+        answer[name] = array.reshape(shape)
+    return answer
+
+
+def load(folder: Path, *, has_core: bool = True, **options: Any) -> Servable:
+    """Loads a version with sessions of the core, or of Python."""
+    from service.dataplane.native_servable import compile_native
+
+    with pytest.MonkeyPatch.context() as patched:
+        if not has_core:
+            patched.setitem(sys.modules, "service._native", None)
+        options |= {"compile_native": compile_native} if has_core else {}
+        return ServableLoader(SERVE, "auto", 1, **options)("m", 1, folder)
+
+
+def reference_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns what Python answers."""
+    spec = servable.signatures[signature]
+    arrays, _ = checked(spec, dict(inputs))
+    return servable.backends[signature].run(signature, arrays, tuple(spec.outputs))
+
+
+def assert_same(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
+    """Compares dtypes, shapes and bytes."""
+    assert got.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)
+        if array.dtype.kind == "O":
+            assert got[name].tolist() == array.tolist()
+        else:
+            assert got[name].tobytes() == np.ascontiguousarray(array).tobytes()
+
+
+@pytest.fixture(scope="module", params=sorted(ZOO))
+def zoo(request: pytest.FixtureRequest, tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A model's name, and the model in the core and in Python."""
+    folder = write_zoo_model(tf, request.param, tmp_path_factory.mktemp(request.param), SIZE)
+    pair = load(folder), load(folder, has_core=False)
+    yield request.param, pair
+    for servable in pair:
+        servable.close()
+
+
+def test_towers_answer_to_the_bit(zoo: tuple[str, tuple[Servable, Servable]]) -> None:
+    name, (core, reference) = zoo
+    random = np.random.default_rng(1)
+    for rows in (1, 2, 7, 130):
+        inputs = ZOO[name].request(rows, SIZE, random)
+        wanted = reference_answer(reference, SIGNATURE, inputs)
+        # Python on the core's session, then the core by itself.
+        assert_same(reference_answer(core, SIGNATURE, inputs), wanted)
+        if name not in NOT_NATIVE:
+            assert_same(native_answer(core, SIGNATURE, inputs), wanted)
+    assert (core.native is None) == (name in NOT_NATIVE)
+    tower = core.backends[SIGNATURE]
+    assert isinstance(tower, TowerBackend) and tower.session_number is not None
+
+
+def test_an_id_without_a_row_is_left_to_the_reference(zoo: tuple[str, tuple[Servable, Servable]]) -> None:
+    name, (core, _) = zoo
+    if name in NOT_NATIVE:
+        pytest.skip("Python runs it")
+    inputs = ZOO[name].request(3, SIZE, np.random.default_rng(2))
+    key = next(key for key, array in inputs.items() if array.dtype.kind == "i")
+    inputs[key] = np.full_like(inputs[key], 2**30)
+    with pytest.raises(ValueError, match="Unfit"):
+        native_answer(core, SIGNATURE, inputs)
+
+
+@pytest.fixture(scope="module")
+def tower_folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with one signature for each way of reading tables."""
+    return write_tower_model(tf, tmp_path_factory.mktemp("tower"))
+
+
+REQUESTS: dict[str, dict[str, Array]] = {
+    "serving_default": {
+        "user": np.array([0, 3, 1]),
+        "tags__values": np.array([2, 0, 1, 1]),
+        "tags__row_splits": np.array([0, 2, 2, 4]),
+    },
+    "with_extra": {
+        "user": np.array([0, 3]),
+        "tags__values": np.array([2]),
+        "tags__row_splits": np.array([0, 0, 1]),
+        "extra": np.array([0.25, 2], np.float32),
+    },
+    "keyed": {"names": np.array([b"bob", b"", b"ann"], object)},
+    "rows": {"user": np.array([3, 0])},
+    "matrix": {"ids": np.array([[0, 1], [2, 3], [1, 1]])},
+    "one_of_all": {"user": np.array([1, 2])},
+    "share": {"user": np.array([1, 2, 3])},
+    "largest": {"tags__values": np.array([2, 0, 1]), "tags__row_splits": np.array([0, 2, 3])},
+    "odd": {"tags__values": np.array([2, 0, 1]), "tags__row_splits": np.array([0, 2, 3])},
+}
+
+
+@pytest.mark.parametrize("has_towers", [True, False])
+def test_signatures_of_one_model(tower_folder: Path, has_towers: bool) -> None:
+    core, reference = (load(tower_folder, has_core=has_core, has_towers=has_towers) for has_core in (True, False))
+    native = set()
+    for signature, inputs in REQUESTS.items():
+        wanted = reference_answer(reference, signature, inputs)
+        assert_same(reference_answer(core, signature, inputs), wanted)
+        try:
+            assert_same(native_answer(core, signature, inputs), wanted)
+            native.add(signature)
+        except ValueError as error:
+            assert str(error) == "Unknown"
+    # With its tables cut off, "keyed" has ids that the graph works out; whole, ragged ids are no plain inputs.
+    assert native == ({"matrix", "odd"} if has_towers else {"keyed", "rows"}), native
+    for servable in (core, reference):
+        servable.close()
+
+
+def test_a_check_in_the_graph_is_left_to_the_reference(tower_folder: Path) -> None:
+    core = load(tower_folder)
+    inputs = REQUESTS["with_extra"] | {"extra": np.array([0.25, 200], np.float32)}
+    with pytest.raises(ValueError, match="Graph"):
+        native_answer(core, "with_extra", inputs)
+    with pytest.raises(InvalidRequest, match="extra is too large"):
+        reference_answer(core, "with_extra", inputs)
+    core.close()
+
+
+def whole_model(tf: Any, folder: Path) -> Path:
+    """Writes a SavedModel with a vocabulary in an asset, a variable, strings, and dtypes of all sizes."""
+    lines = folder / "words.txt"
+    lines.write_text("red\ngreen\nblue\n")
+    module = tf.Module()
+    module.scale = tf.Variable([[1.5], [0.25]])
+    initializer = tf.lookup.TextFileInitializer(
+        str(lines), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+    )
+    module.words = tf.lookup.StaticHashTable(initializer, -1)
+
+    def colours(words: Any, x: Any) -> dict[str, Any]:
+        return {
+            "number": module.words.lookup(words),
+            "product": x @ module.scale,
+            "loud": tf.strings.upper(words),
+            "is_known": module.words.lookup(words) >= 0,
+            "half": tf.cast(x, tf.float16),
+            "brain": tf.cast(x, tf.bfloat16),
+            "count": tf.size(words),
+        }
+
+    def numbers(a: Any, b: Any, c: Any, d: Any) -> dict[str, Any]:
+        return {"a": a + 1, "b": tf.logical_not(b), "c": tf.cast(c, tf.int32) * 2, "d": d / 2}
+
+    spec = tf.TensorSpec
+    kinds = {"a": tf.int32, "b": tf.bool, "c": tf.uint8, "d": tf.float64}
+    signatures = {
+        "colours": (colours, [spec([None], tf.string, "words"), spec([None, 2], tf.float32, "x")]),
+        "numbers": (numbers, [spec(None, dtype, name) for name, dtype in kinds.items()]),
+    }
+    functions = {n: tf.function(f, input_signature=specs, autograph=False) for n, (f, specs) in signatures.items()}
+    tf.saved_model.save(module, str(folder / "1"), signatures=functions)
+    return folder / "1"
+
+
+@pytest.fixture(scope="module")
+def whole(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servable, Servable]]:
+    """A SavedModel without a manifest, in the core and in Python."""
+    folder = whole_model(tf, tmp_path_factory.mktemp("whole"))
+    pair = load(folder), load(folder, has_core=False)
+    yield pair
+    for servable in pair:
+        servable.close()
+
+
+WHOLE: dict[str, list[dict[str, Array]]] = {
+    "colours": [
+        {
+            "words": np.array([b"blue", b"x" * 100, b"", b"red"], object),
+            "x": np.arange(8, dtype=np.float32).reshape(4, 2),
+        },
+        {"words": np.array([], object), "x": np.zeros((0, 2), np.float32)},
+    ],
+    "numbers": [
+        {
+            "a": np.array([[1, -2]], np.int32),
+            "b": np.array(True),
+            "c": np.array([255, 0, 7], np.uint8),
+            "d": np.array(0.3),
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize("signature", sorted(WHOLE))
+def test_whole_graphs_answer_to_the_bit(whole: tuple[Servable, Servable], signature: str) -> None:
+    core, reference = whole
+    for inputs in WHOLE[signature]:
+        wanted = reference_answer(reference, signature, inputs)
+        assert_same(reference_answer(core, signature, inputs), wanted)
+        assert_same(native_answer(core, signature, inputs), wanted)
+
+
+def test_what_a_graph_refuses_is_refused_in_the_same_words(whole: tuple[Servable, Servable]) -> None:
+    inputs = {"words": np.array([b"red"], object), "x": np.zeros((1, 3), np.float32)}
+    texts = []
+    for servable in whole:
+        with pytest.raises(ServiceError) as caught:
+            reference_answer(servable, "colours", inputs)
+        texts.append((type(caught.value), caught.value.message))
+    assert texts[0] == texts[1]
+    with pytest.raises(ValueError, match="Graph"):
+        native_answer(whole[0], "colours", inputs)
+
+
+def test_threads_run_side_by_side(whole: tuple[Servable, Servable]) -> None:
+    core, _ = whole
+    random = np.random.default_rng(3)
+    requests = [
+        {"words": np.array([b"red"] * rows, object), "x": random.random((rows, 2), np.float32)}
+        for rows in (1, 5, 64, 9)
+    ]
+    wanted = [native_answer(core, "colours", inputs) for inputs in requests]
+
+    def run(number: int) -> None:
+        for _ in range(25):
+            assert_same(native_answer(core, "colours", requests[number]), wanted[number])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4), timeout=120))
+
+
+def test_a_session_that_is_closed_runs_no_more(tf: Any, tmp_path: Path) -> None:
+    folder = whole_model(tf, tmp_path)
+    backend = open_savedmodel(folder, read_signatures(folder / "saved_model.pb"), SERVE, threads=1)
+    assert isinstance(backend._session, CoreSession)
+    inputs = WHOLE["numbers"][0]
+    backend.run("numbers", inputs, ("a",))
+    backend.close()
+    with pytest.raises(ServiceError):
+        backend.run("numbers", inputs, ("a",))
+
+
+def test_a_servable_of_the_core_keeps_its_session(tf: Any, tmp_path: Path) -> None:
+    servable = load(whole_model(tf, tmp_path))
+    inputs = WHOLE["numbers"][0]
+    wanted = native_answer(servable, "numbers", inputs)
+    servable.close()
+    assert_same(native_answer(servable, "numbers", inputs), wanted)
+
+
+def test_inputs_with_defaults_are_left_to_python(whole: tuple[Servable, Servable]) -> None:
+    from service.graph.native_graph import native_savedmodel
+    from service.graph.savedmodel import SavedModelBackend
+
+    backend = whole[0].backends["numbers"]
+    assert isinstance(backend, SavedModelBackend)
+    spec: SignatureSpec = whole[0].signatures["numbers"]
+    assert native_savedmodel(backend, spec) is not None
+    optional = {"a": replace(spec.inputs["a"], is_optional=True, default=np.array([1], np.int32))}
+    assert native_savedmodel(backend, replace(spec, inputs={**spec.inputs, **optional})) is None
