@@ -107,6 +107,7 @@ pub struct Work<'s, 'r> {
     rows: usize,
     outputs: SmallVec<[OutputShape; 4]>,
     content: Content<'r>,
+    strangers: Strangers,
 }
 
 impl<'s, 'r> Work<'s, 'r> {
@@ -141,6 +142,7 @@ impl<'s, 'r> Work<'s, 'r> {
             rows,
             outputs: SmallVec::new(),
             content: Content::Predict(vec![]),
+            strangers,
         };
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
@@ -163,11 +165,6 @@ impl<'s, 'r> Work<'s, 'r> {
             if effort == Effort::Small && work.cost_bytes() > SMALL_BYTES {
                 return Err(Declined::TooLarge);
             }
-        }
-        for (feature, count) in strangers {
-            servable.counts()[signature][feature]
-                .strangers
-                .fetch_add(count as u64, Ordering::Relaxed);
         }
         Ok(work)
     }
@@ -251,6 +248,10 @@ impl<'s, 'r> Work<'s, 'r> {
         // After the last read: a page that could not be read was taken for zeros.
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
+        }
+        for &(feature, count) in &self.strangers {
+            let counts = &self.servable.counts()[self.signature][feature];
+            counts.strangers.fetch_add(count as u64, Ordering::Relaxed);
         }
         if let Content::Lookup { sent, missing } = &self.content {
             let counts = &self.servable.counts()[self.signature];
