@@ -399,7 +399,12 @@ fn numbers_are_written_as_orjson_writes_them() {
 
 /// A tensor as numpy has it: its dtype, its sizes, and its bytes or strings in hexadecimal digits.
 fn shown(tensor: &Tensor<'_>) -> Value {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |bytes: &[u8]| {
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        digits
+            .filter_map(|digit| char::from_digit(digit.into(), 16))
+            .collect::<String>()
+    };
     let data = match &tensor.data {
         Data::Raw(bytes) => json!(hex(bytes)),
         Data::Bytes(bytes) => json!(hex(bytes)),
@@ -479,9 +484,9 @@ fn bodies_mean_what_they_mean_to_the_reference() {
         };
         let Ok(inputs) = inputs else {
             if case[3].is_null() {
-                refused += 1
+                refused += 1;
             } else {
-                left += 1
+                left += 1;
             }
             continue;
         };
