@@ -276,9 +276,9 @@ async fn a_client_that_leaves_cancels_the_forwarded_call() {
     until("the reference is told", || setup.seen.resets.load(SeqCst) == 1).await;
     // The same when the whole connection goes.
     let other = connect(&setup).await;
-    let (response, _body) = other.clone().send_request(request("/hang", &[]), false).unwrap();
+    let (response, body) = other.clone().send_request(request("/hang", &[]), false).unwrap();
     until("the call arrives", || setup.seen.calls.load(SeqCst) == 2).await;
-    drop((response, _body, other));
+    drop((response, body, other));
     until("the reference is told", || setup.seen.resets.load(SeqCst) == 2).await;
 }
 

@@ -130,6 +130,7 @@ impl Setup {
         Self::with(limits(), |_| ()).await
     }
 
+    #[allow(clippy::unused_async, reason = "it needs a runtime")]
     pub async fn with(limits: Limits, change: impl FnOnce(&mut Config)) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("edge-{}-{}", std::process::id(), NUMBER.fetch_add(1, SeqCst));
