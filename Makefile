@@ -82,10 +82,11 @@ lock:  ## resolve the exact versions anew (needs uv)
 	  --upgrade pyproject.toml -o requirements.lock
 
 # build/ goes first: where this build of the core fails, setuptools would take what an earlier one left there.
+wheel: export PATH := $(abspath $(BIN)):$(PATH)
 wheel: $(READY)  ## write a wheel with the native core into dist/, for glibc 2.17 and later
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
 	@rm -rf build dist
-	PATH="$(abspath $(BIN)):$$PATH" CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
+	CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
 	  CARGO_ZIGBUILD_ZIG_PATH="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
 	  $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(BIN)/auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(shell uname -m) --wheel-dir dist build/wheel/*.whl
