@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORE := service/_native.abi3.so
 CORE_SOURCES := native/Cargo.toml native/Cargo.lock $(shell find native/src -type f)
+RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' native/Cargo.toml)
 # The same for pip, setuptools and cargo; else each names another interpreter, and pyo3 is compiled again for each.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 # The oldest C library that the standard library of Rust runs on; zig links against it whatever this machine has.
@@ -46,7 +47,7 @@ $(CORE): $(READY) $(CORE_SOURCES)
 
 core: $(CORE)  ## build the native core, if its sources have changed
 	@[ -e $(CORE) ] || echo '!!! NO NATIVE CORE: reference servers in Python serve in its place; they are many times slower.' \
-	  'It needs Rust 1.85 and a C compiler: rustup, or on Debian 12 `apt install cargo-web`. Then run make again. !!!'
+	  'It needs Rust $(RUST) and a C compiler: rustup, or on Debian 12 `apt install cargo-web`. Then run make again. !!!'
 
 demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/model-export demo --if_missing --out $(MODEL)
