@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORE := service/_native.abi3.so
 CORE_SOURCES := native/Cargo.toml native/Cargo.lock $(shell find native/src -type f)
+RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' native/Cargo.toml)
 # The same for pip, setuptools and cargo; else each names another interpreter, and pyo3 is compiled again for each.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 # The oldest C library that the standard library of Rust runs on; zig links against it whatever this machine has.
@@ -46,7 +47,7 @@ $(CORE): $(READY) $(CORE_SOURCES)
 
 core: $(CORE)  ## build the native core, if its sources have changed
 	@[ -e $(CORE) ] || echo '!!! NO NATIVE CORE: reference servers in Python serve in its place; they are many times slower.' \
-	  'It needs Rust 1.85 and a C compiler: rustup, or on Debian 12 `apt install cargo-web`. Then run make again. !!!'
+	  'It needs Rust $(RUST) and a C compiler: rustup, or on Debian 12 `apt install cargo-web`. Then run make again. !!!'
 
 demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/model-export demo --if_missing --out $(MODEL)
@@ -82,10 +83,11 @@ lock:  ## resolve the exact versions anew (needs uv)
 	  --upgrade pyproject.toml -o requirements.lock
 
 # build/ goes first: where this build of the core fails, setuptools would take what an earlier one left there.
+wheel: export PATH := $(abspath $(BIN)):$(PATH)
 wheel: $(READY)  ## write a wheel with the native core into dist/, for glibc 2.17 and later
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
 	@rm -rf build dist
-	PATH="$(abspath $(BIN)):$$PATH" CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
+	CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
 	  CARGO_ZIGBUILD_ZIG_PATH="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
 	  $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(BIN)/auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(shell uname -m) --wheel-dir dist build/wheel/*.whl
