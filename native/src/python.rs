@@ -256,7 +256,13 @@ impl Server {
     /// Cuts all connections and ends the threads.
     fn close(&self, py: Python<'_>) {
         let server = self.inner.swap(None);
-        py.detach(|| drop(server));
+        py.detach(|| {
+            if let Some(server) = &server {
+                // A drain that another thread waits for holds the server, too.
+                server.cut();
+            }
+            drop(server);
+        });
     }
 }
 

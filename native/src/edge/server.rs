@@ -175,6 +175,11 @@ impl Server {
         self.hub.shared.statistics.retire(model, version)
     }
 
+    /// Cuts all connections now; a drain that waits for them ends.
+    pub fn cut(&self) {
+        self.hub.tell_all(Order::Cut);
+    }
+
     /// Accepts no more connections, lets open requests end for up to `timeout`, then cuts what is left. Blocks; says
     /// whether all requests ended. Not to be called from the edge's own threads.
     pub fn drain(&self, timeout: Duration) -> bool {
