@@ -69,6 +69,9 @@ def create_reference_grpc_server(
     return GrpcServer(
         engine,
         address=f"unix:{socket_path}",
+        # The core can not serve it: gRPC clients send the percent-encoded path of a Unix socket as :authority, which is
+        # no authority (RFC 3986), and the HTTP/2 of the core refuses the request.
+        socket_path=settings.grpc_socket_path,
         max_message_bytes=settings.max_request_bytes,
         max_workers=settings.grpc_max_threads,
         as_content=settings.enable_serialization_as_tensor_content,

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::declined::Declined;
-use crate::edge::{self, Cors, Dispatch, Limits, Listen, Method, Target, Wire};
+use crate::edge::{self, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Wire};
 use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Description, Effort, Keep, ModelRoutes, Routes};
 use crate::python_log;
@@ -172,6 +172,8 @@ fn told(py: Python<'_>, answered: Result<Answered, Declined>) -> PyResult<Bound<
 #[pyclass(frozen, module = "service._native")]
 pub struct Server {
     inner: ArcSwapOption<edge::Server>,
+    /// What was counted until the server was closed.
+    last: ArcSwapOption<Snapshot>,
 }
 
 #[pymethods]
@@ -188,6 +190,7 @@ impl Server {
         let server = py.detach(|| edge::Server::start(config, dispatch))?;
         Ok(Server {
             inner: ArcSwapOption::from_pointee(server),
+            last: ArcSwapOption::empty(),
         })
     }
 
@@ -227,9 +230,13 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the JSON text of what was counted (edge/statistics.rs).
+    /// Returns the JSON text of what was counted (edge/statistics.rs), also after `close`.
     fn statistics(&self) -> PyResult<String> {
-        serde_json::to_string(&self.running()?.statistics()).map_err(value_error)
+        match (self.inner.load_full(), self.last.load_full()) {
+            (Some(server), _) => serde_json::to_string(&server.statistics()),
+            (None, last) => serde_json::to_string(&last.as_deref()),
+        }
+        .map_err(value_error)
     }
 
     /// Forgets what was counted for a version, and returns it as JSON text.
@@ -249,7 +256,14 @@ impl Server {
     /// Cuts all connections and ends the threads.
     fn close(&self, py: Python<'_>) {
         let server = self.inner.swap(None);
-        py.detach(|| drop(server));
+        py.detach(|| {
+            if let Some(server) = &server {
+                self.last.store(Some(Arc::new(server.statistics())));
+                // A drain that another thread waits for holds the server, too.
+                server.cut();
+            }
+            drop(server);
+        });
     }
 }
 
