@@ -1,13 +1,13 @@
-//! Why the core leaves a request to somebody else.
+//! Names the reasons for which the core leaves a request to the reference servers.
 
-/// The reason why a request was not answered here and now.
+/// Says why a form did not answer a request.
 ///
-/// Every variant but [`Declined::TooLarge`] sends the request to the reference servers, whose answer or refusal the
-/// client gets. The variants exist for the metrics and for tests.
+/// After [`Declined::TooLarge`] the edge asks the form again. After any other, it forwards the request to the reference
+/// servers, which answer or refuse it. Metrics count each variant apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Declined {
-    /// The work is too large for an inline answer; the edge repeats the request with [`crate::plan::Effort::Any`] on a
-    /// thread of the pool for large work.
+    /// The work is too large for a thread that serves connections. The edge repeats the request with
+    /// [`crate::plan::Effort::Any`] on a thread for large work.
     TooLarge,
     /// The bytes are not a request of this form, or use a part of the form that only the reference reads.
     Unusual,
@@ -23,6 +23,4 @@ pub enum Declined {
     OverLimit,
     /// TensorFlow refused the inputs, or failed.
     Graph,
-    /// The request was chosen for a request log or a trace, which the reference keeps.
-    Sampled,
 }

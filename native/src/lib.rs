@@ -1,11 +1,11 @@
 //! The native core of embedding-server: everything that happens once per request.
 //!
 //! Python reads artifacts, chooses versions and publishes descriptions; this crate accepts connections, parses
-//! requests, looks rows up and writes answers. Each folder uses only the folders behind it in this list: `edge`,
+//! requests, looks rows up and writes answers. Each folder uses only folders that follow it in this list: `edge`,
 //! `forms`, `forward` and `towers`, `plan`, `tables`. `python` is the whole seam to Python.
 //!
 //! A request that a form does not read as plain is forwarded, unchanged, to the reference servers in Python; they answer
-//! or refuse it. So the core never has to word an error of the reference's a second time.
+//! or refuse it. So each error is worded in one place, the reference.
 
 pub mod declined;
 pub mod edge;

@@ -1,4 +1,4 @@
-//! The whole seam to Python: servables are published, the edge is started, counts are read.
+//! Defines the Python module: publishes servables, starts the edge, reads counts.
 
 use std::collections::HashMap;
 use std::os::fd::FromRawFd;
@@ -75,10 +75,10 @@ impl Servable {
     }
 }
 
-/// What Python says of one model: its versions, with a servable where the core may answer, and its labels.
+/// Models by name: versions, with a servable where the core may answer, and labels.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>)>;
 
-/// Builds a routing table of what Python says.
+/// Builds a routing table.
 #[must_use]
 pub fn routes_of(models: &PythonRoutes) -> Routes {
     let models = models.iter().map(|(model, versions, labels)| {
@@ -315,7 +315,7 @@ impl Dispatch for PlainForms {
     }
 }
 
-/// What service/dataplane/edge.py says of the server.
+/// The configuration of a server, as `service/dataplane/edge.py` writes it.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ServerConfig {

@@ -1,4 +1,4 @@
-//! What Python tells the edge at its start.
+//! Holds the configuration that Python starts the edge with.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::dispatch::Cors;
 use super::limits::Limits;
 
-/// The two wires. The numbers are places in arrays.
+/// The two wires. Their numbers index arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Wire {
@@ -16,7 +16,7 @@ pub enum Wire {
     Http = 1,
 }
 
-/// Where to listen.
+/// The place of a listener.
 #[derive(Debug)]
 pub enum Listen {
     /// On an address; port 0 picks one.
@@ -42,11 +42,11 @@ pub struct Config {
     pub grpc_upstream: PathBuf,
     /// Unix socket of the HTTP reference.
     pub http_upstream: PathBuf,
-    /// What gRPC is encrypted by from the first connection on; None: it is plaintext.
+    /// TLS of gRPC from the first connection on; None: it is plaintext.
     pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
-    /// The same of HTTP.
+    /// TLS of HTTP; None: it is plaintext.
     pub http_tls: Option<Arc<rustls::ServerConfig>>,
-    /// What clients may cost.
+    /// Limits on the cost of clients.
     pub limits: Limits,
     /// Whether the core answers what it can; else everything is forwarded.
     pub is_answering: bool,
@@ -54,13 +54,13 @@ pub struct Config {
     pub as_content: bool,
     /// Whether NaN and infinite numbers are refused in JSON requests and written as null.
     pub strict_json: bool,
-    /// Who may read answers in a browser.
+    /// Origins whose pages may read answers in a browser.
     pub cors: Cors,
     /// Limits of the buckets that durations are counted in, in seconds, ascending.
     pub bucket_limits_s: Vec<f64>,
     /// Time from which on a request is slow.
     pub slow_from: Duration,
-    /// For which a drain waits for the next request of an idle HTTP/1.1 connection, to tell its client.
+    /// Time for which a drain waits for another request of an idle HTTP/1.1 connection, whose answer announces the end.
     pub linger: Duration,
 }
 

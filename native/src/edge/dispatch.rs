@@ -1,4 +1,4 @@
-//! Which form answers a request. The edge knows the forms only through this trait.
+//! Finds the form that answers a request. The edge knows forms only through the trait `Dispatch`.
 
 use std::borrow::Cow;
 
@@ -58,10 +58,10 @@ impl Method {
     }
 }
 
-/// What the path and the headers of an HTTP request say.
+/// The path and the headers of an HTTP request, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// What is to be done; an HTTP method.
+    /// The method of its path.
     pub method: Method,
     /// Name of the model.
     pub model: &'a str,
@@ -159,12 +159,12 @@ fn version(text: &str) -> Option<(Version<'_>, &str)> {
 /// Headers of an answer that let pages of other origins read it.
 #[derive(Clone, Debug, Default)]
 pub enum Cors {
-    /// There are none.
+    /// No page may.
     #[default]
     Off,
-    /// All origins.
+    /// Pages of all origins may.
     All,
-    /// These origins.
+    /// Pages of these origins may.
     Listed(Vec<String>),
 }
 

@@ -1,4 +1,4 @@
-//! One gRPC connection: small requests are answered in its task, others in tasks of their own.
+//! Serves one gRPC connection: its task answers small requests, and starts a task for any other.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use super::statistics::Event;
 use crate::declined::Declined;
 use crate::plan::Effort;
 
-/// Requests that are taken in before the connection's task answers any.
+/// How many requests the connection's task takes in before it answers any.
 const BATCH: usize = 64;
-/// Received bytes that one connection may have unread by our tasks.
+/// How many received bytes of one connection may wait for our tasks.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 const STREAM_WINDOW: u32 = 1 << 20;
 const FRAME_BYTES: u32 = 1 << 20;
-/// Room that is made for a message before its bytes have come.
+/// How many bytes are reserved for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
 /// Serves one connection to its end.
@@ -85,7 +85,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     .await;
 }
 
-/// What the headers of a request say that the core may answer.
+/// The headers of a request that the core may answer.
 struct Plain {
     method: Method,
     as_content: bool,
@@ -193,7 +193,7 @@ fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
     is_grpc.then_some(plain)
 }
 
-/// What a call comes to.
+/// The end of a call.
 enum Reply {
     Answer(crate::forms::Answered, Duration),
     Refusal(Status),
@@ -258,7 +258,7 @@ async fn declined_small(incoming: Incoming, mut respond: SendResponse<Payload>, 
     forward(incoming, respond, begun).await;
 }
 
-/// How a call goes on.
+/// The next step of a call.
 enum Next {
     Reply(Reply),
     Forward(Begun),
@@ -395,11 +395,11 @@ async fn large(incoming: &Incoming, plain: &Plain, data: Bytes, mut hold: Hold) 
     }
 }
 
-/// What came of a request's body.
+/// The body of a request, as far as it was read.
 enum Gathered {
     /// One whole message behind its prefix.
     Message(Bytes),
-    /// Something that the reference judges: these are its first bytes, more may follow.
+    /// A body that the reference judges. These are its first bytes; more may follow.
     Unusual(Begun),
     NoRoom,
     Stalled,

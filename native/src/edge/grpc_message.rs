@@ -1,4 +1,4 @@
-//! gRPC over HTTP/2: the prefix of messages, deadlines, statuses.
+//! Reads and writes gRPC's parts of HTTP/2: prefixes of messages, deadlines, statuses.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const PUSHBACK: (HeaderName, HeaderValue) = (
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// What a grpc-message may not hold as it is. Source: gRPC's PROTOCOL-HTTP2, "Percent-Encoded".
+/// The bytes that a grpc-message has to escape. Source: gRPC's PROTOCOL-HTTP2, "Percent-Encoded".
 const UNSAFE: &AsciiSet = &CONTROLS.add(b'%');
 
 /// Returns the one message in `data`; None where `data` is not exactly one that is not compressed.
@@ -100,7 +100,7 @@ pub fn trailers() -> HeaderMap {
 }
 
 impl Status {
-    /// Returns the trailers that tell of it.
+    /// Returns the trailers of the refusal.
     #[must_use]
     pub fn trailers(&self, request_id: Option<&str>) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(4);
@@ -118,7 +118,7 @@ impl Status {
         trailers
     }
 
-    /// Returns the head of an answer that is nothing else.
+    /// Returns the head of an answer without a body.
     #[must_use]
     pub fn head(&self, request_id: Option<&str>) -> Response<()> {
         let mut head = Response::new(());

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection. hyper reads and writes it; its task answers small requests itself.
+//! Serves one HTTP/1.1 connection. hyper reads and writes it; its task answers small requests.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -32,7 +32,7 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
-/// Room that is made for a body before its bytes have come.
+/// How many bytes are reserved for a body before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
 /// Body of an answer; the request is open until it is dropped.
@@ -137,7 +137,7 @@ async fn handle(
     Ok(response)
 }
 
-/// What a request's headers say that the core may answer.
+/// The headers of a request that the core may answer.
 #[derive(Clone, Copy)]
 struct Plain {
     json_length: Option<usize>,
@@ -198,10 +198,10 @@ struct Exchange {
     connection: Arc<Connection>,
 }
 
-/// What came of a body.
+/// The body of a request, as far as it was read.
 enum Gathered {
     Whole(Bytes, Hold),
-    /// More than the limit, which the reference refuses: the first part, the rest may follow.
+    /// The first part of a body beyond the limit. The reference refuses it; the rest may follow.
     TooMuch(Bytes),
     NoRoom,
     /// The client is gone.

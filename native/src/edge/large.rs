@@ -1,10 +1,10 @@
-//! Threads for large work, so that a small request never waits for a large one.
+//! Runs large work on threads of its own, so that a small request never waits for a large one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// What these threads leave to others: the threads that serve connections run first.
+/// The nice value of these threads: threads that serve connections run first.
 const NICENESS: i32 = 10;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -33,7 +33,7 @@ pub struct Pool {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The queue is full; so many jobs wait.
+/// The queue is full. Holds how many jobs wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full(pub usize);
 
@@ -77,7 +77,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Jobs that wait.
+    /// Returns how many jobs wait.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.inner.lock().jobs.len()

@@ -1,4 +1,4 @@
-//! What clients may cost: the limits, one account of bytes that are held, and one record for each connection.
+//! Limits the cost of clients: one account of held bytes for all, and one record for each connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
-/// Bytes that one connection may read before other connections get their turn.
+/// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
 /// Requests beyond this size are never tried on the thread of their connection.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// Answers below this size are counted for their connection only.
 pub const COUNTED_BYTES: usize = 16 << 10;
-/// A client that sends, or reads, less is taken for one that stands still.
+/// A client that sends or reads fewer bytes a second counts as stalled.
 const BYTES_PER_S: u64 = 1024;
 
 /// All limits of the edge. Times and sizes are for one connection or one request where nothing else is said.
@@ -40,17 +40,17 @@ pub struct Limits {
     pub max_queued_requests: usize,
     /// Large requests of one gRPC connection that wait or run at the same time.
     pub max_large_per_connection: usize,
-    /// Until TLS and HTTP/2 are agreed on.
+    /// Time for the handshakes of TLS and HTTP/2.
     pub handshake_timeout: Duration,
-    /// Until the head of an HTTP/1.1 request is whole.
+    /// Time for the head of an HTTP/1.1 request to arrive.
     pub head_timeout: Duration,
-    /// In which some of a body must arrive, or of an answer be read.
+    /// Time after which a client that neither sends its body nor reads its answer is dropped.
     pub stall_timeout: Duration,
-    /// For which an HTTP/1.1 connection is kept that asks nothing.
+    /// Time for which an idle HTTP/1.1 connection is kept.
     pub keep_alive: Duration,
-    /// For which a gRPC connection is kept that asks nothing; None: for ever.
+    /// Time for which an idle gRPC connection is kept; None: for ever.
     pub grpc_keep_alive: Option<Duration>,
-    /// After which a large HTTP request is given up.
+    /// Time after which a large HTTP request is given up.
     pub http_timeout: Duration,
 }
 
@@ -158,7 +158,7 @@ impl Drop for Hold {
     }
 }
 
-/// What a connection's task is told by others.
+/// An order to a connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Order {
@@ -175,7 +175,7 @@ pub enum Order {
 /// One connection, as its task, its requests and the sweeper see it.
 #[derive(Debug)]
 pub struct Connection {
-    /// Who is at the other end, as the reference logs it.
+    /// The client's address, as the reference logs it.
     pub peer: String,
     /// Large requests that may be queued at the same time.
     pub large: Semaphore,

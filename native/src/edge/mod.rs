@@ -1,4 +1,4 @@
-//! Connections: listeners, TLS, limits, deadlines, metrics; once for every request.
+//! Accepts connections and serves their requests: TLS, limits, deadlines and metrics.
 
 mod config;
 mod dispatch;

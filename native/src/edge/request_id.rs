@@ -1,10 +1,10 @@
-//! Ids of requests: the client's, or its trace's, or one of our own.
+//! Chooses the id of a request: the client's, its trace's, or a new one.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header of the id.
+/// The header that carries the id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: &str = "traceparent";
 

@@ -1,4 +1,4 @@
-//! The edge as a whole: its runtime, its listeners, and the list of its connections.
+//! Starts and stops the edge: its runtime, its listeners, and the list of its connections.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,12 +27,12 @@ use super::{grpc, http};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::Routes;
 
-/// Tasks that run before the runtime looks for new bytes. Few: a flood on one connection then delays others by 8 ms in
-/// place of 607.
+/// How many tasks run before the runtime looks for new bytes. Few: a flood on one connection then delays others by
+/// 8 ms instead of 607.
 const EVENT_INTERVAL: u32 = 4;
-/// Connections that the system may have accepted for us.
+/// The backlog of a listener: how many connections wait in the system.
 const BACKLOG: i32 = 4096;
-/// For which no connection is accepted when the system has no descriptor left.
+/// The pause after the system had no descriptor left for a connection.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
 /// A running edge. Dropping it cuts all connections.

@@ -1,4 +1,4 @@
-//! What all connections of a server share, and how a form is called.
+//! Shares a server's parts among its connections, and calls forms for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::forms::{Answered, Call};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::{Effort, Routes};
 
-/// Headers that only the edge may send to the reference start so.
+/// The first letters of headers that only the edge may send to the reference.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
 /// Tells the reference who sent a request.
 pub const PEER_HEADER: &str = "x-embedding-server-peer";
@@ -28,9 +28,9 @@ pub const PEER_HEADER: &str = "x-embedding-server-peer";
 /// Tells the reference which verified certificate the client showed: DER in hexadecimal digits.
 pub const CERTIFICATE_HEADER: &str = "x-embedding-server-certificate";
 
-/// What all connections share.
+/// The parts of a server that all connections share.
 pub struct Shared {
-    /// What clients may cost.
+    /// Limits on the cost of clients.
     pub limits: Limits,
     /// See [`super::Config::is_answering`].
     pub is_answering: bool,
@@ -44,13 +44,13 @@ pub struct Shared {
     pub routes: ArcSwap<Routes>,
     /// The forms.
     pub dispatch: Arc<dyn Dispatch>,
-    /// Counts.
+    /// Counts of requests, connections and bytes.
     pub statistics: Statistics,
-    /// Bytes that are held.
+    /// The account of bytes that requests and answers hold.
     pub account: Arc<Account>,
     /// Threads for large work.
     pub large: Pool,
-    /// Makes ids.
+    /// Makes ids of requests.
     pub ids: RequestIds,
     /// The gRPC reference.
     pub grpc_upstream: GrpcUpstream,
@@ -58,10 +58,10 @@ pub struct Shared {
     pub http_upstream: HttpUpstream,
 }
 
-/// Why a request got no answer of a form.
+/// The reason why a request got no answer from a form.
 #[derive(Debug)]
 pub enum Failed {
-    /// The form left it.
+    /// The form declined it.
     Declined(Declined),
     /// The form panicked.
     Panicked,
@@ -167,7 +167,7 @@ fn overloaded(what: &str) -> Status {
     }
 }
 
-/// Words what a client is told of a panic.
+/// Words the answer to a request that ended in a panic.
 #[must_use]
 pub fn internal_error(request_id: &str) -> Status {
     tracing::error!(request_id, "a request panicked");
@@ -178,7 +178,7 @@ pub fn internal_error(request_id: &str) -> Status {
     }
 }
 
-/// Words what a client is told while the reference is away.
+/// Words the answer to a request that finds no reference.
 #[must_use]
 pub fn no_upstream() -> Status {
     Status {

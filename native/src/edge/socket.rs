@@ -1,4 +1,4 @@
-//! The bytes of one connection: small writes are gathered into one, and reads are shared out by turns.
+//! Reads and writes the bytes of one connection. Small writes are gathered into one, and connections read in turns.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -14,11 +14,11 @@ use tokio::time::Sleep;
 
 use super::limits::{Connection, READ_BUDGET};
 
-/// Writes up to this size are copied behind those that wait; h2 writes a frame's head, data and trailers one by one.
+/// Writes up to this size are appended to the bytes that wait; h2 writes a frame's head, data and trailers one by one.
 const SMALL_BYTES: usize = 8 << 10;
-/// Bytes that wait at most before they are written.
+/// How many bytes may wait before they are written.
 const GATHERED_BYTES: usize = 32 << 10;
-/// Buffers that each thread keeps for the next connection that writes.
+/// How many write buffers each thread keeps for reuse.
 const KEPT_BUFFERS: usize = 16;
 
 /// Bytes of a refused body that are read and dropped at most, and for how long.

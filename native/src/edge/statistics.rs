@@ -1,4 +1,4 @@
-//! Counts what the core answered. Each thread counts in cells of its own, so that no lock is taken for a request.
+//! Counts the core's answers. Each thread counts in cells of its own, so that no request takes a lock.
 
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
@@ -14,7 +14,7 @@ use crate::declined::Declined;
 use crate::forms::Answered;
 use crate::plan::SignatureKind;
 
-/// Slow requests that are kept.
+/// How many slow requests are kept.
 const KEPT_SLOW: usize = 50;
 /// Places of the counters: threads share one only where there are more of them.
 const SHARDS: usize = 64;
@@ -32,7 +32,6 @@ pub enum Event {
     DeclinedDamaged,
     DeclinedOverLimit,
     DeclinedGraph,
-    DeclinedSampled,
     ForwardedGrpc,
     ForwardedHttp,
     UpstreamFailedGrpc,
@@ -65,7 +64,6 @@ impl From<Declined> for Event {
             Declined::Damaged => Event::DeclinedDamaged,
             Declined::OverLimit => Event::DeclinedOverLimit,
             Declined::Graph => Event::DeclinedGraph,
-            Declined::Sampled => Event::DeclinedSampled,
         }
     }
 }
@@ -74,7 +72,7 @@ impl From<Declined> for Event {
 #[repr(align(128))]
 struct Shard([AtomicU64; NUM_EVENTS]);
 
-/// What successes are counted by.
+/// The labels of a success.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Subject {
     method: Method,
@@ -130,7 +128,7 @@ thread_local! {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct SlowRequest {
-    /// Its end, in seconds since the epoch.
+    /// The time of its end, in seconds since 1970.
     pub at_s: f64,
     pub request_id: String,
     pub api: &'static str,
@@ -163,12 +161,12 @@ pub struct SubjectSnapshot {
     pub run_counts: Vec<u64>,
 }
 
-/// All numbers at one time. Counters only grow; those in `gauges` are what is there now.
+/// All numbers at one time. Counters only grow; `gauges` go up and down.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Snapshot {
     /// Successes.
     pub subjects: Vec<SubjectSnapshot>,
-    /// Requests that the core left to others, by reason.
+    /// Requests that a form did not answer, by reason.
     pub declined: Vec<(&'static str, u64)>,
     /// Requests that went to the reference, by wire.
     pub forwarded: Vec<(&'static str, u64)>,
@@ -176,7 +174,7 @@ pub struct Snapshot {
     pub upstream_failed: Vec<(&'static str, u64)>,
     /// Requests that the edge refused itself, by reason.
     pub refused: Vec<(&'static str, u64)>,
-    /// Connections that were dropped because their client stood still, by wire.
+    /// Connections that were dropped because the client sent or read nothing, by wire.
     pub cut: Vec<(&'static str, u64)>,
     /// TLS or HTTP/2 handshakes that failed, by wire.
     pub handshakes_failed: Vec<(&'static str, u64)>,
@@ -388,7 +386,6 @@ impl Statistics {
                 ("damaged", E::DeclinedDamaged),
                 ("over_limit", E::DeclinedOverLimit),
                 ("graph", E::DeclinedGraph),
-                ("sampled", E::DeclinedSampled),
             ]),
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),

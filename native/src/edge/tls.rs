@@ -1,4 +1,4 @@
-//! TLS of a listener, from PEM files that Python has read.
+//! Configures TLS of a listener from PEM files that Python has read.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-/// Why PEM bytes are no configuration.
+/// The reason why PEM bytes give no configuration.
 #[derive(Debug)]
 pub enum TlsError {
     /// This part is not PEM, or holds nothing of its kind.

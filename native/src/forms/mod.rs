@@ -1,4 +1,4 @@
-//! One file per wire form: bytes of a request to found inputs, rows to bytes of an answer.
+//! Reads requests and writes answers; one file for each wire form.
 
 pub mod predict_proto;
 pub mod protobuf;
@@ -35,7 +35,7 @@ pub struct Call<'a> {
     pub strict_json: bool,
 }
 
-/// Which version of a model a request means.
+/// The version of a model that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version<'a> {
     /// The latest one.
@@ -46,13 +46,13 @@ pub enum Version<'a> {
     Label(&'a str),
 }
 
-/// A finished answer and what is counted of it.
+/// A finished answer, and the facts that are counted of it.
 pub struct Answered {
     /// The body; of gRPC the message without its five-byte prefix.
     pub body: Bytes,
-    /// B.
+    /// B, the number of rows of the request.
     pub rows: usize,
-    /// What answered; it stays leased until this is dropped.
+    /// The servable that answered; it stays leased until this is dropped.
     pub servable: Arc<Servable>,
     /// Number of the signature in `servable`.
     pub signature: usize,

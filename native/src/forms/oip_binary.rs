@@ -1,4 +1,4 @@
-//! What the wires of the Open Inference Protocol share: datatypes, versions, and tensors in their binary form.
+//! Shares code between the wires of the Open Inference Protocol: datatypes, versions, and tensors in binary form.
 //!
 //! Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, then
 //! itself.

@@ -22,7 +22,7 @@ use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
 /// A longer request is large work: its integers take some 50 microseconds to read.
 const SMALL_REQUEST: usize = 64 << 10;
 
-/// Answers a request; of the gRPC call, it takes and gives the message without its five-byte prefix.
+/// Answers a request. Messages come and go without gRPC's five-byte prefix.
 ///
 /// # Errors
 /// The reason why the reference must answer.

@@ -13,7 +13,7 @@ use crate::declined::Declined;
 use crate::plan::DataType;
 use crate::tables::table::{Dtype, Ints, OnBadId, Out, Policy};
 
-/// Returns the body of an answer; it is no signature's, so that nothing is counted of it.
+/// Returns the body of an answer. No signature is run, so no signature's counts change.
 ///
 /// `max_rows` is the server's limit on ids of one request.
 ///

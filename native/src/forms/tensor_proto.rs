@@ -29,7 +29,7 @@ const STRING_VAL: u32 = 8;
 /// How many elements the tensors of a request may still have.
 pub struct Allowance {
     elements: usize,
-    /// Of those that are not sent, because the last value stands for all that follow.
+    /// Elements that are not sent, because the last value stands for all that follow.
     spread: usize,
 }
 

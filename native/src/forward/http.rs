@@ -18,10 +18,9 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
-/// For which a connection is kept for the next request: less than the reference keeps it, which would close it under
-/// a request.
+/// Time for which an idle connection is kept. The reference keeps it longer, so it never closes one under a request.
 const KEPT_FOR: Duration = Duration::from_secs(2);
-/// Connections that are kept.
+/// How many idle connections are kept.
 const MOST_KEPT: usize = 64;
 
 /// Body of a forwarded request: what was read of it, then the rest as it comes.
@@ -174,7 +173,7 @@ impl Kept {
     }
 }
 
-/// The HTTP reference.
+/// A client of the HTTP reference.
 pub struct HttpUpstream {
     path: PathBuf,
     kept: Arc<Kept>,

@@ -1,4 +1,4 @@
-//! What Python publishes of one version of a model, as JSON: `service/dataplane/description.py` writes it.
+//! Reads the JSON description of one version of a model, which `service/dataplane/description.py` writes.
 
 use serde::Deserialize;
 
@@ -35,9 +35,9 @@ pub struct TableDescription {
     pub name: String,
     /// What its numbers are stored as.
     pub dtype: Dtype,
-    /// V.
+    /// V, the number of rows.
     pub vocabulary_size: usize,
-    /// D.
+    /// D, the numbers of a row.
     pub embedding_dim: usize,
     /// Address of row 0.
     pub rows_at: usize,
@@ -57,7 +57,7 @@ pub struct VocabularyDescription {
     pub keys: (usize, usize),
     /// Address and length of the `[2^k]` int32 slots of the index.
     pub slots: (usize, usize),
-    /// What keys become.
+    /// How keys become rows.
     pub rows: vocabulary::Rows,
 }
 
@@ -122,7 +122,7 @@ pub struct InputDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {
-    /// Under which JSON takes nested lists of ids (`RaggedNames.feature`); the ids input's name of a dense feature.
+    /// Name under which JSON takes its ids: `RaggedNames.feature`, or the ids input's name of a dense feature.
     pub name: String,
     /// Number of the input with its ids.
     pub ids: usize,
@@ -144,11 +144,11 @@ pub struct FeatureDescription {
     pub at_least_one: bool,
     /// Whether ids count only where their weight is above 0.
     pub positive_only: bool,
-    /// K; 0: no limit.
+    /// K, the most ids of a row; 0: no limit.
     pub max_ids: usize,
     /// Whether a longer row is cut at K.
     pub truncates: bool,
-    /// L of a sequence; 0: it is none.
+    /// L, the rows of a sequence; 0: it is no sequence.
     pub length: usize,
     /// Rank of the ids input: 1, or 2 for ids of shape `[B, K]`.
     pub ids_rank: usize,

@@ -1,4 +1,4 @@
-//! What a predict does behind its lookups; `towers` implements it with TensorFlow.
+//! Names the interface to a predict's graph, which `towers` runs in TensorFlow.
 
 use super::inputs::{DataType, Dims, Inputs};
 use super::servable::{Servable, Signature};

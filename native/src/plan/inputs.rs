@@ -1,4 +1,4 @@
-//! The tensors of one request, found in its bytes by a form.
+//! Holds the tensors of one request, which a form found in its bytes.
 
 use smallvec::SmallVec;
 
@@ -66,7 +66,7 @@ impl DataType {
 /// Byte strings of a tensor, in row-major order.
 #[derive(Clone, Debug, Default)]
 pub struct Strings<'a> {
-    /// Each of them.
+    /// The strings.
     pub parts: Vec<std::borrow::Cow<'a, [u8]>>,
 }
 
@@ -81,7 +81,7 @@ pub enum Data<'a> {
     Floats(Vec<f32>),
     /// Little-endian numbers of the tensor's dtype that a form decoded.
     Bytes(Vec<u8>),
-    /// Of a string tensor.
+    /// Elements of a string tensor.
     Strings(Strings<'a>),
 }
 

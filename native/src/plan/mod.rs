@@ -1,4 +1,4 @@
-//! Signatures compiled against their tables: judges inputs, says how large the answer is, reads the rows.
+//! Compiles signatures against their tables, judges inputs, sizes answers and reads rows.
 
 mod description;
 mod graph;

@@ -1,4 +1,4 @@
-//! Finds numbers by name.
+//! Finds the numbers of inputs, features and outputs by their names.
 
 use std::collections::HashMap;
 

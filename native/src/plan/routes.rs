@@ -1,4 +1,4 @@
-//! Which servable answers for a model, a version or a label. A table is built once and swapped as a whole.
+//! Finds the servable for a model, a version or a label. The table of routes is built once and swapped as a whole.
 
 use std::collections::HashMap;
 use std::sync::Arc;

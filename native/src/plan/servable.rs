@@ -67,9 +67,9 @@ pub enum Reading {
     },
     /// One vector for each row of ids.
     Combine(Combining),
-    /// L vectors for each row of ids.
+    /// L vectors for each row of ids; zeros fill a shorter row.
     Sequence {
-        /// L.
+        /// L, the vectors of a row.
         length: usize,
     },
 }
@@ -77,13 +77,13 @@ pub enum Reading {
 /// One feature of a signature.
 #[derive(Debug)]
 pub struct FeaturePlan {
-    /// Under which JSON takes its ids.
+    /// Name under which JSON takes its ids.
     pub name: String,
-    /// Numbers of its inputs.
+    /// Number of the input with its ids.
     pub ids: usize,
-    /// Input with its row splits.
+    /// Number of the input with its row splits.
     pub row_splits: Option<usize>,
-    /// Input with its weights.
+    /// Number of the input with its weights.
     pub weights: Option<usize>,
     /// Number of its table.
     pub table: usize,
@@ -125,7 +125,7 @@ pub struct Signature {
     pub row_bytes: usize,
     /// Most rows of a request.
     pub max_rows: Option<usize>,
-    /// Of a predict: what it does behind its lookups.
+    /// The graph of a predict.
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
     output_names: Names,
@@ -185,7 +185,7 @@ pub struct Shared {
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
-    /// By signature and feature.
+    /// What lookups read, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
     /// By vocabulary: keys that it lacks, each counted once for the input that it was sent in.
     pub strangers: Vec<AtomicU64>,

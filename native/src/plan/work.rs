@@ -17,7 +17,7 @@ use crate::tables::table::{Ints, OnBadId, Out, Weights};
 /// 100 microseconds, about what a thread change in both directions and a wait for the pool cost others.
 const SMALL_BYTES: usize = 512 << 10;
 
-/// How much work may be done on the calling thread.
+/// The most work that the calling thread may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// Some tens of microseconds: the thread serves connections. More is [`Declined::TooLarge`].
@@ -170,7 +170,7 @@ impl<'s, 'r> Work<'s, 'r> {
         Ok(work)
     }
 
-    /// B.
+    /// Returns B, the number of rows of the request.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
@@ -385,7 +385,7 @@ fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Numbers of vocabularies, and how many keys of an input each lacks. An input has one vocabulary, and the features that
+/// Numbers of vocabularies, and how many keys of an input each lacks. An input has one vocabulary, and features that
 /// share the input share the count.
 type Strangers = SmallVec<[(usize, usize); 2]>;
 

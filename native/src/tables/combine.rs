@@ -1,7 +1,7 @@
-//! Combine: the rows that each row of ids names, added up into one vector.
+//! Adds up the table rows of each row of ids into one vector.
 //!
-//! A row of ids is cut first; what is cut off is never judged. Then an id is held against the table, then its weight
-//! against 0.
+//! A row of ids is cut first, and ids beyond the cut are never judged. Then each id is compared with the table's size,
+//! and its weight with 0.
 //!
 //! Source: the arithmetic is TensorFlow 2.21's, `_ragged_embedding_lookup_with_reduce` of
 //! python/tpu/tpu_embedding_for_serving.py (device cpu) and `sparse_embedding_aggregate_slice` of
@@ -38,7 +38,7 @@ pub(super) fn split(splits: Ints<'_>, r: usize, ids: Ints<'_>) -> usize {
     at as usize
 }
 
-/// What a combiner divides by.
+/// The divisor of a combined vector.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     weights: f32,

@@ -1,4 +1,4 @@
-//! Gather: one row of a table for each id.
+//! Gathers one row of a table for each id.
 
 use super::lanes::Lanes;
 use super::numbers::Stored;

@@ -1,4 +1,4 @@
-//! What happens where a mapped file has lost bytes that a lookup reads: zeros and a mark, instead of the process's end.
+//! Keeps the process alive when a mapped file loses bytes: reads give zeros, and a mark says so.
 //!
 //! The kernel answers a read of a page behind a file's end, or of one that the disk does not give, with SIGBUS. The
 //! handler here looks whether the address lies in a map that asked for this. If so it marks the map as damaged, puts
@@ -19,7 +19,7 @@ use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// So many maps at a time; a map that finds no place here is as any other map.
+/// How many maps can be guarded at a time. A map beyond them is not guarded.
 pub const MAX_MAPS: usize = 1 << 14;
 
 /// One guarded map. The version is odd while the row is changed; a row whose end is 0 is free.
@@ -43,7 +43,7 @@ static ROWS: [Row; MAX_MAPS] = [const {
 /// Rows that were ever in use.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// What handled a bus error before; None where the handler could not be installed.
+/// The handler of bus errors before ours; None where the handler could not be installed.
 static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
 /// Lets a map survive the loss of its file's bytes, and returns what [`remove`] takes; None where there are too many

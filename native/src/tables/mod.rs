@@ -1,4 +1,4 @@
-//! Rows in memory: tables, the kernels that read them, and vocabularies. Knows no wire and no signature.
+//! Reads tables and vocabularies in memory. Nothing here knows a wire format or a signature.
 #![allow(
     clippy::cast_sign_loss,
     clippy::cast_possible_wrap,

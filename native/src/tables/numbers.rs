@@ -2,7 +2,7 @@
 
 use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 
-/// One kind of stored numbers.
+/// Reads rows of one kind of stored numbers.
 ///
 /// # Safety
 /// `row` is the address of a row that has the columns asked for; it needs no alignment.

@@ -1,4 +1,4 @@
-//! Lookups as one would write them by hand: one number after the other, for tests to hold the kernels against.
+//! Looks rows up one number after the other. Tests compare the kernels with it.
 
 use super::table::{Combiner, Combining, Dtype, OnBadId, Policy, Stopped, Summation};
 
@@ -46,7 +46,7 @@ impl Numbers {
     }
 }
 
-/// What the definition of IEEE half precision says.
+/// Returns the number of an IEEE half by its definition.
 pub(super) fn half(bits: u16) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
     let size = match exponent {

@@ -4,7 +4,7 @@ use super::lanes::{Lanes, Plain};
 use super::numbers::{Bfloat16, Float16, Float32, Int4, Int8, Stored};
 use super::table::{Dtype, Looked};
 
-/// One lookup, its arguments at hand.
+/// One lookup with its arguments.
 pub(super) trait Kernel {
     /// Runs it.
     ///

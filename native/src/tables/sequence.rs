@@ -1,4 +1,4 @@
-//! Sequence: the first rows that each row of ids names, one behind the other.
+//! Writes the table rows of the first L ids of each row of ids, one after the other.
 
 use super::combine::split;
 use super::lanes::Lanes;

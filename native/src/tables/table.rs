@@ -1,4 +1,4 @@
-//! One embedding table in memory, and what a lookup asks of it.
+//! Reads one embedding table in memory.
 
 use std::marker::PhantomData;
 
@@ -281,7 +281,7 @@ pub struct Combining {
     pub at_least_one: bool,
     /// Whether an id counts only where its weight is above 0.
     pub positive_only: bool,
-    /// K; 0: no limit.
+    /// K, the most ids of a row; 0: no limit.
     pub max_ids: usize,
     /// Whether a longer row is cut at K; else it stops the lookup.
     pub truncates: bool,
@@ -292,9 +292,9 @@ pub struct Combining {
 pub struct Table {
     /// What its numbers are stored as.
     pub dtype: Dtype,
-    /// V.
+    /// V, the number of rows.
     pub vocabulary_size: usize,
-    /// D.
+    /// D, the numbers of a row.
     pub embedding_dim: usize,
     pub(super) rows: *const u8,
     pub(super) scales: *const f32,

@@ -1,8 +1,8 @@
-//! Keys to rows: the index that service/lookup/key_index.py builds, read without a Python object for each key.
+//! Maps keys to rows by the index that service/lookup/key_index.py builds, without a Python object for each key.
 
 use super::key_index::{Integers, Lines, Strangers, find};
 
-/// What keys become. Line `i` of a vocabulary is row `first_id + i`.
+/// How keys become rows. Line `i` of a vocabulary is row `first_id + i`.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {

@@ -1,4 +1,4 @@
-//! The functions of TensorFlow's C API that sessions need, found in the library of the pip wheel.
+//! Opens TensorFlow's library of the pip wheel, and finds the C functions that sessions need.
 //!
 //! The library is opened by its full path, so a process that also imports TensorFlow in Python has one copy of it.
 //!

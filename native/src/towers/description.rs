@@ -1,4 +1,4 @@
-//! What Python says of the graph of one predict, as JSON: `service/graph/core_graph.py` writes it.
+//! Reads the JSON description of a predict's graph, which `service/graph/native_graph.py` writes.
 
 use serde::Deserialize;
 

@@ -1,4 +1,4 @@
-//! TensorFlow through its C API: what is left of a predict behind its lookups, and graphs that could not be cut.
+//! Runs predicts in TensorFlow through its C API: graphs cut behind their lookups, and whole ones.
 
 pub mod c_api;
 mod description;

@@ -1,4 +1,4 @@
-//! Sessions for Python, so that the reference and the core run one copy of a graph's variables.
+//! Gives Python the sessions, so that the reference and the core share one copy of a graph's variables.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +47,7 @@ fn held(session: &Held) -> PyResult<Arc<Session>> {
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphSession {
     session: Held,
-    /// Under which the core finds it.
+    /// Number under which the core finds it.
     #[pyo3(get)]
     number: u64,
 }

@@ -1,4 +1,4 @@
-//! Sessions of TensorFlow: one graph, its variables restored, and runs of it from tensors to tensors.
+//! Opens sessions of TensorFlow, restores their variables, and runs their graphs from tensors to tensors.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::c_api::{Api, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
 
-/// What TensorFlow says when it fails; code: a number of google.rpc.Code.
+/// A failure of TensorFlow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphError {
     /// A number of google.rpc.Code.

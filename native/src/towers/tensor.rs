@@ -1,4 +1,4 @@
-//! Tensors of TensorFlow, and aligned memory that becomes one without a copy.
+//! Makes tensors of TensorFlow; aligned memory becomes one without a copy.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{c_int, c_void};

@@ -1,4 +1,4 @@
-//! The graph of one predict: rows of tables and inputs of a request go into its session, outputs come out.
+//! Runs the graph of one predict: feeds its session rows of tables and inputs, and returns its outputs.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! JSON text: what every JSON form reads and writes.
+//! Reads and writes JSON text for all JSON forms.
 
 pub mod base64;
 mod cursor;

@@ -1,4 +1,4 @@
-//! Outputs of a request as JSON, as `service/codecs/json_tensor.py` and `json_lookup.py` lay them out.
+//! Writes outputs as JSON, as `service/codecs/json_tensor.py` and `json_lookup.py` lay them out.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::plan::{DataType, Effort, Inputs, OutputShape, Servable, Work};
 
-/// A longer body is large work: 10 ns for each id, and more for what they ask for.
+/// A longer body is large work: an id takes 10 ns to read, and its row takes more.
 const SMALL_BODY_BYTES: usize = 8 << 10;
 /// More numbers in an answer are large work: each takes some 10 to 20 ns to write.
 const SMALL_NUMBERS: usize = 4096;

@@ -1,7 +1,6 @@
 //! Reads the body of a request in one pass, without a tree of values: names, and numbers end to end.
 //!
-//! What is read here is strict JSON of a known form without an unknown or a repeated key. All else is the reference's to
-//! read or to refuse.
+//! It reads strict JSON without an unknown or a repeated key. Any other body goes to the reference.
 
 use std::borrow::Cow;
 
@@ -28,7 +27,7 @@ pub struct Column<'a> {
 pub enum Payload<'a> {
     /// By name.
     Columns(Vec<Column<'a>>),
-    /// That of the only input.
+    /// The tensor of the only input.
     Value(Nested<'a>),
 }
 

@@ -1,4 +1,4 @@
-//! Values of a JSON body to the inputs of a signature, strictly by dtype, as `service/codecs/json_arrays.py` takes them.
+//! Converts values of a JSON body to inputs of a signature, strictly by dtype, as `service/codecs/json_arrays.py` does.
 
 use smallvec::smallvec;
 
