@@ -38,7 +38,7 @@ pub(super) fn split(splits: Ints<'_>, r: usize, ids: Ints<'_>) -> usize {
     at as usize
 }
 
-/// The divisor of a combined vector.
+/// Sums of a row's weights and of their squares, of which a combiner makes its divisor.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     weights: f32,
