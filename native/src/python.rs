@@ -33,9 +33,7 @@ impl Servable {
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
         // SAFETY: service/dataplane/description.py takes the addresses from arrays that `keep` owns.
         let compiled = unsafe { plan::Servable::compile(description, Keep(Box::new(keep)), &crate::towers::open) };
-        Ok(Servable {
-            inner: Arc::new(compiled.map_err(PyValueError::new_err)?),
-        })
+        Ok(Servable { inner: Arc::new(compiled.map_err(PyValueError::new_err)?) })
     }
 
     /// Returns the same servable on other tables: the addresses of rows and scales of each; counts are shared.
@@ -82,28 +80,17 @@ pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<S
 #[must_use]
 pub fn routes_of(models: &PythonRoutes) -> Routes {
     let models = models.iter().map(|(model, versions, labels)| {
-        let versions = versions.iter().map(|(version, servable)| {
-            (
-                *version,
-                servable.as_ref().map(|servable| Arc::clone(&servable.get().inner)),
-            )
-        });
+        let versions = versions
+            .iter()
+            .map(|(version, servable)| (*version, servable.as_ref().map(|servable| Arc::clone(&servable.get().inner))));
         let labels = labels.iter().map(|(label, version)| (label.clone(), *version));
-        (
-            model.clone(),
-            ModelRoutes {
-                versions: versions.collect(),
-                labels: labels.collect(),
-            },
-        )
+        (model.clone(), ModelRoutes { versions: versions.collect(), labels: labels.collect() })
     });
     Routes::new(models.collect())
 }
 
 /// The forms as a server with its default settings has them.
-const FORMS: PlainForms = PlainForms {
-    max_table_rows: 1 << 20,
-};
+const FORMS: PlainForms = PlainForms { max_table_rows: 1 << 20 };
 
 /// The module's forms without a socket, for tests that hold them against the reference's codecs.
 #[pyclass(frozen, module = "service._native")]
@@ -120,12 +107,7 @@ impl Forms {
     #[pyo3(signature = (models, *, max_response_bytes = 1 << 30, as_content = false, strict_json = false))]
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn new(models: PythonRoutes, max_response_bytes: usize, as_content: bool, strict_json: bool) -> Self {
-        Forms {
-            routes: routes_of(&models),
-            max_response_bytes,
-            as_content,
-            strict_json,
-        }
+        Forms { routes: routes_of(&models), max_response_bytes, as_content, strict_json }
     }
 
     /// Returns the answer to one gRPC message, or the reason why the reference must answer it.
@@ -183,15 +165,10 @@ impl Server {
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let config: ServerConfig =
             serde_json::from_str(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let dispatch = Arc::new(PlainForms {
-            max_table_rows: config.max_table_rows,
-        });
+        let dispatch = Arc::new(PlainForms { max_table_rows: config.max_table_rows });
         let config = config.edge()?;
         let server = py.detach(|| edge::Server::start(config, dispatch))?;
-        Ok(Server {
-            inner: ArcSwapOption::from_pointee(server),
-            last: ArcSwapOption::empty(),
-        })
+        Ok(Server { inner: ArcSwapOption::from_pointee(server), last: ArcSwapOption::empty() })
     }
 
     /// Ports of the TCP listeners, by wire.
@@ -269,9 +246,7 @@ impl Server {
 
 impl Server {
     fn running(&self) -> PyResult<Arc<edge::Server>> {
-        self.inner
-            .load_full()
-            .ok_or_else(|| PyValueError::new_err("the server is closed"))
+        self.inner.load_full().ok_or_else(|| PyValueError::new_err("the server is closed"))
     }
 }
 
@@ -290,9 +265,7 @@ impl Dispatch for PlainForms {
     }
 
     fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined> {
-        let Target {
-            model, version, table, ..
-        } = *target;
+        let Target { model, version, table, .. } = *target;
         match target.method {
             Method::HttpPredict => forms::tensorflow_json::answer(call, model, version, body),
             Method::Lookup => forms::lookup_json::answer(call, model, version, body),
@@ -300,14 +273,7 @@ impl Dispatch for PlainForms {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
                 let servable = Arc::clone(call.routes.find(model, version).ok_or(Declined::Unknown)?);
                 // Statistics do not look at the signature of this method, for it has none.
-                Ok(Answered {
-                    body,
-                    rows: 0,
-                    servable,
-                    signature: 0,
-                    ran: Duration::ZERO,
-                    json_length: None,
-                })
+                Ok(Answered { body, rows: 0, servable, signature: 0, ran: Duration::ZERO, json_length: None })
             }
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
             Method::Predict | Method::ModelInfer => Err(Declined::Unusual),
@@ -441,13 +407,8 @@ fn listen(one: Listener) -> Listen {
 impl Pem {
     fn server_config(&self, wire: Wire) -> PyResult<Arc<rustls::ServerConfig>> {
         let authorities = self.authorities.as_deref().map(str::as_bytes);
-        edge::server_config(
-            self.certificates.as_bytes(),
-            self.key.as_bytes(),
-            authorities,
-            protocols(wire),
-        )
-        .map_err(value_error)
+        edge::server_config(self.certificates.as_bytes(), self.key.as_bytes(), authorities, protocols(wire))
+            .map_err(value_error)
     }
 }
 

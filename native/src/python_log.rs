@@ -45,16 +45,9 @@ impl Subscriber for PythonLog {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text {
-            message: String::new(),
-            rest: String::new(),
-        };
+        let mut text = Text { message: String::new(), rest: String::new() };
         event.record(&mut text);
-        let method = if *event.metadata().level() == Level::ERROR {
-            "error"
-        } else {
-            "warning"
-        };
+        let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
         // At the end of the process there is no interpreter any more, and nobody to read the line.
         let _ = Python::try_attach(|py| -> PyResult<()> {
             let logger = py.import("logging")?.call_method1("getLogger", ("service.native",))?;

@@ -22,10 +22,7 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
     let servable = Some(Arc::new(servable()));
-    let model = ModelRoutes {
-        versions: vec![(3, servable)],
-        labels: vec![("stable".to_owned(), 3)],
-    };
+    let model = ModelRoutes { versions: vec![(3, servable)], labels: vec![("stable".to_owned(), 3)] };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 });
 
@@ -60,11 +57,7 @@ impl Graph for Zeros {
                 "string" => RanData::Strings(vec![b"zero".to_vec()]),
                 _ => RanData::Numbers(Box::new(vec![0_u8; dtype.size()])),
             };
-            RanOutput {
-                dtype,
-                dims: [1].into_iter().collect(),
-                data,
-            }
+            RanOutput { dtype, dims: [1].into_iter().collect(), data }
         };
         Ok(wanted.iter().map(zero).collect())
     }

@@ -109,26 +109,14 @@ pub fn target(path: &str) -> Option<Target<'_>> {
                 Method::Rows
             }
         };
-        return Some(Target {
-            method,
-            model,
-            version,
-            table,
-            json_length: None,
-        });
+        return Some(Target { method, model, version, table, json_length: None });
     }
     let (model, rest) = name(path.strip_prefix("/v2/models/")?)?;
     let (version, rest) = version(rest)?;
     if rest != "/infer" || matches!(version, Version::Label(_)) {
         return None;
     }
-    Some(Target {
-        method: Method::Infer,
-        model,
-        version,
-        table: "",
-        json_length: None,
-    })
+    Some(Target { method: Method::Infer, model, version, table: "", json_length: None })
 }
 
 fn name(text: &str) -> Option<(&str, &str)> {
@@ -139,10 +127,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
 
 fn version(text: &str) -> Option<(Version<'_>, &str)> {
     if let Some(rest) = text.strip_prefix("/versions/") {
-        let end = rest
-            .bytes()
-            .position(|byte| !byte.is_ascii_digit())
-            .unwrap_or(rest.len());
+        let end = rest.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
         // Longer ones may not fit an int64, which the reference says.
         if end == 0 || end > 18 {
             return None;
@@ -202,27 +187,12 @@ mod tests {
     #[test]
     fn paths_become_targets() {
         use Version::{Label, Latest, Number};
-        assert_eq!(
-            parts("/v1/models/m:predict"),
-            Some((Method::HttpPredict, "m", Latest, ""))
-        );
-        assert_eq!(
-            parts("/v1/models/m.a-b_c/versions/7:lookup"),
-            Some((Method::Lookup, "m.a-b_c", Number(7), ""))
-        );
-        assert_eq!(
-            parts("/v1/models/m/labels/stable:predict"),
-            Some((Method::HttpPredict, "m", Label("stable"), ""))
-        );
-        assert_eq!(
-            parts("/v1/models/m/versions/1/tables/user:rows"),
-            Some((Method::Rows, "m", Number(1), "user"))
-        );
+        assert_eq!(parts("/v1/models/m:predict"), Some((Method::HttpPredict, "m", Latest, "")));
+        assert_eq!(parts("/v1/models/m.a-b_c/versions/7:lookup"), Some((Method::Lookup, "m.a-b_c", Number(7), "")));
+        assert_eq!(parts("/v1/models/m/labels/stable:predict"), Some((Method::HttpPredict, "m", Label("stable"), "")));
+        assert_eq!(parts("/v1/models/m/versions/1/tables/user:rows"), Some((Method::Rows, "m", Number(1), "user")));
         assert_eq!(parts("/v2/models/m/infer"), Some((Method::Infer, "m", Latest, "")));
-        assert_eq!(
-            parts("/v2/models/m/versions/3/infer"),
-            Some((Method::Infer, "m", Number(3), ""))
-        );
+        assert_eq!(parts("/v2/models/m/versions/3/infer"), Some((Method::Infer, "m", Number(3), "")));
     }
 
     #[test]

@@ -127,9 +127,8 @@ fn begin(
             && message.len() <= INLINE_BYTES
             && body.is_end_stream()
         {
-            let outcome = shared.call(Effort::Small, plain.as_content, |dispatch, call| {
-                dispatch.grpc(plain.method, call, message)
-            });
+            let outcome = shared
+                .call(Effort::Small, plain.as_content, |dispatch, call| dispatch.grpc(plain.method, call, message));
             let reply = match outcome {
                 Ok((answered, took)) => Reply::Answer(answered, took),
                 Err(Failed::Panicked) => Reply::Panic,
@@ -167,12 +166,7 @@ fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
     if !shared.is_answering || head.method != http::Method::POST {
         return None;
     }
-    let mut plain = Plain {
-        method,
-        as_content: shared.as_content,
-        request_id: None,
-        timeout: None,
-    };
+    let mut plain = Plain { method, as_content: shared.as_content, request_id: None, timeout: None };
     let mut is_grpc = false;
     for (name, value) in &head.headers {
         match name.as_str() {
@@ -210,12 +204,7 @@ fn send(
 ) {
     let id = |plain: &Plain| match &plain.request_id {
         Some(id) => String::from_utf8_lossy(id.as_bytes()).into_owned(),
-        None => shared
-            .ids
-            .of_http(&head.headers)
-            .to_str()
-            .unwrap_or_default()
-            .to_owned(),
+        None => shared.ids.of_http(&head.headers).to_str().unwrap_or_default().to_owned(),
     };
     let status = match reply {
         Reply::Answer(answered, took) => {
@@ -287,14 +276,7 @@ async fn serve_call(
 async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Payload>, next: Next) {
     match next {
         Next::Reply(reply) => {
-            send(
-                &incoming.shared,
-                &incoming.connection,
-                &incoming.head,
-                plain,
-                respond,
-                reply,
-            );
+            send(&incoming.shared, &incoming.connection, &incoming.head, plain, respond, reply);
         }
         Next::Forward(begun) => forward(incoming, respond, begun).await,
         Next::Reset(reason) => respond.send_reset(reason),
@@ -305,10 +287,7 @@ async fn forward(mut incoming: Incoming, respond: SendResponse<Payload>, begun: 
     let shared = &incoming.shared;
     shared.statistics.count(Event::ForwardedGrpc);
     shared::mark(&mut incoming.head.headers, &incoming.connection);
-    let is_served = shared
-        .grpc_upstream
-        .forward(incoming.head, incoming.body, begun, respond)
-        .await;
+    let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
@@ -348,9 +327,9 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         None
     };
     let message = data.get(PREFIX_BYTES..).unwrap_or_default();
-    let outcome = incoming.shared.call(Effort::Small, plain.as_content, |dispatch, call| {
-        dispatch.grpc(plain.method, call, message)
-    });
+    let outcome = incoming
+        .shared
+        .call(Effort::Small, plain.as_content, |dispatch, call| dispatch.grpc(plain.method, call, message));
     if matches!(outcome, Err(Failed::Declined(Declined::TooLarge))) {
         return large(incoming, plain, data, hold).await;
     }
@@ -440,18 +419,12 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, hold: &mut Hold) 
             continue;
         }
         if let Some(first) = one.take() {
-            let told = first
-                .first_chunk::<PREFIX_BYTES>()
-                .map_or(0, |prefix| grpc_message::length(*prefix));
+            let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
             all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));
             all.extend_from_slice(&first);
         }
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
-    if grpc_message::whole(&data).is_some() {
-        Gathered::Message(data)
-    } else {
-        Gathered::Unusual(vec![data])
-    }
+    if grpc_message::whole(&data).is_some() { Gathered::Message(data) } else { Gathered::Unusual(vec![data]) }
 }

@@ -14,10 +14,8 @@ pub const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip");
 /// Milliseconds after which a client may try again. Source: gRPC A6, "Pushback".
-const PUSHBACK: (HeaderName, HeaderValue) = (
-    HeaderName::from_static("grpc-retry-pushback-ms"),
-    HeaderValue::from_static("1000"),
-);
+const PUSHBACK: (HeaderName, HeaderValue) =
+    (HeaderName::from_static("grpc-retry-pushback-ms"), HeaderValue::from_static("1000"));
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -142,23 +140,13 @@ impl Payload {
     #[must_use]
     pub fn message(body: Bytes, debt: Debt) -> Option<Self> {
         let [a, b, c, d] = u32::try_from(body.len()).ok()?.to_be_bytes();
-        Some(Payload {
-            prefix: [0, a, b, c, d],
-            start: 0,
-            body,
-            debt: Some(debt),
-        })
+        Some(Payload { prefix: [0, a, b, c, d], start: 0, body, debt: Some(debt) })
     }
 }
 
 impl From<Bytes> for Payload {
     fn from(body: Bytes) -> Self {
-        Payload {
-            prefix: [0; PREFIX_BYTES],
-            start: PREFIX_BYTES,
-            body,
-            debt: None,
-        }
+        Payload { prefix: [0; PREFIX_BYTES], start: PREFIX_BYTES, body, debt: None }
     }
 }
 
@@ -170,11 +158,7 @@ impl Buf for Payload {
 
     #[inline]
     fn chunk(&self) -> &[u8] {
-        if self.start < PREFIX_BYTES {
-            &self.prefix[self.start..]
-        } else {
-            &self.body
-        }
+        if self.start < PREFIX_BYTES { &self.prefix[self.start..] } else { &self.body }
     }
 
     #[inline]
@@ -197,13 +181,7 @@ mod tests {
     fn only_one_plain_message_is_whole() {
         assert_eq!(whole(&[0, 0, 0, 0, 2, 7, 8]), Some(&[7, 8][..]));
         assert_eq!(whole(&[0, 0, 0, 0, 0]), Some(&[][..]));
-        for data in [
-            &[][..],
-            &[0, 0, 0, 0],
-            &[1, 0, 0, 0, 1, 7],
-            &[0, 0, 0, 0, 1],
-            &[0, 0, 0, 0, 1, 7, 8],
-        ] {
+        for data in [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1], &[0, 0, 0, 0, 1, 7, 8]] {
             assert_eq!(whole(data), None);
         }
     }
@@ -234,11 +212,7 @@ mod tests {
 
     #[test]
     fn a_status_is_percent_encoded() {
-        let status = Status {
-            code: Code::Unavailable,
-            text: "100 % \n".into(),
-            may_retry: true,
-        };
+        let status = Status { code: Code::Unavailable, text: "100 % \n".into(), may_retry: true };
         let head = status.head(Some("id-1"));
         assert_eq!(head.headers()["grpc-status"], "14");
         assert_eq!(head.headers()["grpc-message"], "100 %25 %0A");

@@ -93,10 +93,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     // The sweeper cuts slow heads: a timer of hyper's would be made for each request.
-    builder
-        .header_read_timeout(None)
-        .max_header_size(shared.limits.max_head_bytes)
-        .pipeline_flush(true);
+    builder.header_read_timeout(None).max_header_size(shared.limits.max_head_bytes).pipeline_flush(true);
     let socket = TokioIo::new(Socket::new(stream, Arc::clone(&connection)));
     let mut hyper = pin!(builder.serve_connection(socket, service));
     let mut is_closing = false;
@@ -130,9 +127,7 @@ async fn handle(
     let (head, body) = request.into_parts();
     let mut response = exchange.respond(head, body, open).await;
     if exchange.connection.order() != Order::Serve {
-        response
-            .headers_mut()
-            .insert(CONNECTION, HeaderValue::from_static("close"));
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
@@ -219,9 +214,7 @@ impl Exchange {
             Gathered::NoRoom => {
                 let mut refusal = self.refuse(&head.headers, &self.shared.no_bytes(), open);
                 self.connection.note_unread();
-                refusal
-                    .headers_mut()
-                    .insert(CONNECTION, HeaderValue::from_static("close"));
+                refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 return refusal;
             }
             Gathered::Lost => {
@@ -229,10 +222,7 @@ impl Exchange {
                 return Response::new(Answer::whole(Bytes::new(), open));
             }
         };
-        let found = target(head.uri.path()).map(|found| Target {
-            json_length: plain.json_length,
-            ..found
-        });
+        let found = target(head.uri.path()).map(|found| Target { json_length: plain.json_length, ..found });
         let Some(found) = found else {
             return self.forward(head, Upload::whole(data), open).await;
         };
@@ -241,9 +231,7 @@ impl Exchange {
         if data.len() <= INLINE_BYTES {
             let small = self
                 .shared
-                .call(Effort::Small, self.shared.as_content, |dispatch, call| {
-                    dispatch.http(&found, call, &data)
-                });
+                .call(Effort::Small, self.shared.as_content, |dispatch, call| dispatch.http(&found, call, &data));
             outcome = Some(small).filter(|o| !matches!(o, Err(Failed::Declined(Declined::TooLarge))));
         }
         let outcome = match outcome {
@@ -282,10 +270,7 @@ impl Exchange {
             .shared
             .call_large(Some(deadline), self.shared.as_content, move |dispatch, call| {
                 let found = target(uri.path()).ok_or(Declined::Unusual)?;
-                let found = Target {
-                    json_length: plain.json_length,
-                    ..found
-                };
+                let found = Target { json_length: plain.json_length, ..found };
                 dispatch.http(&found, call, &data)
             })
             .map_err(|full| self.shared.no_place(full))?;
@@ -437,14 +422,7 @@ mod tests {
 
     #[test]
     fn only_clients_that_take_nothing_else_get_compressed_answers() {
-        for accepted in [
-            "gzip, deflate, br",
-            "*",
-            "",
-            "gzip;q=1.0, identity;q=0.5",
-            "identity, *;q=0",
-            "br;q=0",
-        ] {
+        for accepted in ["gzip, deflate, br", "*", "", "gzip;q=1.0, identity;q=0.5", "identity, *;q=0", "br;q=0"] {
             assert!(!must_encode(accepted.as_bytes(), Method::Lookup), "{accepted}");
         }
         for accepted in ["gzip, identity;q=0", "gzip, *;q=0", "identity; q=0.00", "*;q=0.0"] {

@@ -43,20 +43,11 @@ impl Pool {
     /// # Errors
     /// The system gives no thread.
     pub fn start(num_threads: usize, limit: usize) -> std::io::Result<Self> {
-        let inner = Arc::new(Inner {
-            queue: Mutex::default(),
-            has_job: Condvar::new(),
-            limit,
-        });
-        let pool = Pool {
-            inner: Arc::clone(&inner),
-            threads: Mutex::default(),
-        };
+        let inner = Arc::new(Inner { queue: Mutex::default(), has_job: Condvar::new(), limit });
+        let pool = Pool { inner: Arc::clone(&inner), threads: Mutex::default() };
         for number in 0..num_threads.max(1) {
             let inner = Arc::clone(&inner);
-            let thread = std::thread::Builder::new()
-                .name(format!("large-{number}"))
-                .spawn(move || work(&inner))?;
+            let thread = std::thread::Builder::new().name(format!("large-{number}")).spawn(move || work(&inner))?;
             pool.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(pool)

@@ -124,10 +124,7 @@ impl Account {
     /// Starts to hold nothing.
     #[must_use]
     pub fn hold(self: &Arc<Self>) -> Hold {
-        Hold {
-            account: Arc::clone(self),
-            size: 0,
-        }
+        Hold { account: Arc::clone(self), size: 0 }
     }
 }
 
@@ -396,11 +393,7 @@ impl Debt {
             hold.grow(size);
             hold
         });
-        Debt {
-            connection: Arc::clone(connection),
-            size,
-            _hold: hold,
-        }
+        Debt { connection: Arc::clone(connection), size, _hold: hold }
     }
 
     /// Counts some of it as sent.
@@ -466,13 +459,7 @@ impl Watch {
     /// Starts to watch a connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
-        Watch {
-            is_http,
-            begun: now,
-            reading: Progress::default(),
-            writing: Progress::default(),
-            idle: None,
-        }
+        Watch { is_http, begun: now, reading: Progress::default(), writing: Progress::default(), idle: None }
     }
 
     /// Looks at a connection; says what its task is to be told.
@@ -498,11 +485,7 @@ impl Watch {
             return Order::Serve;
         }
         // Small gRPC requests are answered without being opened, so bytes tell of them.
-        let served = if self.is_http {
-            connection.served.load(Relaxed)
-        } else {
-            read
-        };
+        let served = if self.is_http { connection.served.load(Relaxed) } else { read };
         let (bytes, since) = match self.idle {
             Some((known, bytes, since)) if known == served => (bytes, since),
             _ => {
@@ -511,9 +494,7 @@ impl Watch {
             }
         };
         if !self.is_http {
-            let is_over = limits
-                .grpc_keep_alive
-                .is_some_and(|time| now.duration_since(since) > time);
+            let is_over = limits.grpc_keep_alive.is_some_and(|time| now.duration_since(since) > time);
             return if is_over { Order::Close } else { Order::Serve };
         }
         let (from, time) = match (served, read == bytes) {

@@ -16,10 +16,7 @@ pub struct RequestIds {
 
 impl Default for RequestIds {
     fn default() -> Self {
-        RequestIds {
-            prefix: format!("{:012x}", fastrand::u64(..) >> 16),
-            next: AtomicU64::new(1),
-        }
+        RequestIds { prefix: format!("{:012x}", fastrand::u64(..) >> 16), next: AtomicU64::new(1) }
     }
 }
 
@@ -44,10 +41,7 @@ impl RequestIds {
 /// Returns the first id of the client that may be taken over: ids end up in logs and in an answer's headers.
 #[must_use]
 pub fn own(headers: &HeaderMap) -> Option<&HeaderValue> {
-    headers
-        .get_all(REQUEST_ID)
-        .iter()
-        .find(|value| is_sane(value.as_bytes()))
+    headers.get_all(REQUEST_ID).iter().find(|value| is_sane(value.as_bytes()))
 }
 
 /// Says whether a client's id is 1 to 64 of letters, digits and `._:-`.

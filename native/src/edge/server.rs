@@ -129,14 +129,7 @@ impl Server {
             runtime.spawn(sweep(Arc::clone(&hub)));
         }
         let [grpc, http] = addresses;
-        Ok(Server {
-            runtime: Some(runtime),
-            hub,
-            grpc,
-            http,
-            acceptors: Mutex::new(acceptors),
-            linger: config.linger,
-        })
+        Ok(Server { runtime: Some(runtime), hub, grpc, http, acceptors: Mutex::new(acceptors), linger: config.linger })
     }
 
     /// Addresses that a wire is served on.
@@ -261,16 +254,10 @@ impl Hub {
         }
         let connection = Connection::new(peer, limits);
         let number = self.next.fetch_add(1, Relaxed);
-        let entry = Entry {
-            connection: Arc::clone(&connection),
-            watch: Watch::new(wire == Wire::Http, Instant::now()),
-        };
+        let entry =
+            Entry { connection: Arc::clone(&connection), watch: Watch::new(wire == Wire::Http, Instant::now()) };
         self.lock().insert(number, entry);
-        let registration = Registration {
-            hub: Arc::clone(self),
-            number,
-            wire,
-        };
+        let registration = Registration { hub: Arc::clone(self), number, wire };
         self.shared.statistics.count(match wire {
             Wire::Grpc => Event::ConnectedGrpc,
             Wire::Http => Event::ConnectedHttp,

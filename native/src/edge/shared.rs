@@ -135,9 +135,7 @@ impl Shared {
     pub fn no_bytes(&self) -> Status {
         self.statistics.count(Event::RefusedBytes);
         let (held, limit) = (self.account.held(), self.account.limit());
-        overloaded(&format!(
-            "{held} bytes of requests and answers are in flight, its limit is {limit}"
-        ))
+        overloaded(&format!("{held} bytes of requests and answers are in flight, its limit is {limit}"))
     }
 
     /// Words the refusal of a request for which there is no place in the queue.
@@ -151,11 +149,7 @@ impl Shared {
     #[must_use]
     pub fn too_late(&self, text: String) -> Status {
         self.statistics.count(Event::RefusedDeadline);
-        Status {
-            code: Code::DeadlineExceeded,
-            text,
-            may_retry: false,
-        }
+        Status { code: Code::DeadlineExceeded, text, may_retry: false }
     }
 }
 
@@ -197,10 +191,7 @@ pub fn mark(headers: &mut HeaderMap, connection: &Connection) {
             headers.remove(name);
         }
     }
-    let own = [
-        (PEER_HEADER, Some(connection.peer.as_str())),
-        (CERTIFICATE_HEADER, connection.certificate()),
-    ];
+    let own = [(PEER_HEADER, Some(connection.peer.as_str())), (CERTIFICATE_HEADER, connection.certificate())];
     for (name, value) in own {
         if let Some(value) = value.and_then(|value| http::HeaderValue::from_str(value).ok()) {
             headers.insert(name, value);

@@ -46,15 +46,7 @@ pub struct Socket<S> {
 impl<S> Socket<S> {
     /// Takes a stream.
     pub fn new(stream: S, connection: Arc<Connection>) -> Self {
-        Socket {
-            stream,
-            connection,
-            waiting: Vec::new(),
-            start: 0,
-            turn: 0,
-            linger: None,
-            discarded: 0,
-        }
+        Socket { stream, connection, waiting: Vec::new(), start: 0, turn: 0, linger: None, discarded: 0 }
     }
 
     fn append(&mut self, data: &[u8]) {

@@ -95,11 +95,7 @@ struct Cell {
 
 impl Cell {
     fn merge(&self, other: &Cell) {
-        let pairs = [
-            (&self.nanos, &other.nanos),
-            (&self.run_nanos, &other.run_nanos),
-            (&self.rows, &other.rows),
-        ];
+        let pairs = [(&self.nanos, &other.nanos), (&self.run_nanos, &other.run_nanos), (&self.rows, &other.rows)];
         let counts = self.counts.iter().zip(&other.counts);
         let run_counts = self.run_counts.iter().zip(&other.run_counts);
         for (sum, more) in pairs.into_iter().chain(counts).chain(run_counts) {
@@ -229,9 +225,7 @@ impl Statistics {
             number: NUMBERS.fetch_add(1, Relaxed),
             limits_s,
             slow_from,
-            shards: (0..SHARDS)
-                .map(|_| Shard([const { AtomicU64::new(0) }; NUM_EVENTS]))
-                .collect(),
+            shards: (0..SHARDS).map(|_| Shard([const { AtomicU64::new(0) }; NUM_EVENTS])).collect(),
             generation: AtomicU64::new(0),
             cells: Mutex::default(),
             slow: Mutex::default(),
@@ -276,12 +270,7 @@ impl Statistics {
     fn cell<'o>(&self, own: &'o mut Own, method: Method, answered: &Answered, model: &str, version: i64) -> &'o Cell {
         let generation = self.generation.load(Relaxed);
         if own.of != self.number || own.generation != generation {
-            *own = Own {
-                of: self.number,
-                generation,
-                cells: Vec::new(),
-                last: 0,
-            };
+            *own = Own { of: self.number, generation, cells: Vec::new(), last: 0 };
         }
         let signature = answered.signature;
         let is_it = |(subject, _): &(Subject, Arc<Cell>)| {
@@ -294,12 +283,7 @@ impl Statistics {
             own.last
         } else {
             own.cells.iter().position(is_it).unwrap_or_else(|| {
-                let subject = Subject {
-                    method,
-                    version,
-                    signature,
-                    model: model.to_owned(),
-                };
+                let subject = Subject { method, version, signature, model: model.to_owned() };
                 let cell = Arc::new(self.new_cell(answered));
                 lock(&self.cells).push((subject.clone(), Arc::clone(&cell)));
                 own.cells.push((subject, cell));
@@ -337,10 +321,7 @@ impl Statistics {
             method: method.name(),
             model: answered.servable.model().to_owned(),
             version: answered.servable.version(),
-            signature: signatures
-                .get(answered.signature)
-                .map(|s| s.name.clone())
-                .unwrap_or_default(),
+            signature: signatures.get(answered.signature).map(|s| s.name.clone()).unwrap_or_default(),
             seconds: took.as_secs_f64(),
             run_seconds: answered.ran.as_secs_f64(),
             rows: answered.rows,
@@ -355,10 +336,7 @@ impl Statistics {
     /// Returns the sum of an event's counts.
     #[must_use]
     pub fn total(&self, event: Event) -> u64 {
-        self.shards
-            .iter()
-            .map(|shard| shard.0[event as usize].load(Relaxed))
-            .sum()
+        self.shards.iter().map(|shard| shard.0[event as usize].load(Relaxed)).sum()
     }
 
     /// Returns what was counted so far. A request that ends meanwhile may be in some of its numbers only.
@@ -370,11 +348,7 @@ impl Statistics {
         };
         let connected = by(&[("grpc", E::ConnectedGrpc), ("http", E::ConnectedHttp)]);
         let gone = by(&[("grpc", E::DisconnectedGrpc), ("http", E::DisconnectedHttp)]);
-        let connections = connected
-            .iter()
-            .zip(&gone)
-            .map(|(a, b)| (a.0, a.1.saturating_sub(b.1)))
-            .collect();
+        let connections = connected.iter().zip(&gone).map(|(a, b)| (a.0, a.1.saturating_sub(b.1))).collect();
         Snapshot {
             subjects: subjects(&lock(&self.cells)),
             declined: by(&[
@@ -513,10 +487,7 @@ mod tests {
             }
         });
         let check = |one: &SubjectSnapshot| {
-            assert_eq!(
-                (&*one.model, one.version, &*one.signature, one.rows),
-                ("m", 1, "lookup", 12)
-            );
+            assert_eq!((&*one.model, one.version, &*one.signature, one.rows), ("m", 1, "lookup", 12));
             assert_eq!((&one.counts, &one.run_counts), (&vec![3, 3, 0], &vec![6, 0, 0]));
             assert!((one.seconds - 0.033).abs() < 1e-9 && (one.run_seconds - 0.006).abs() < 1e-9);
         };

@@ -46,9 +46,5 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
         add_dense(&mut inputs, signature, number, column.value)?;
     }
     // Weights without ids.
-    if all_weights.is_empty() {
-        Ok(inputs)
-    } else {
-        Err(Declined::Unfit)
-    }
+    if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
 }

@@ -82,9 +82,7 @@ pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
         return Err(Declined::Unusual);
     }
     // A size of 0 makes the tensor empty, but the other sizes must still be those of an array.
-    let product = dims
-        .iter()
-        .try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
+    let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
     match product {
         Some(product) if product <= isize::MAX as usize / 16 => Ok(if dims.contains(&0) { 0 } else { product }),
         _ => Err(Declined::Unusual),
@@ -128,11 +126,7 @@ fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined>
         parts.push(Cow::Borrowed(element));
         data = rest;
     }
-    if data.is_empty() {
-        Ok(Strings { parts })
-    } else {
-        Err(Declined::Unusual)
-    }
+    if data.is_empty() { Ok(Strings { parts }) } else { Err(Declined::Unusual) }
 }
 
 /// Returns the servable that a request means, and the number of its signature.
@@ -224,9 +218,7 @@ mod tests {
 
     fn strings(data: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
         let tensor = binary_tensor(DataType::String, sizes(&[count]), data).ok()?;
-        let Data::Strings(strings) = tensor.data else {
-            panic!("no strings")
-        };
+        let Data::Strings(strings) = tensor.data else { panic!("no strings") };
         Some(strings.parts.into_iter().map(Cow::into_owned).collect())
     }
 
@@ -264,9 +256,7 @@ mod tests {
 
     #[test]
     fn booleans_become_0_and_1() {
-        let Ok(tensor) = binary_tensor(DataType::Bool, sizes(&[3]), &[0, 7, 1]) else {
-            panic!("refused")
-        };
+        let Ok(tensor) = binary_tensor(DataType::Bool, sizes(&[3]), &[0, 7, 1]) else { panic!("refused") };
         assert!(matches!(tensor.data, Data::Bytes(bytes) if bytes == [0, 1, 1]));
     }
 

@@ -1,9 +1,5 @@
 //! A small model in memory for the tests of the Open Inference forms.
-#![allow(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_wrap,
-    reason = "all numbers are small"
-)]
+#![allow(clippy::cast_precision_loss, clippy::cast_possible_wrap, reason = "all numbers are small")]
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -59,12 +55,8 @@ pub fn item_number(id: i64, column: usize) -> f32 {
 /// Its signature "lookup" takes `user`, `item`, and `tags__values`, `tags__row_splits` and `tags__weights`, a sum over the
 /// items' table. "echo" answers each input under its own name, which is its datatype.
 pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
-    let users: Vec<f32> = (0..USERS * user_dim)
-        .map(|i| user_number((i / user_dim) as i64, i % user_dim))
-        .collect();
-    let items: Vec<f32> = (0..ITEMS * item_dim)
-        .map(|i| item_number((i / item_dim) as i64, i % item_dim))
-        .collect();
+    let users: Vec<f32> = (0..USERS * user_dim).map(|i| user_number((i / user_dim) as i64, i % user_dim)).collect();
+    let items: Vec<f32> = (0..ITEMS * item_dim).map(|i| item_number((i / item_dim) as i64, i % item_dim)).collect();
     let input = |name: &str, dtype: &str, shape: serde_json::Value| {
         json!({
             "name": name, "dtype": dtype, "shape": shape, "is_optional": true, "vocabulary_size": null,
@@ -126,10 +118,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
     let keep = Keep(Box::new((users, items)));
     // SAFETY: keep owns both tables.
     let servable = unsafe { Servable::compile(description, keep, &|_| Ok(Box::new(Echo))) }.expect("a servable");
-    let model = ModelRoutes {
-        versions: vec![(3, Some(Arc::new(servable)))],
-        labels: vec![("stable".to_owned(), 3)],
-    };
+    let model = ModelRoutes { versions: vec![(3, Some(Arc::new(servable)))], labels: vec![("stable".to_owned(), 3)] };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 }
 
@@ -138,13 +127,7 @@ pub fn routes() -> Routes {
 }
 
 pub fn call(routes: &Routes) -> Call<'_> {
-    Call {
-        routes,
-        effort: Effort::Any,
-        max_response_bytes: 1 << 24,
-        as_content: false,
-        strict_json: false,
-    }
+    Call { routes, effort: Effort::Any, max_response_bytes: 1 << 24, as_content: false, strict_json: false }
 }
 
 /// Answers what it is sent; an input that was not sent as one of no elements.
@@ -301,21 +284,13 @@ impl Lookup {
             for id in ids {
                 let weight = weights.next().copied().unwrap_or(1.0);
                 for (sum, number) in sum.iter_mut().zip(row(id, ITEM_DIM, item_number)) {
-                    *sum += if self.weights.is_some() {
-                        weight * number
-                    } else {
-                        number
-                    };
+                    *sum += if self.weights.is_some() { weight * number } else { number };
                 }
             }
             tags.extend(sum);
         }
         let of = |ids: &[i64], dim, number| ids.iter().flat_map(|id| row(id, dim, number)).collect();
-        [
-            of(&self.users, USER_DIM, user_number),
-            of(&self.items, ITEM_DIM, item_number),
-            tags,
-        ]
+        [of(&self.users, USER_DIM, user_number), of(&self.items, ITEM_DIM, item_number), tags]
     }
 }
 
@@ -363,9 +338,7 @@ pub fn workloads() -> [(&'static str, Lookup); 2] {
     let of = |rows: usize, tags: usize| Lookup {
         users: (0..rows).map(|row| (row * 7 % USERS) as i64).collect(),
         items: (0..rows).map(|row| (row * 11 % ITEMS) as i64).collect(),
-        tags: (0..rows)
-            .map(|row| (0..tags).map(|i| ((row + i * 3) % ITEMS) as i64).collect())
-            .collect(),
+        tags: (0..rows).map(|row| (0..tags).map(|i| ((row + i * 3) % ITEMS) as i64).collect()).collect(),
         weights: None,
     };
     [("W1", of(1, 1)), ("W2", of(128, 10))]

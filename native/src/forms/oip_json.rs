@@ -43,9 +43,7 @@ pub fn answer(
     header_length: Option<usize>,
     body: &[u8],
 ) -> Result<Answered> {
-    let (json, binary) = body
-        .split_at_checked(header_length.unwrap_or(body.len()))
-        .ok_or(Declined::Unusual)?;
+    let (json, binary) = body.split_at_checked(header_length.unwrap_or(body.len())).ok_or(Declined::Unusual)?;
     if call.effort == Effort::Small && json.len() > SMALL_JSON_BYTES {
         return Err(Declined::TooLarge);
     }
@@ -91,13 +89,7 @@ pub fn answer(
             append_numbers(&mut work, i, &mut numbers)?;
             ran += started.elapsed();
             let count = numbers.len() / shape.dtype.size();
-            floats::write_numbers(
-                shape.dtype,
-                &[count],
-                &numbers,
-                NonFinite::of(call.strict_json),
-                &mut out,
-            );
+            floats::write_numbers(shape.dtype, &[count], &numbers, NonFinite::of(call.strict_json), &mut out);
         }
         out.push(b'}');
     }
@@ -111,14 +103,7 @@ pub fn answer(
     }
     work.finish()?;
     ran += started.elapsed();
-    Ok(Answered {
-        body: Bytes::from(out),
-        rows,
-        servable: Arc::clone(servable),
-        signature: number,
-        ran,
-        json_length,
-    })
+    Ok(Answered { body: Bytes::from(out), rows, servable: Arc::clone(servable), signature: number, ran, json_length })
 }
 
 /// In which form each output of an answer goes.
@@ -133,10 +118,7 @@ impl Forms {
     /// `wanted` are the numbers of the outputs that the request names.
     fn of(request: &Request<'_>, wanted: &[usize]) -> Self {
         let own = request.outputs.iter().map(|output| output.is_binary);
-        Forms {
-            is_binary: request.is_binary,
-            of_output: wanted.iter().copied().zip(own).collect(),
-        }
+        Forms { is_binary: request.is_binary, of_output: wanted.iter().copied().zip(own).collect() }
     }
 
     fn is_binary(&self, output: usize) -> bool {
@@ -255,26 +237,16 @@ mod tests {
                     binary.extend_from_slice(&data);
                     format!(r#""parameters":{space}{{"binary_data_size":{space}{}}}"#, data.len())
                 } else {
-                    format!(
-                        r#""data":{space}{}"#,
-                        data_text(sent, *form).replace(',', &format!("{space},{space}"))
-                    )
+                    format!(r#""data":{space}{}"#, data_text(sent, *form).replace(',', &format!("{space},{space}")))
                 };
-                let data = if sent.dtype == DataType::String {
-                    data.replace(&format!("{space},{space}"), ",")
-                } else {
-                    data
-                };
+                let data =
+                    if sent.dtype == DataType::String { data.replace(&format!("{space},{space}"), ",") } else { data };
                 let names = [
                     format!(r#""name":{space}"{name}""#),
                     format!(r#""shape":{space}{}"#, shape_text(sent)),
                     format!(r#""datatype":{space}"{}""#, datatype_of(sent.dtype)),
                 ];
-                let members = if names_last {
-                    [&[data], &names[..]].concat()
-                } else {
-                    [&names[..], &[data]].concat()
-                };
+                let members = if names_last { [&[data], &names[..]].concat() } else { [&names[..], &[data]].concat() };
                 format!("{{{space}{}{space}}}", members.join(&format!("{space},")))
             })
             .collect();
@@ -290,18 +262,12 @@ mod tests {
             .iter()
             .map(|(name, sent, form)| {
                 let data = if *form == Form::Binary {
-                    format!(
-                        r#""parameters":{{"binary_data_size":{}}}"#,
-                        sent.elements.binary().len()
-                    )
+                    format!(r#""parameters":{{"binary_data_size":{}}}"#, sent.elements.binary().len())
                 } else {
                     format!(r#""data":{}"#, data_text(sent, Form::Flat))
                 };
                 let datatype = datatype_of(sent.dtype);
-                format!(
-                    r#"{{"name":"{name}","datatype":"{datatype}","shape":{},{data}}}"#,
-                    shape_text(sent)
-                )
+                format!(r#"{{"name":"{name}","datatype":"{datatype}","shape":{},{data}}}"#, shape_text(sent))
             })
             .collect();
         let head = r#"{"model_name":"m","model_version":"3","#;
@@ -353,23 +319,13 @@ mod tests {
 
     fn outputs_text(tensors: &[(&str, Sent, Form)]) -> String {
         let output = |(name, _, form): &(&str, Sent, Form)| {
-            format!(
-                r#"{{"name":"{name}","parameters":{{"binary_data":{}}}}}"#,
-                *form == Form::Binary
-            )
+            format!(r#"{{"name":"{name}","parameters":{{"binary_data":{}}}}}"#, *form == Form::Binary)
         };
-        format!(
-            r#""outputs":[{}],"#,
-            tensors.iter().map(output).collect::<Vec<_>>().join(",")
-        )
+        format!(r#""outputs":[{}],"#, tensors.iter().map(output).collect::<Vec<_>>().join(","))
     }
 
     fn vectors(lookup: &Lookup, form: Form) -> Vec<(&'static str, Sent, Form)> {
-        let names = [
-            ("user", oip_fixture::USER_DIM),
-            ("item", oip_fixture::ITEM_DIM),
-            ("tags", oip_fixture::ITEM_DIM),
-        ];
+        let names = [("user", oip_fixture::USER_DIM), ("item", oip_fixture::ITEM_DIM), ("tags", oip_fixture::ITEM_DIM)];
         let outputs = names.into_iter().zip(lookup.vectors());
         outputs
             .map(|((name, dim), numbers)| {
@@ -381,11 +337,7 @@ mod tests {
     }
 
     fn formed_lookup(lookup: &Lookup, form: Form) -> Vec<(&'static str, Sent, Form)> {
-        lookup
-            .tensors()
-            .into_iter()
-            .map(|(name, sent)| (name, sent, form))
-            .collect()
+        lookup.tensors().into_iter().map(|(name, sent)| (name, sent, form)).collect()
     }
 
     const ECHO: &str = r#""parameters":{"signature_name":"echo","priority":0},"#;
@@ -457,12 +409,7 @@ mod tests {
     /// Compares with the bytes of `service/codecs/oip_json.py` for the same arrays.
     #[test]
     fn equals_the_reference() {
-        let lookup = Lookup {
-            users: vec![1, 42],
-            items: vec![3, 4],
-            tags: vec![vec![5, 6], vec![]],
-            weights: None,
-        };
+        let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };
         let sent = formed_lookup(&lookup, Form::Flat);
         let head = r#"{"model_name":"m","model_version":"3","#;
         let user = r#"{"name":"user","datatype":"FP32","shape":[2,3],"#;
@@ -496,17 +443,10 @@ mod tests {
             (json.len(), [json, binary].concat())
         };
         let routes = routes();
-        for (number, token) in [
-            (f32::NAN, "NaN"),
-            (f32::INFINITY, "Infinity"),
-            (-f32::INFINITY, "-Infinity"),
-        ] {
+        for (number, token) in [(f32::NAN, "NaN"), (f32::INFINITY, "Infinity"), (-f32::INFINITY, "-Infinity")] {
             for strict_json in [false, true] {
                 let (length, body) = body(number);
-                let call = Call {
-                    strict_json,
-                    ..call(&routes)
-                };
+                let call = Call { strict_json, ..call(&routes) };
                 let answered = answer(&call, "m", Version::Latest, Some(length), &body).unwrap();
                 let wanted = format!(r#""data":[{}]}}]}}"#, if strict_json { "null" } else { token });
                 assert!(answered.body.ends_with(wanted.as_bytes()), "{:?}", answered.body);
@@ -518,37 +458,19 @@ mod tests {
     fn data_of_each_kind_is_read_as_the_reference_reads_it() {
         let echoed = |datatype: &str, count: usize, data: &str| {
             let input = format!(r#"{{"name":"{datatype}","shape":[{count}],"datatype":"{datatype}","data":{data}}}"#);
-            let text = text_of(&format!(
-                r#"{{{ECHO}"outputs":[{{"name":"{datatype}"}}],"inputs":[{input}]}}"#
-            ))?;
-            Ok(text
-                .split_once(r#""data":"#)
-                .unwrap()
-                .1
-                .strip_suffix("}]}")
-                .unwrap()
-                .to_owned())
+            let text = text_of(&format!(r#"{{{ECHO}"outputs":[{{"name":"{datatype}"}}],"inputs":[{input}]}}"#))?;
+            Ok(text.split_once(r#""data":"#).unwrap().1.strip_suffix("}]}").unwrap().to_owned())
         };
         let good = [
             ("FP32", 3, "[1, -0, -0.0]", "[1.0,0.0,-0.0]"),
             ("FP32", 2, "[1e39, 1e-60]", "[Infinity,0.0]"),
             ("FP64", 2, "[18446744073709551616, 0.1]", "[1.8446744073709552e+19,0.1]"),
-            (
-                "INT64",
-                2,
-                "[-9223372036854775808,9223372036854775807]",
-                "[-9223372036854775808,9223372036854775807]",
-            ),
+            ("INT64", 2, "[-9223372036854775808,9223372036854775807]", "[-9223372036854775808,9223372036854775807]"),
             ("UINT64", 2, "[18446744073709551615,-0]", "[18446744073709551615,0]"),
             ("INT32", 4, "[[[1],[2]],[[3],[4]]]", "[1,2,3,4]"),
             ("INT32", 0, "[[],[]]", "[]"),
             ("BOOL", 2, "[true,false]", "[true,false]"),
-            (
-                "BYTES",
-                3,
-                r#"["", "a\/\ud83d\ude00\u00e9", "\"\\"]"#,
-                "[\"\",\"a/\u{1f600}é\",\"\\\"\\\\\"]",
-            ),
+            ("BYTES", 3, r#"["", "a\/\ud83d\ude00\u00e9", "\"\\"]"#, "[\"\",\"a/\u{1f600}é\",\"\\\"\\\\\"]"),
         ];
         for (datatype, count, data, wanted) in good {
             assert_eq!(echoed(datatype, count, data).as_deref(), Ok(wanted), "{data}");
@@ -590,11 +512,7 @@ mod tests {
             ("BYTES", 1, "[1]"),
         ];
         for (datatype, count, data) in bad {
-            assert_eq!(
-                echoed(datatype, count, data),
-                Err(Declined::Unusual),
-                "{datatype} {data}"
-            );
+            assert_eq!(echoed(datatype, count, data), Err(Declined::Unusual), "{datatype} {data}");
         }
     }
 
@@ -603,36 +521,18 @@ mod tests {
         let user = r#"{"name":"user","shape":[1],"datatype":"INT64","data":[7]}"#;
         for (members, is_good) in [
             (format!(r#""inputs":[{user}]"#), true),
-            (
-                format!(r#""id":null,"parameters":null,"outputs":null,"other":1.5,"inputs":[{user}]"#),
-                true,
-            ),
-            (
-                format!(r#""inputs":[{user}],"outputs":[{{"name":"user","parameters":{{"x":null}}}}]"#),
-                true,
-            ),
+            (format!(r#""id":null,"parameters":null,"outputs":null,"other":1.5,"inputs":[{user}]"#), true),
+            (format!(r#""inputs":[{user}],"outputs":[{{"name":"user","parameters":{{"x":null}}}}]"#), true),
             (format!(r#""inputs":[{user},{user}]"#), false),
             (format!(r#""inputs":[{user}],"inputs":[]"#), false),
             (format!(r#""id":1,"inputs":[{user}]"#), false),
             (format!(r#""other":{{}},"inputs":[{user}]"#), false),
             (format!(r#""other":1e999,"inputs":[{user}]"#), false),
             (format!(r#""other":Infinity,"inputs":[{user}]"#), false),
-            (
-                format!(r#""parameters":{{"classification":1}},"inputs":[{user}]"#),
-                false,
-            ),
-            (
-                format!(r#""parameters":{{"signature_name":null}},"inputs":[{user}]"#),
-                false,
-            ),
-            (
-                format!(r#""parameters":{{"binary_data_output":1}},"inputs":[{user}]"#),
-                false,
-            ),
-            (
-                format!(r#""inputs":[{user}],"outputs":[{{"name":"user"}},{{"name":"user"}}]"#),
-                false,
-            ),
+            (format!(r#""parameters":{{"classification":1}},"inputs":[{user}]"#), false),
+            (format!(r#""parameters":{{"signature_name":null}},"inputs":[{user}]"#), false),
+            (format!(r#""parameters":{{"binary_data_output":1}},"inputs":[{user}]"#), false),
+            (format!(r#""inputs":[{user}],"outputs":[{{"name":"user"}},{{"name":"user"}}]"#), false),
             (format!(r#""inputs":[{user}],"outputs":[{{"name":"none"}}]"#), false),
             (format!(r#""inputs":[{user}],"outputs":[{{}}]"#), false),
             (
@@ -640,23 +540,11 @@ mod tests {
                     .into(),
                 false,
             ),
-            (
-                r#""inputs":[{"name":"user","shape":[-1],"datatype":"INT64","data":[]}]"#.into(),
-                false,
-            ),
-            (
-                r#""inputs":[{"name":"user","shape":[1.0],"datatype":"INT64","data":[7]}]"#.into(),
-                false,
-            ),
-            (
-                r#""inputs":[{"name":"user","datatype":"INT64","data":[7]}]"#.into(),
-                false,
-            ),
+            (r#""inputs":[{"name":"user","shape":[-1],"datatype":"INT64","data":[]}]"#.into(), false),
+            (r#""inputs":[{"name":"user","shape":[1.0],"datatype":"INT64","data":[7]}]"#.into(), false),
+            (r#""inputs":[{"name":"user","datatype":"INT64","data":[7]}]"#.into(), false),
             (r#""inputs":[{"name":"user","shape":[1],"data":[7]}]"#.into(), false),
-            (
-                r#""inputs":[{"name":"user","shape":[1],"datatype":"int64","data":[7]}]"#.into(),
-                false,
-            ),
+            (r#""inputs":[{"name":"user","shape":[1],"datatype":"int64","data":[7]}]"#.into(), false),
             (r#""inputs":null"#.into(), false),
             (r#""id":"1""#.into(), false),
         ] {
@@ -681,10 +569,7 @@ mod tests {
     #[test]
     fn large_texts_are_large_work() {
         let routes = oip_fixture::routes_of(64, 32);
-        let small = Call {
-            effort: Effort::Small,
-            ..call(&routes)
-        };
+        let small = Call { effort: Effort::Small, ..call(&routes) };
         let lookup = &oip_fixture::workloads()[1].1;
         for (members, is_large) in [("", true), (r#""parameters":{"binary_data_output":true},"#, false)] {
             let (body, _) = request(members, &formed_lookup(lookup, Form::Flat), false, "");
@@ -692,10 +577,7 @@ mod tests {
             assert_eq!(declined, is_large.then_some(Declined::TooLarge));
         }
         let body = vec![b' '; SMALL_JSON_BYTES + 1];
-        assert!(matches!(
-            answer(&small, "m", Version::Latest, None, &body),
-            Err(Declined::TooLarge)
-        ));
+        assert!(matches!(answer(&small, "m", Version::Latest, None, &body), Err(Declined::TooLarge)));
     }
 
     #[test]
@@ -708,9 +590,7 @@ mod tests {
                 let (json, binary) = request(&members, &formed_lookup(&lookup, form), false, "");
                 let (length, body) = (json.len(), [json, binary].concat());
                 let title = format!("{name} {form:?} {}", if is_binary { "binary" } else { "text" });
-                oip_fixture::measure(&title, || {
-                    answer(&call(&routes), "m", Version::Latest, Some(length), &body)
-                });
+                oip_fixture::measure(&title, || answer(&call(&routes), "m", Version::Latest, Some(length), &body));
             }
         }
     }

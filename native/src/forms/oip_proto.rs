@@ -57,12 +57,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
         .collect();
     let mut number_text = itoa::Buffer::new();
     let version = number_text.format(servable.version()).as_bytes();
-    let names = [
-        servable.model().as_bytes(),
-        version,
-        request.id.as_bytes(),
-        signature.name.as_bytes(),
-    ];
+    let names = [servable.model().as_bytes(), version, request.id.as_bytes(), signature.name.as_bytes()];
     // Tags and lengths of the names and of the parameter take less than 64 bytes.
     let capacity =
         64 + names.iter().map(|name| name.len()).sum::<usize>() + outputs.iter().map(Output::len).sum::<usize>();
@@ -94,11 +89,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
 /// Writes the parameter that names the signature: an entry `{key = 1, value = 2}` of the map, its value a `string_param`.
 fn put_signature(out: &mut Vec<u8>, name: &[u8]) {
     let value = delimited_len(3, name.len());
-    put_head(
-        out,
-        4,
-        delimited_len(1, SIGNATURE_PARAMETER.len()) + delimited_len(2, value),
-    );
+    put_head(out, 4, delimited_len(1, SIGNATURE_PARAMETER.len()) + delimited_len(2, value));
     put_delimited(out, 1, SIGNATURE_PARAMETER.as_bytes());
     put_head(out, 2, value);
     put_delimited(out, 3, name);
@@ -120,12 +111,7 @@ impl Output<'_> {
 
     fn tensor_len(&self) -> usize {
         let names = delimited_len(1, self.name.len()) + delimited_len(2, self.datatype.len());
-        names
-            + if self.dims.is_empty() {
-                0
-            } else {
-                delimited_len(3, self.sizes_len())
-            }
+        names + if self.dims.is_empty() { 0 } else { delimited_len(3, self.sizes_len()) }
     }
 
     fn sizes_len(&self) -> usize {
@@ -390,16 +376,9 @@ mod tests {
 
     /// Whole numbers of a dtype, sign-extended to 64 bits as protobuf has them.
     fn whole(sent: &Sent, bytes: &[u8]) -> Vec<u64> {
-        let is_signed = matches!(
-            sent.dtype,
-            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64
-        );
+        let is_signed = matches!(sent.dtype, DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64);
         let number = |bytes: &[u8]| {
-            let fill = if is_signed && bytes.last().is_some_and(|byte| byte >> 7 == 1) {
-                0xFF
-            } else {
-                0
-            };
+            let fill = if is_signed && bytes.last().is_some_and(|byte| byte >> 7 == 1) { 0xFF } else { 0 };
             let mut eight = [fill; 8];
             eight[..bytes.len()].copy_from_slice(bytes);
             u64::from_le_bytes(eight)
@@ -480,18 +459,11 @@ mod tests {
     }
 
     fn named(tensors: Vec<Sent>) -> Vec<(&'static str, Sent)> {
-        tensors
-            .into_iter()
-            .map(|sent| (datatype_of(sent.dtype), sent))
-            .collect()
+        tensors.into_iter().map(|sent| (datatype_of(sent.dtype), sent)).collect()
     }
 
     fn vectors(lookup: &Lookup) -> Vec<(&'static str, Sent)> {
-        let names = [
-            ("user", oip_fixture::USER_DIM),
-            ("item", oip_fixture::ITEM_DIM),
-            ("tags", oip_fixture::ITEM_DIM),
-        ];
+        let names = [("user", oip_fixture::USER_DIM), ("item", oip_fixture::ITEM_DIM), ("tags", oip_fixture::ITEM_DIM)];
         let outputs = names.into_iter().zip(lookup.vectors());
         outputs
             .map(|((name, dim), numbers)| {
@@ -552,12 +524,7 @@ mod tests {
     /// Compares with the bytes of `service/codecs/oip_proto.py` for the same arrays.
     #[test]
     fn equals_the_reference() {
-        let lookup = Lookup {
-            users: vec![1, 42],
-            items: vec![3, 4],
-            tags: vec![vec![5, 6], vec![]],
-            weights: None,
-        };
+        let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };
         let message = request("lookup", "42", &lookup.tensors(), true, &[]);
         let hex = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
         let wanted: Vec<u8> = REFERENCE.as_bytes().chunks_exact(2).map(hex).collect();
@@ -575,12 +542,7 @@ mod tests {
 
     #[test]
     fn unusual_requests_are_declined() {
-        let lookup = Lookup {
-            users: vec![1],
-            items: vec![2],
-            tags: vec![vec![3]],
-            weights: None,
-        };
+        let lookup = Lookup { users: vec![1], items: vec![2], tags: vec![vec![3]], weights: None };
         let good = request("", "", &lookup.tensors(), true, &[]);
         assert!(body(&good).is_ok(), "the fallback signature");
         let with = |fields: &dyn Fn(&mut Vec<u8>)| body(&[good.clone(), message_of(fields)].concat());
@@ -591,17 +553,11 @@ mod tests {
         assert_eq!(with(&|to| put_delimited(to, 1, b"other")), Err(Declined::Unknown));
         assert_eq!(with(&|to| put_delimited(to, 1, b"")), Err(Declined::Unusual));
         assert_eq!(with(&|to| put_delimited(to, 3, b"\xff")), Err(Declined::Unusual));
-        assert_eq!(
-            with(&|to| put_delimited(to, 4, &signature_entry("no such"))),
-            Err(Declined::NotNative)
-        );
+        assert_eq!(with(&|to| put_delimited(to, 4, &signature_entry("no such"))), Err(Declined::NotNative));
         assert_eq!(with(&|to| put_delimited(to, 7, b"")), Err(Declined::Unusual));
         assert_eq!(with(&|to| put_varint_field(to, 99, 1)), Err(Declined::Unusual));
         let output = |name: &str| message_of(|to| put_delimited(to, 1, name.as_bytes()));
-        assert_eq!(
-            with(&|to| put_delimited(to, 6, &output("no such"))),
-            Err(Declined::Unfit)
-        );
+        assert_eq!(with(&|to| put_delimited(to, 6, &output("no such"))), Err(Declined::Unfit));
         let twice = |to: &mut Vec<u8>| (0..2).for_each(|_| put_delimited(to, 6, &output("user")));
         assert_eq!(with(&twice), Err(Declined::Unfit));
         let parameter = |key: &str| {
@@ -612,10 +568,7 @@ mod tests {
             })
         };
         assert!(with(&|to| put_delimited(to, 4, &parameter("priority"))).is_ok());
-        assert_eq!(
-            with(&|to| put_delimited(to, 4, &parameter("signature_name"))),
-            Err(Declined::Unusual)
-        );
+        assert_eq!(with(&|to| put_delimited(to, 4, &parameter("signature_name"))), Err(Declined::Unusual));
         let classified = |to: &mut Vec<u8>| put_delimited(to, 2, &parameter("classification"));
         let output = |to: &mut Vec<u8>| put_delimited(to, 6, &message_of(classified));
         assert_eq!(with(&output), Err(Declined::Unusual));
@@ -624,14 +577,8 @@ mod tests {
     #[test]
     fn large_messages_are_large_work() {
         let routes = routes();
-        let call = Call {
-            effort: Effort::Small,
-            ..call(&routes)
-        };
-        assert!(matches!(
-            answer(&call, &vec![0; SMALL_MESSAGE_BYTES + 1]),
-            Err(Declined::TooLarge)
-        ));
+        let call = Call { effort: Effort::Small, ..call(&routes) };
+        assert!(matches!(answer(&call, &vec![0; SMALL_MESSAGE_BYTES + 1]), Err(Declined::TooLarge)));
     }
 
     #[test]

@@ -167,11 +167,7 @@ fn write(
         let name = signature.outputs.get(shape.output).map_or("", |output| &output.name);
         let tensor = Layout::of(work, number, shape, as_content)?;
         let entry_len = delimited_len(1, name.len()) + delimited_len(2, tensor.len);
-        outputs.push(Output {
-            name,
-            tensor,
-            entry_len,
-        });
+        outputs.push(Output { name, tensor, entry_len });
     }
     let (model, version) = (servable.model().as_bytes(), servable.version().cast_unsigned());
     let version_len = varint_field_len(1, version);

@@ -350,11 +350,7 @@ mod tests {
     /// Integers of all lengths, and runs of short ones as ids are.
     fn numbers() -> impl Strategy<Value = Vec<u64>> {
         let any_length = (any::<u64>(), 0..64_u32).prop_map(|(bits, shift)| bits >> shift);
-        prop_oneof![
-            vec(any_length, 0..200),
-            vec(0..1_u64 << 20, 0..400),
-            vec(0..128_u64, 0..300)
-        ]
+        prop_oneof![vec(any_length, 0..200), vec(0..1_u64 << 20, 0..400), vec(0..128_u64, 0..300)]
     }
 
     proptest! {
@@ -413,21 +409,12 @@ mod tests {
         let six_bytes = b"\x22\x81\x80\x80\x80\x80\x00a";
         let five_bytes = b"\x22\x81\x80\x80\x80\x00a";
         assert!(read(five_bytes) && !read(six_bytes), "a length");
-        assert!(
-            read(b"\x88\x80\x80\x80\x00\x01") && !read(b"\x88\x80\x80\x80\x80\x00\x01"),
-            "a tag"
-        );
+        assert!(read(b"\x88\x80\x80\x80\x00\x01") && !read(b"\x88\x80\x80\x80\x80\x00\x01"), "a tag");
         assert!(read(b"\x50\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "-1");
-        assert!(
-            !read(b"\x50\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
-            "eleven bytes"
-        );
+        assert!(!read(b"\x50\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "eleven bytes");
         assert!(!read(b"\x00\x01"), "field 0");
         assert!(!read(b"\x0b\x0c"), "a group");
-        assert!(
-            !read(b"\x0a\x02a") && !read(b"\x09\0\0\0\0\0\0\0") && !read(b"\x0d\0\0\0") && !read(b"\x08"),
-            "cut"
-        );
+        assert!(!read(b"\x0a\x02a") && !read(b"\x09\0\0\0\0\0\0\0") && !read(b"\x0d\0\0\0") && !read(b"\x08"), "cut");
         assert!(read(b"\x09\0\0\0\0\0\0\0\0\x0d\0\0\0\0"), "fixed numbers");
     }
 
@@ -435,12 +422,8 @@ mod tests {
     #[ignore = "a measurement: cargo test --release --lib -- --ignored --nocapture speed_of_packed"]
     fn speed_of_packed_integers() {
         fastrand::seed(7);
-        for (name, limit) in [
-            ("1 byte", 128_u64),
-            ("50,000", 50_000),
-            ("1,000,000", 1_000_000),
-            ("64 bits", u64::MAX),
-        ] {
+        for (name, limit) in [("1 byte", 128_u64), ("50,000", 50_000), ("1,000,000", 1_000_000), ("64 bits", u64::MAX)]
+        {
             for count in [1_usize, 128, 1280, 41_000] {
                 let bytes = packed(&(0..count).map(|_| fastrand::u64(..limit)).collect::<Vec<_>>());
                 let repeats = 4_000_000 / count;

@@ -45,18 +45,9 @@ pub fn answer(
     let row_bytes = table.embedding_dim * 4;
     let num_bytes = ids.len().checked_mul(row_bytes).ok_or(Declined::OverLimit)?;
     check_numbers(call.effort, num_bytes / 4)?;
-    let policy = Policy {
-        on_bad_id: OnBadId::Error,
-        default_row: 0,
-    };
+    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
     let mut rows = Vec::with_capacity(num_bytes);
-    let out = Out::new(
-        &mut rows.spare_capacity_mut()[..num_bytes],
-        0,
-        row_bytes,
-        row_bytes,
-        ids.len(),
-    );
+    let out = Out::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
     table.gather(Ints::of(&ids), policy, out).map_err(|_| Declined::Unfit)?;
     // SAFETY: gather has written every row.
     unsafe { rows.set_len(num_bytes) };
@@ -66,13 +57,7 @@ pub fn answer(
     let mut body = text_of(num_bytes / 4);
     body.extend_from_slice(b"{\"rows\":");
     let dims = [ids.len(), table.embedding_dim];
-    write_numbers(
-        DataType::Float32,
-        &dims,
-        &rows,
-        NonFinite::of(call.strict_json),
-        &mut body,
-    );
+    write_numbers(DataType::Float32, &dims, &rows, NonFinite::of(call.strict_json), &mut body);
     body.push(b'}');
     Ok(Bytes::from(body))
 }

@@ -37,10 +37,7 @@ impl Allowance {
     /// Takes how many bytes a request has: an element that was sent takes one at least.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
-        Allowance {
-            elements: num_bytes.max(REFERENCE_SPREAD),
-            spread: MAX_SPREAD,
-        }
+        Allowance { elements: num_bytes.max(REFERENCE_SPREAD), spread: MAX_SPREAD }
     }
 }
 
@@ -60,10 +57,7 @@ struct TensorProto<'a> {
 impl<'a> TensorProto<'a> {
     fn read(message: &'a [u8]) -> Result<(DataType, Self), Declined> {
         let (mut dtype, mut shape, mut content, mut version) = (None, None, None, None);
-        let mut tensor = TensorProto {
-            message,
-            ..TensorProto::default()
-        };
+        let mut tensor = TensorProto { message, ..TensorProto::default() };
         for field in Fields::of(message) {
             match field? {
                 (DTYPE, Value::Varint(number)) => once(&mut dtype, number)?,
@@ -106,9 +100,7 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
     let (dims, size) = read_shape(proto.shape)?;
     allowance.elements = allowance.elements.checked_sub(size).ok_or(Declined::Unusual)?;
     let data = match (proto.num_pieces, proto.content, dtype) {
-        (0, [_, ..], DataType::String) => Data::Strings(Strings {
-            parts: split_strings(proto.content, size)?,
-        }),
+        (0, [_, ..], DataType::String) => Data::Strings(Strings { parts: split_strings(proto.content, size)? }),
         (0, content @ [_, ..], _) => {
             if size.checked_mul(dtype.size()) != Some(content.len()) {
                 return Err(Declined::Unusual);
@@ -196,11 +188,7 @@ fn split_strings(content: &[u8], size: usize) -> Result<Vec<Cow<'_, [u8]>>, Decl
         parts.push(Cow::Borrowed(part));
         bytes = rest;
     }
-    if bytes.is_empty() {
-        Ok(parts)
-    } else {
-        Err(Declined::Unusual)
-    }
+    if bytes.is_empty() { Ok(parts) } else { Err(Declined::Unusual) }
 }
 
 fn read_values<'a>(
@@ -301,9 +289,7 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
         DataType::Bool => Data::Bytes(numbers.into_iter().map(|number| u8::from(number != 0)).collect()),
         _ => {
             let width = dtype.size();
-            let bytes = numbers
-                .iter()
-                .flat_map(|number| number.to_le_bytes().into_iter().take(width));
+            let bytes = numbers.iter().flat_map(|number| number.to_le_bytes().into_iter().take(width));
             Data::Bytes(bytes.collect())
         }
     }
@@ -342,18 +328,12 @@ impl Layout {
         let (values, values_len) = match shape.dtype {
             _ if is_empty => (Values::None, 0),
             DataType::String if as_content => {
-                let lengths = work
-                    .strings(number)
-                    .iter()
-                    .map(|one| varint_len(one.len() as u64) + one.len());
+                let lengths = work.strings(number).iter().map(|one| varint_len(one.len() as u64) + one.len());
                 let num_bytes = lengths.sum();
                 (Values::JoinedStrings(num_bytes), delimited_len(CONTENT, num_bytes))
             }
             DataType::String => {
-                let lengths = work
-                    .strings(number)
-                    .iter()
-                    .map(|one| delimited_len(STRING_VAL, one.len()));
+                let lengths = work.strings(number).iter().map(|one| delimited_len(STRING_VAL, one.len()));
                 (Values::Strings, lengths.sum())
             }
             _ if as_content => (Values::Raw(CONTENT, num_bytes), delimited_len(CONTENT, num_bytes)),
@@ -424,10 +404,7 @@ fn dim_len(size: usize) -> usize {
 /// Runs an output into the room behind `to`.
 fn fill(work: &mut Work<'_, '_>, number: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
     to.reserve(num_bytes);
-    let room: &mut [MaybeUninit<u8>] = to
-        .spare_capacity_mut()
-        .get_mut(..num_bytes)
-        .ok_or(Declined::OverLimit)?;
+    let room: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
     work.fill(number, room)?;
     // SAFETY: so many bytes are reserved, and Work::fill has written each.
     unsafe { to.set_len(to.len() + num_bytes) };

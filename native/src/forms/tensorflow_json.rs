@@ -55,14 +55,10 @@ pub(super) fn inputs_of<'a>(
             return Ok(inputs);
         }
     };
-    let roles = columns
-        .iter()
-        .map(|column| role(signature, &columns, &column.name, is_by_row));
+    let roles = columns.iter().map(|column| role(signature, &columns, &column.name, is_by_row));
     let roles = roles.collect::<Result<SmallVec<[Role; 8]>, Declined>>()?;
-    let weights: SmallVec<[Option<usize>; 8]> = roles
-        .iter()
-        .map(|role| weights_of(signature, &columns, *role))
-        .collect();
+    let weights: SmallVec<[Option<usize>; 8]> =
+        roles.iter().map(|role| weights_of(signature, &columns, *role)).collect();
     let mut values: SmallVec<[_; 8]> = columns.into_iter().map(|column| Some(column.value)).collect();
     for (place, (role, weights)) in roles.into_iter().zip(weights).enumerate() {
         match role {
@@ -83,15 +79,9 @@ pub(super) fn inputs_of<'a>(
 
 /// Returns the feature, or the input of a single id for each row, that a signature has alone.
 fn only_feature(signature: &Signature) -> Result<Role, Declined> {
-    let ragged = signature
-        .features
-        .iter()
-        .enumerate()
-        .filter(|(_, feature)| feature.row_splits.is_some());
+    let ragged = signature.features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
     let ragged = ragged.map(|(number, _)| Role::Ragged(number));
-    let inputs = (0..signature.inputs.len())
-        .filter(|&number| !is_ragged_part(signature, number))
-        .map(Role::Input);
+    let inputs = (0..signature.inputs.len()).filter(|&number| !is_ragged_part(signature, number)).map(Role::Input);
     let mut all = ragged.chain(inputs);
     match (all.next(), all.next()) {
         (Some(only), None) => Ok(only),

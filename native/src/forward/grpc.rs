@@ -43,11 +43,7 @@ impl GrpcUpstream {
     /// Names the reference's socket; nothing is connected yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        GrpcUpstream {
-            path,
-            sender: Mutex::default(),
-            connecting: tokio::sync::Mutex::default(),
-        }
+        GrpcUpstream { path, sender: Mutex::default(), connecting: tokio::sync::Mutex::default() }
     }
 
     fn known(&self) -> Option<SendRequest<Bytes>> {
@@ -147,9 +143,7 @@ impl GrpcUpstream {
 
 /// Makes the reference's request of a client's; None where its path is none.
 fn request(head: Parts) -> Option<Request<()>> {
-    let Parts {
-        method, uri, headers, ..
-    } = head;
+    let Parts { method, uri, headers, .. } = head;
     let parts = uri.into_parts();
     let mut absolute = http::uri::Parts::default();
     absolute.scheme = Some(Scheme::HTTP);

@@ -34,11 +34,7 @@ impl Upload {
     /// Takes a whole body.
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
-        Upload {
-            begun: (!data.is_empty()).then_some(data),
-            rest: None,
-            on_unread: None,
-        }
+        Upload { begun: (!data.is_empty()).then_some(data), rest: None, on_unread: None }
     }
 
     /// Takes what was read of a body, and its rest; `on_unread` is called if not all of that is read.
@@ -81,10 +77,7 @@ impl Body for Upload {
 
     fn size_hint(&self) -> SizeHint {
         let begun = self.begun.as_ref().map_or(0, |data| data.len() as u64);
-        let rest = self
-            .rest
-            .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
+        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(begun + rest.lower());
         if let Some(upper) = rest.upper() {
@@ -223,10 +216,7 @@ impl HttpUpstream {
     /// Names the reference's socket; nothing is connected yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        HttpUpstream {
-            path,
-            kept: Arc::default(),
-        }
+        HttpUpstream { path, kept: Arc::default() }
     }
 
     /// Hands a request over and returns the head of its answer; None: there is no reference.
@@ -250,10 +240,8 @@ impl HttpUpstream {
 
     async fn connect(&self) -> Option<Sender> {
         let stream = UnixStream::connect(&self.path).await.ok()?;
-        let (sender, connection) = hyper::client::conn::http1::Builder::new()
-            .handshake(TokioIo::new(Patient(stream)))
-            .await
-            .ok()?;
+        let (sender, connection) =
+            hyper::client::conn::http1::Builder::new().handshake(TokioIo::new(Patient(stream))).await.ok()?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to the HTTP reference ended");
@@ -266,11 +254,7 @@ impl HttpUpstream {
         let (mut head, body) = response.into_parts();
         remove_hop_by_hop(&mut head.headers);
         head.version = Version::HTTP_11;
-        let mut body = Forwarded {
-            body,
-            sender: Some(sender),
-            kept: Arc::clone(&self.kept),
-        };
+        let mut body = Forwarded { body, sender: Some(sender), kept: Arc::clone(&self.kept) };
         if body.is_end_stream() {
             body.done();
         }
@@ -300,10 +284,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
         .collect();
     let known = [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
-    let others = [
-        HeaderName::from_static("keep-alive"),
-        HeaderName::from_static("proxy-connection"),
-    ];
+    let others = [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection")];
     for name in named.into_iter().chain(known).chain(others) {
         headers.remove(name);
     }

@@ -16,9 +16,7 @@ pub(super) enum Names {
 impl Names {
     /// Takes names with their numbers.
     pub(super) fn new<'n>(names: impl IntoIterator<Item = (&'n str, usize)>) -> Self {
-        let names = names
-            .into_iter()
-            .map(|(name, number)| (Box::from(name.as_bytes()), number));
+        let names = names.into_iter().map(|(name, number)| (Box::from(name.as_bytes()), number));
         let few: Vec<(Box<[u8]>, usize)> = names.collect();
         if few.len() <= FEW {
             return Names::Few(few);
@@ -34,10 +32,7 @@ impl Names {
     #[inline]
     pub(super) fn number(&self, name: &[u8]) -> Option<usize> {
         match self {
-            Names::Few(few) => few
-                .iter()
-                .find(|(known, _)| **known == *name)
-                .map(|(_, number)| *number),
+            Names::Few(few) => few.iter().find(|(known, _)| **known == *name).map(|(_, number)| *number),
             Names::Many(many) => many.get(name).copied(),
         }
     }

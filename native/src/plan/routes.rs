@@ -51,8 +51,6 @@ impl Routes {
 
     /// Iterates over every published servable.
     pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
-        self.models
-            .values()
-            .flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))
+        self.models.values().flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))
     }
 }

@@ -219,18 +219,9 @@ impl Servable {
     /// # Errors
     /// A sentence on a number in the description that does not fit the rest of it.
     pub unsafe fn compile(description: Description, keep: Keep, open_graph: &OpenGraph<'_>) -> Result<Self, String> {
-        let Description {
-            model,
-            version,
-            tables,
-            vocabularies,
-            signatures,
-            mark_at,
-            has_serving_default,
-        } = description;
-        let compiled = signatures
-            .into_iter()
-            .map(|one| signature(one, &tables, vocabularies.len(), open_graph));
+        let Description { model, version, tables, vocabularies, signatures, mark_at, has_serving_default } =
+            description;
+        let compiled = signatures.into_iter().map(|one| signature(one, &tables, vocabularies.len(), open_graph));
         let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
         let vocabularies: Vec<_> = vocabularies
             .into_iter()
@@ -242,16 +233,10 @@ impl Servable {
                 unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
             })
             .collect();
-        let counts = signatures
-            .iter()
-            .map(|s| s.features.iter().map(|_| Counts::default()).collect())
-            .collect();
+        let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
         let strangers = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
         // SAFETY: the caller promises it.
-        let mapped = tables
-            .iter()
-            .map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) })
-            .collect();
+        let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
         let mark = mark_at as *const AtomicU64;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
         let shared = Shared {
@@ -266,11 +251,7 @@ impl Servable {
             has_serving_default,
             _keep: keep,
         };
-        Ok(Servable {
-            shared: Arc::new(shared),
-            tables: mapped,
-            _keep: None,
-        })
+        Ok(Servable { shared: Arc::new(shared), tables: mapped, _keep: None })
     }
 
     /// Returns the same servable on other tables of the same shapes, whose memory `keep` owns; both count together.
@@ -285,14 +266,8 @@ impl Servable {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
         // SAFETY: the caller promises it.
-        let tables = pairs
-            .map(|(table, at)| unsafe { table_at(table, at.0, at.1) })
-            .collect();
-        Servable {
-            shared: Arc::clone(&self.shared),
-            tables,
-            _keep: Some(keep),
-        }
+        let tables = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
+        Servable { shared: Arc::clone(&self.shared), tables, _keep: Some(keep) }
     }
 
     /// Name of the model.
@@ -322,10 +297,7 @@ impl Servable {
             "" => fallback,
             name => name,
         };
-        self.shared
-            .signatures
-            .iter()
-            .position(|signature| signature.name == wanted)
+        self.shared.signatures.iter().position(|signature| signature.name == wanted)
     }
 
     /// The tables, in the order of the description.
@@ -367,22 +339,9 @@ impl Servable {
 }
 
 unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
-    let TableDescription {
-        dtype,
-        vocabulary_size,
-        embedding_dim,
-        ..
-    } = *table;
+    let TableDescription { dtype, vocabulary_size, embedding_dim, .. } = *table;
     // SAFETY: the caller promises it.
-    unsafe {
-        Table::new(
-            dtype,
-            vocabulary_size,
-            embedding_dim,
-            rows as *const u8,
-            scales as *const f32,
-        )
-    }
+    unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 
 fn signature(
@@ -391,36 +350,18 @@ fn signature(
     num_vocabularies: usize,
     open_graph: &OpenGraph<'_>,
 ) -> Result<Signature, String> {
-    let SignatureDescription {
-        name,
-        kind,
-        inputs,
-        features,
-        outputs,
-        row_bytes,
-        max_rows,
-        graph,
-    } = description;
-    let parts: Vec<usize> = features
-        .iter()
-        .flat_map(|f| f.row_splits.into_iter().chain(f.weights))
-        .collect();
+    let SignatureDescription { name, kind, inputs, features, outputs, row_bytes, max_rows, graph } = description;
+    let parts: Vec<usize> = features.iter().flat_map(|f| f.row_splits.into_iter().chain(f.weights)).collect();
     let ids: Vec<usize> = features.iter().map(|f| f.ids).collect();
     let num_inputs = inputs.len();
     let inputs = inputs
         .into_iter()
         .enumerate()
         .map(|(number, input)| {
-            if input
-                .vocabulary
-                .is_some_and(|vocabulary| vocabulary >= num_vocabularies)
-            {
+            if input.vocabulary.is_some_and(|vocabulary| vocabulary >= num_vocabularies) {
                 return Err(format!("input {:?} has no such vocabulary", input.name));
             }
-            let size = input
-                .vocabulary_size
-                .and_then(|size| i64::try_from(size).ok())
-                .unwrap_or(i64::MAX);
+            let size = input.vocabulary_size.and_then(|size| i64::try_from(size).ok()).unwrap_or(i64::MAX);
             let bounds = match input.bounds.as_str() {
                 _ if kind == SignatureKind::Lookup || input.vocabulary_size.is_none() => (i64::MIN, i64::MAX),
                 "both" => (0, size),
@@ -444,29 +385,18 @@ fn signature(
             })
         })
         .collect::<Result<Vec<_>, String>>()?;
-    let features = features
-        .into_iter()
-        .map(|f| feature(f, num_inputs, tables))
-        .collect::<Result<Vec<_>, _>>()?;
-    let outputs = outputs
-        .into_iter()
-        .map(|one| output(one, kind, &features))
-        .collect::<Result<Vec<_>, _>>()?;
+    let features = features.into_iter().map(|f| feature(f, num_inputs, tables)).collect::<Result<Vec<_>, _>>()?;
+    let outputs = outputs.into_iter().map(|one| output(one, kind, &features)).collect::<Result<Vec<_>, _>>()?;
     let graph = match (kind, graph) {
         (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph)?),
         (SignatureKind::Lookup, None) => None,
         _ => {
-            return Err(format!(
-                "signature {name:?} is a predict without a graph, or a lookup with one"
-            ));
+            return Err(format!("signature {name:?} is a predict without a graph, or a lookup with one"));
         }
     };
     let input_names = Names::new(inputs.iter().enumerate().map(|(i, input)| (input.name.as_str(), i)));
     let output_names = Names::new(outputs.iter().enumerate().map(|(o, output)| (output.name.as_str(), o)));
-    let ragged = features
-        .iter()
-        .enumerate()
-        .filter(|(_, feature)| feature.row_splits.is_some());
+    let ragged = features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
     let ragged_names = Names::new(ragged.map(|(f, feature)| (feature.name.as_str(), f)));
     Ok(Signature {
         name,
@@ -494,12 +424,7 @@ fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan])
     if one.parts.len() > 1 && !one.is_flat && one.parts.iter().any(is_sequence) {
         return Err(format!("output {:?} joins a sequence row by row", one.name));
     }
-    Ok(OutputPlan {
-        name: one.name,
-        dtype: one.dtype,
-        parts: one.parts,
-        is_flat: one.is_flat,
-    })
+    Ok(OutputPlan { name: one.name, dtype: one.dtype, parts: one.parts, is_flat: one.is_flat })
 }
 
 fn feature(one: FeatureDescription, num_inputs: usize, tables: &[TableDescription]) -> Result<FeaturePlan, String> {
@@ -518,10 +443,7 @@ fn feature(one: FeatureDescription, num_inputs: usize, tables: &[TableDescriptio
         (Some(_), None, length) if length > 0 => Reading::Sequence { length },
         (Some(_), Some(combiner), 0) => Reading::Combine(combining(&one, combiner)),
         _ => {
-            return Err(format!(
-                "feature {:?} is neither gathered, combined nor a sequence",
-                one.name
-            ));
+            return Err(format!("feature {:?} is neither gathered, combined nor a sequence", one.name));
         }
     };
     let needs_ids = match one.needs_ids.as_str() {
@@ -537,10 +459,7 @@ fn feature(one: FeatureDescription, num_inputs: usize, tables: &[TableDescriptio
         weights: one.weights,
         table: one.table,
         reading,
-        policy: Policy {
-            on_bad_id: one.on_bad_id,
-            default_row: one.default_row,
-        },
+        policy: Policy { on_bad_id: one.on_bad_id, default_row: one.default_row },
         needs_ids,
     })
 }

@@ -20,11 +20,7 @@ pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable
 fn servable_with(signatures: Value, tables: &[(usize, usize)], vocabularies: Value) -> Servable {
     let memory: Vec<Vec<f32>> = tables
         .iter()
-        .map(|&(size, dim)| {
-            (0..size)
-                .flat_map(|row| (0..dim).map(move |d| small(10 * row + d)))
-                .collect()
-        })
+        .map(|&(size, dim)| (0..size).flat_map(|row| (0..dim).map(move |d| small(10 * row + d))).collect())
         .collect();
     let described: Vec<Value> = tables
         .iter()
@@ -54,9 +50,7 @@ pub(crate) fn feature(name: &str, ids: usize, more: Value) -> Value {
     let mut one = json!({"name": name, "ids": ids, "row_splits": null, "weights": null, "table": 0, "combiner": null,
         "summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": false, "positive_only": false,
         "max_ids": 0, "truncates": false, "length": 0, "ids_rank": 1, "needs_ids": "none"});
-    let Value::Object(more) = more else {
-        panic!("an object is needed")
-    };
+    let Value::Object(more) = more else { panic!("an object is needed") };
     for (key, value) in more {
         one[key] = value;
     }
@@ -98,11 +92,7 @@ pub(crate) fn toy() -> Servable {
 #[allow(clippy::unnecessary_wraps, reason = "an input that was sent")]
 fn ints(numbers: &[i64]) -> Option<Tensor<'static>> {
     let dims = [numbers.len()].into_iter().collect();
-    Some(Tensor {
-        dtype: DataType::Int64,
-        dims,
-        data: Data::Ints(numbers.to_vec()),
-    })
+    Some(Tensor { dtype: DataType::Int64, dims, data: Data::Ints(numbers.to_vec()) })
 }
 
 fn nothing<'a>() -> Inputs<'a> {
@@ -114,10 +104,7 @@ type Found = (String, Vec<usize>, Vec<f32>);
 
 fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<Found>, Declined> {
     let plan = &servable.signatures()[0];
-    let wanted: Vec<usize> = wanted
-        .iter()
-        .map(|name| plan.output(name.as_bytes()).expect("an output"))
-        .collect();
+    let wanted: Vec<usize> = wanted.iter().map(|name| plan.output(name.as_bytes()).expect("an output")).collect();
     let mut work = Work::prepare(servable, 0, inputs, &wanted, Effort::Any, 1 << 20)?;
     let mut found = Vec::new();
     for number in 0..work.outputs().len() {
@@ -126,10 +113,7 @@ fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<F
         work.fill(number, &mut bytes)?;
         // SAFETY: all of it was initialised above.
         let bytes: Vec<u8> = bytes.into_iter().map(|byte| unsafe { byte.assume_init() }).collect();
-        let numbers = bytes
-            .chunks_exact(4)
-            .map(|four| f32::from_le_bytes(four.try_into().expect("four")))
-            .collect();
+        let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect();
         found.push((plan.outputs[shape.output].name.clone(), shape.dims.to_vec(), numbers));
     }
     work.finish()?;
@@ -143,10 +127,7 @@ fn a_lookup_answers_the_features_that_were_sent() {
     inputs[0] = ints(&[4, 0]);
     let found = ask(&servable, inputs, &[]).expect("an answer");
     assert_eq!(found, [("one".to_owned(), vec![2, 2], vec![40.0, 41.0, 0.0, 1.0])]);
-    assert_eq!(
-        servable.counts()[0][0].ids.load(std::sync::atomic::Ordering::Relaxed),
-        2
-    );
+    assert_eq!(servable.counts()[0][0].ids.load(std::sync::atomic::Ordering::Relaxed), 2);
 }
 
 #[test]
@@ -162,20 +143,8 @@ fn joined_outputs_stand_side_by_side() {
         data: Data::Floats(vec![1.0, 3.0, 1.0]),
     });
     let found = ask(&servable, inputs, &["both"]).expect("an answer");
-    assert_eq!(
-        found,
-        [(
-            "both".to_owned(),
-            vec![2, 4],
-            vec![10.0, 11.0, 15.0, 16.0, 20.0, 21.0, 0.0, 0.0]
-        )]
-    );
-    assert_eq!(
-        servable.counts()[0][1]
-            .missing
-            .load(std::sync::atomic::Ordering::Relaxed),
-        1
-    );
+    assert_eq!(found, [("both".to_owned(), vec![2, 4], vec![10.0, 11.0, 15.0, 16.0, 20.0, 21.0, 0.0, 0.0])]);
+    assert_eq!(servable.counts()[0][1].missing.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -184,37 +153,19 @@ fn sequences_and_blocks_are_flat_where_the_output_is() {
     let pair: Vec<u8> = [1_i64, 2, 3, 4].into_iter().flat_map(i64::to_le_bytes).collect();
     let mut inputs = nothing();
     let values = [3_i32, 1, 4, 2].into_iter().flat_map(i32::to_le_bytes).collect();
-    inputs[4] = Some(Tensor {
-        dtype: DataType::Int32,
-        dims: [4].into_iter().collect(),
-        data: Data::Bytes(values),
-    });
+    inputs[4] = Some(Tensor { dtype: DataType::Int32, dims: [4].into_iter().collect(), data: Data::Bytes(values) });
     inputs[5] = ints(&[0, 3, 4]);
-    inputs[6] = Some(Tensor {
-        dtype: DataType::Int64,
-        dims: [2, 2].into_iter().collect(),
-        data: Data::Raw(&pair),
-    });
+    inputs[6] = Some(Tensor { dtype: DataType::Int64, dims: [2, 2].into_iter().collect(), data: Data::Raw(&pair) });
     let found = ask(&servable, inputs, &[]).expect("an answer");
     assert_eq!(
         found,
         [
-            (
-                "path".to_owned(),
-                vec![2, 2, 2],
-                vec![30.0, 31.0, 10.0, 11.0, 20.0, 21.0, 0.0, 0.0]
-            ),
-            (
-                "pair".to_owned(),
-                vec![2, 2, 2],
-                vec![10.0, 11.0, 20.0, 21.0, 30.0, 31.0, 40.0, 41.0]
-            ),
+            ("path".to_owned(), vec![2, 2, 2], vec![30.0, 31.0, 10.0, 11.0, 20.0, 21.0, 0.0, 0.0]),
+            ("pair".to_owned(), vec![2, 2, 2], vec![10.0, 11.0, 20.0, 21.0, 30.0, 31.0, 40.0, 41.0]),
             (
                 "flat".to_owned(),
                 vec![2, 8],
-                vec![
-                    30.0, 31.0, 10.0, 11.0, 10.0, 11.0, 20.0, 21.0, 20.0, 21.0, 0.0, 0.0, 30.0, 31.0, 40.0, 41.0
-                ]
+                vec![30.0, 31.0, 10.0, 11.0, 10.0, 11.0, 20.0, 21.0, 20.0, 21.0, 0.0, 0.0, 30.0, 31.0, 40.0, 41.0]
             ),
         ]
     );
@@ -229,77 +180,30 @@ fn what_does_not_fit_is_left_to_the_reference() {
         inputs
     };
     assert_eq!(ask(&servable, nothing(), &[]), Err(Declined::Unfit));
-    assert_eq!(
-        ask(&servable, one(0, ints(&[5])), &[]),
-        Err(Declined::Unfit),
-        "an id without a row"
-    );
-    assert_eq!(
-        ask(&servable, one(1, ints(&[1])), &[]),
-        Err(Declined::Unfit),
-        "values without row splits"
-    );
-    assert_eq!(
-        ask(&servable, one(0, ints(&[1])), &["both"]),
-        Err(Declined::Unfit),
-        "half of a joined output"
-    );
+    assert_eq!(ask(&servable, one(0, ints(&[5])), &[]), Err(Declined::Unfit), "an id without a row");
+    assert_eq!(ask(&servable, one(1, ints(&[1])), &[]), Err(Declined::Unfit), "values without row splits");
+    assert_eq!(ask(&servable, one(0, ints(&[1])), &["both"]), Err(Declined::Unfit), "half of a joined output");
     for splits in [&[1, 1][..], &[0, 2, 1], &[0, 2], &[0, -1, 1], &[]] {
         let mut inputs = one(1, ints(&[1]));
         inputs[2] = ints(splits);
-        assert_eq!(
-            ask(&servable, inputs, &[]),
-            Err(Declined::Unfit),
-            "row splits {splits:?}"
-        );
+        assert_eq!(ask(&servable, inputs, &[]), Err(Declined::Unfit), "row splits {splits:?}");
     }
     let mut inputs = one(1, ints(&[1]));
     inputs[2] = ints(&[0, 1]);
-    inputs[3] = Some(Tensor {
-        dtype: DataType::Float32,
-        dims: [2].into_iter().collect(),
-        data: Data::Floats(vec![1.0; 2]),
-    });
-    assert_eq!(
-        ask(&servable, inputs, &[]),
-        Err(Declined::Unfit),
-        "two weights for one id"
-    );
-    let flat = Tensor {
-        dtype: DataType::Float32,
-        dims: [1].into_iter().collect(),
-        data: Data::Floats(vec![1.0]),
-    };
-    assert_eq!(
-        ask(&servable, one(0, Some(flat)), &[]),
-        Err(Declined::Unfit),
-        "floats as ids"
-    );
-    assert_eq!(
-        ask(&servable, one(0, ints(&[1; 101])), &[]),
-        Err(Declined::Unfit),
-        "more than max_rows"
-    );
-    assert_eq!(
-        ask(&servable, one(6, ints(&[1, 2])), &[]),
-        Err(Declined::Unfit),
-        "ids of another rank"
-    );
+    inputs[3] =
+        Some(Tensor { dtype: DataType::Float32, dims: [2].into_iter().collect(), data: Data::Floats(vec![1.0; 2]) });
+    assert_eq!(ask(&servable, inputs, &[]), Err(Declined::Unfit), "two weights for one id");
+    let flat = Tensor { dtype: DataType::Float32, dims: [1].into_iter().collect(), data: Data::Floats(vec![1.0]) };
+    assert_eq!(ask(&servable, one(0, Some(flat)), &[]), Err(Declined::Unfit), "floats as ids");
+    assert_eq!(ask(&servable, one(0, ints(&[1; 101])), &[]), Err(Declined::Unfit), "more than max_rows");
+    assert_eq!(ask(&servable, one(6, ints(&[1, 2])), &[]), Err(Declined::Unfit), "ids of another rank");
     let large = 1 << 29;
     let mut inputs = one(4, ints(&[large]));
     inputs[5] = ints(&[0, 1]);
-    assert_eq!(
-        ask(&servable, inputs, &[]),
-        Err(Declined::Unfit),
-        "an id of no row, that fits int32"
-    );
+    assert_eq!(ask(&servable, inputs, &[]), Err(Declined::Unfit), "an id of no row, that fits int32");
     let mut inputs = one(4, ints(&[1 << 40]));
     inputs[5] = ints(&[0, 1]);
-    assert_eq!(
-        ask(&servable, inputs, &[]),
-        Err(Declined::Unfit),
-        "an id that does not fit int32"
-    );
+    assert_eq!(ask(&servable, inputs, &[]), Err(Declined::Unfit), "an id that does not fit int32");
 }
 
 #[test]
@@ -307,10 +211,7 @@ fn limits_and_effort_are_judged_before_rows_are_read() {
     let servable = toy();
     let mut inputs = nothing();
     inputs[0] = ints(&[1, 2]);
-    assert_eq!(
-        Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Any, 15).err(),
-        Some(Declined::OverLimit)
-    );
+    assert_eq!(Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Any, 15).err(), Some(Declined::OverLimit));
     assert!(Work::prepare(&servable, 0, inputs, &[], Effort::Small, 16).is_ok());
     let servable = super::tests::servable(
         json!([{"name": "lookup", "kind": "lookup", "row_bytes": 8, "max_rows": null, "graph": null,
@@ -319,10 +220,7 @@ fn limits_and_effort_are_judged_before_rows_are_read() {
         &[(5, 1000)],
     );
     let many: Inputs<'_> = [ints(&[1; 1000])].into_iter().collect();
-    assert_eq!(
-        Work::prepare(&servable, 0, many, &[], Effort::Small, 1 << 30).err(),
-        Some(Declined::TooLarge)
-    );
+    assert_eq!(Work::prepare(&servable, 0, many, &[], Effort::Small, 1 << 30).err(), Some(Declined::TooLarge));
 }
 
 #[test]

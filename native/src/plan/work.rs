@@ -137,26 +137,15 @@ impl<'s, 'r> Work<'s, 'r> {
         if rows.saturating_mul(plan.row_bytes) > max_response_bytes {
             return Err(Declined::OverLimit);
         }
-        let mut work = Work {
-            servable,
-            signature,
-            rows,
-            outputs: SmallVec::new(),
-            content: Content::Predict(vec![]),
-            strangers,
-        };
+        let mut work =
+            Work { servable, signature, rows, outputs: SmallVec::new(), content: Content::Predict(vec![]), strangers };
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
             let numbers = if wanted.is_empty() { &all[..] } else { wanted };
             let ran = graph.run(servable, plan, &inputs, numbers)?;
             let shapes = numbers.iter().zip(&ran);
-            work.outputs = shapes
-                .map(|(&o, ran)| OutputShape {
-                    output: o,
-                    dtype: ran.dtype,
-                    dims: ran.dims.clone(),
-                })
-                .collect();
+            work.outputs =
+                shapes.map(|(&o, ran)| OutputShape { output: o, dtype: ran.dtype, dims: ran.dims.clone() }).collect();
             work.content = Content::Predict(ran);
         } else {
             let sent = sent_features(plan, inputs)?;
@@ -215,11 +204,7 @@ impl<'s, 'r> Work<'s, 'r> {
                     let Some(sent) = &sent[part] else {
                         return Err(Declined::Unfit);
                     };
-                    let place = Place {
-                        skip,
-                        stride,
-                        is_flat: output.is_flat && dims.len() == 2,
-                    };
+                    let place = Place { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
                     let count = read(self.servable, feature, sent, to, &place)?;
                     missing[part] = Some(count);
                     skip += vector_width(self.servable, feature, sent, output.is_flat) * 4;
@@ -274,9 +259,7 @@ impl<'s, 'r> Work<'s, 'r> {
         let written: usize = self.outputs.iter().map(OutputShape::num_bytes).sum();
         let features = plan.features.iter().zip(sent);
         let read = features.map(|(feature, sent)| {
-            sent.as_ref().map_or(0, |sent| {
-                sent.ids().len() * self.servable.tables()[feature.table].row_bytes()
-            })
+            sent.as_ref().map_or(0, |sent| sent.ids().len() * self.servable.tables()[feature.table].row_bytes())
         });
         read.sum::<usize>() + written
     }
@@ -321,11 +304,7 @@ impl<'s, 'r> Features<'s, 'r> {
     /// The memory is too short.
     pub fn read(&self, feature: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let stride = self.servable.tables()[self.plan.features[feature].table].embedding_dim * 4;
-        let place = Place {
-            skip: 0,
-            stride,
-            is_flat: false,
-        };
+        let place = Place { skip: 0, stride, is_flat: false };
         self.read_at(feature, to, &place)
     }
 
@@ -343,15 +322,7 @@ impl<'s, 'r> Features<'s, 'r> {
         skip: usize,
         stride: usize,
     ) -> Result<(), Declined> {
-        self.read_at(
-            feature,
-            to,
-            &Place {
-                skip,
-                stride,
-                is_flat: true,
-            },
-        )
+        self.read_at(feature, to, &Place { skip, stride, is_flat: true })
     }
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], place: &Place) -> Result<(), Declined> {
@@ -366,11 +337,7 @@ impl<'s, 'r> Features<'s, 'r> {
 
 fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), Declined> {
     let is_sent = |number: usize| inputs[number].is_some();
-    let lacks = plan
-        .inputs
-        .iter()
-        .zip(inputs)
-        .any(|(input, sent)| !input.is_optional && sent.is_none());
+    let lacks = plan.inputs.iter().zip(inputs).any(|(input, sent)| !input.is_optional && sent.is_none());
     if lacks || (plan.kind == SignatureKind::Lookup && inputs.iter().all(Option::is_none)) {
         return Err(Declined::Unfit);
     }
@@ -469,10 +436,7 @@ fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize, Declined> 
     let mut is_ragged = false;
     for (number, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
         let Some(tensor) = tensor else { continue };
-        let ragged = plan
-            .features
-            .iter()
-            .find(|feature| feature.ids == number && feature.row_splits.is_some());
+        let ragged = plan.features.iter().find(|feature| feature.ids == number && feature.row_splits.is_some());
         if ragged.is_some() || input.role == Role::Part {
             continue;
         }
@@ -530,11 +494,7 @@ fn sent_features<'r>(plan: &Signature, mut inputs: Inputs<'r>) -> Result<SmallVe
         let later = &plan.features[f + 1..];
         let is_last = |number: usize| !later.iter().any(|other| uses(other, number));
         let mut take = |number: usize| {
-            let tensor = if is_last(number) {
-                inputs[number].take()
-            } else {
-                inputs[number].clone()
-            };
+            let tensor = if is_last(number) { inputs[number].take() } else { inputs[number].clone() };
             tensor.map(|tensor| (tensor.dims.clone(), octets_of(tensor)))
         };
         let Some((sizes, ids)) = take(feature.ids) else {
@@ -543,17 +503,8 @@ fn sent_features<'r>(plan: &Signature, mut inputs: Inputs<'r>) -> Result<SmallVe
         };
         let splits = feature.row_splits.and_then(&mut take).map(|(_, splits)| splits);
         // No weights at all are the signature's default and mean 1 for every id.
-        let weights = feature
-            .weights
-            .and_then(&mut take)
-            .map(|(_, weights)| weights)
-            .filter(|w| !w.is_empty());
-        let one = Sent {
-            ids,
-            sizes,
-            splits,
-            weights,
-        };
+        let weights = feature.weights.and_then(&mut take).map(|(_, weights)| weights).filter(|w| !w.is_empty());
+        let one = Sent { ids, sizes, splits, weights };
         if !has_needed_ids(feature, &one) || plan.max_rows.is_some_and(|most| one.rows() > most) {
             return Err(Declined::Unfit);
         }
@@ -586,11 +537,8 @@ fn lookup_outputs(
 ) -> Result<SmallVec<[OutputShape; 4]>, Declined> {
     let mut shapes = SmallVec::new();
     let all = 0..plan.outputs.len();
-    let numbers: SmallVec<[usize; 8]> = if wanted.is_empty() {
-        all.collect()
-    } else {
-        wanted.iter().copied().collect()
-    };
+    let numbers: SmallVec<[usize; 8]> =
+        if wanted.is_empty() { all.collect() } else { wanted.iter().copied().collect() };
     for number in numbers {
         let output = &plan.outputs[number];
         if output.parts.iter().any(|&part| sent[part].is_none()) {
@@ -613,21 +561,11 @@ fn lookup_outputs(
                 return Err(Declined::Unfit);
             }
         }
-        dims.iter()
-            .try_fold(4_usize, |size, dim| size.checked_mul(*dim))
-            .ok_or(Declined::OverLimit)?;
-        shapes.push(OutputShape {
-            output: number,
-            dtype: output.dtype,
-            dims,
-        });
+        dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
+        shapes.push(OutputShape { output: number, dtype: output.dtype, dims });
     }
     // The reference says which features are missing, or answers with no output at all.
-    if shapes.is_empty() {
-        Err(Declined::Unfit)
-    } else {
-        Ok(shapes)
-    }
+    if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
 }
 
 fn vector_dims(servable: &Servable, feature: &FeaturePlan, sent: &Sent<'_>, is_flat: bool) -> Result<Dims, Declined> {
@@ -644,10 +582,8 @@ fn vector_dims(servable: &Servable, feature: &FeaturePlan, sent: &Sent<'_>, is_f
         }
     };
     if is_flat && dims.len() > 2 {
-        let width = dims[1..]
-            .iter()
-            .try_fold(1_usize, |size, dim| size.checked_mul(*dim))
-            .ok_or(Declined::OverLimit)?;
+        let width =
+            dims[1..].iter().try_fold(1_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
         dims = [dims[0], width].into_iter().collect();
     }
     Ok(dims)
@@ -689,11 +625,9 @@ fn read(
             }
             Ok(missing)
         }
-        Reading::Gather { .. } => table.gather(
-            ids,
-            policy,
-            Out::new(to, place.skip, place.stride, row_bytes, ids.len()),
-        ),
+        Reading::Gather { .. } => {
+            table.gather(ids, policy, Out::new(to, place.skip, place.stride, row_bytes, ids.len()))
+        }
         Reading::Combine(how) => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let weights = sent.weights.as_deref().map(Weights::new);
@@ -705,13 +639,7 @@ fn read(
             let width = length * row_bytes;
             // Joined sequences are flat (see Servable::compile), so one that is not has its output alone.
             let stride = if place.is_flat { place.stride } else { width };
-            table.sequence(
-                ids,
-                splits,
-                length,
-                policy,
-                Out::new(to, place.skip, stride, width, splits.len() - 1),
-            )
+            table.sequence(ids, splits, length, policy, Out::new(to, place.skip, stride, width, splits.len() - 1))
         }
     };
     let missing = looked.map_err(|_| Declined::Unfit)?;
@@ -738,12 +666,7 @@ fn widened(bytes: &[u8], dtype: DataType) -> Vec<i64> {
         let numbers = bytes.as_chunks::<4>().0.iter();
         numbers.map(|number| i64::from(i32::from_le_bytes(*number))).collect()
     } else {
-        bytes
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|number| i64::from_le_bytes(*number))
-            .collect()
+        bytes.as_chunks::<8>().0.iter().map(|number| i64::from_le_bytes(*number)).collect()
     }
 }
 

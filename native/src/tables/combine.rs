@@ -76,11 +76,7 @@ impl Combine<'_> {
         } else {
             let count = end - begin;
             // In the other orders ones are added up, which ends where a float32 has no bit for one more.
-            let most = if self.how.summation == Summation::InOrder {
-                count
-            } else {
-                1 << 24
-            };
+            let most = if self.how.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;
             (totals.weights, totals.squares) = (total, total);
@@ -154,9 +150,7 @@ impl Kernel for Combine<'_> {
             let is_plain = have_rows || self.place.has_all(self.ids.slice(begin, end));
             let of_all = if is_plain { self.totals_of_all(begin, end) } else { None };
             let (totals, terms) = if let Some(totals) = of_all {
-                let weights = self
-                    .weights
-                    .map_or(null(), |weights| weights.as_bytes()[begin * 4..].as_ptr());
+                let weights = self.weights.map_or(null(), |weights| weights.as_bytes()[begin * 4..].as_ptr());
                 let ids = self.ids.as_bytes();
                 let terms = Terms {
                     ids: ids[begin * 8..].as_ptr(),

@@ -135,10 +135,7 @@ fn longer(text: &[u8]) -> u64 {
     w.0 = w.0.wrapping_add(last as u64 & 63);
     v.0 = v.0.wrapping_add(w.0);
     w.0 = w.0.wrapping_add(v.0);
-    x = sum(&[x, y, v.0, fetch(text, at + 8)])
-        .rotate_right(37)
-        .wrapping_mul(mul)
-        ^ w.1.wrapping_mul(9);
+    x = sum(&[x, y, v.0, fetch(text, at + 8)]).rotate_right(37).wrapping_mul(mul) ^ w.1.wrapping_mul(9);
     y = sum(&[y, v.1, fetch(text, at + 48)]).rotate_right(42).wrapping_mul(mul);
     y = sum(&[y, v.0.wrapping_mul(9), fetch(text, at + 40)]);
     z = z.wrapping_add(w.0).rotate_right(33).wrapping_mul(mul);

@@ -62,9 +62,7 @@ pub unsafe fn add(begin: usize, num_bytes: usize, mark_at: usize) -> io::Result<
         if version % 2 == 1 || row.end.load(Ordering::Acquire) != 0 {
             continue;
         }
-        let claimed = row
-            .version
-            .compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed);
+        let claimed = row.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed);
         if claimed.is_err() {
             continue;
         }
@@ -216,11 +214,7 @@ mod tests {
             // SAFETY: the system chooses the place.
             let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
             assert_ne!(at, libc::MAP_FAILED);
-            Mapped {
-                file,
-                at: at.cast(),
-                size,
-            }
+            Mapped { file, at: at.cast(), size }
         }
 
         fn read(&self, at: usize) -> u8 {
@@ -239,9 +233,7 @@ mod tests {
 
     fn guard(map: &Mapped, mark: &AtomicU64) -> usize {
         // SAFETY: the map and the mark outlive the guard in every test.
-        unsafe { add(map.at as usize, map.size, std::ptr::from_ref(mark) as usize) }
-            .unwrap()
-            .unwrap()
+        unsafe { add(map.at as usize, map.size, std::ptr::from_ref(mark) as usize) }.unwrap().unwrap()
     }
 
     #[test]

@@ -96,8 +96,7 @@ impl<'a> Lines<'a> {
     fn are_within(&self) -> bool {
         let bound = self.data.len() as u64 + 1;
         let ends = self.starts.windows(2);
-        ends.into_iter()
-            .all(|pair| pair[0] >= 0 && pair[0] < pair[1] && pair[1] as u64 <= bound)
+        ends.into_iter().all(|pair| pair[0] >= 0 && pair[0] < pair[1] && pair[1] as u64 <= bound)
     }
 }
 
@@ -332,10 +331,6 @@ fn integer(text: &[u8]) -> Option<i64> {
         let digit = i64::from(byte.is_ascii_digit().then(|| byte - b'0')?);
         let value = value.checked_mul(10)?;
         // The smallest int64 has no positive of its own.
-        if is_negative {
-            value.checked_sub(digit)
-        } else {
-            value.checked_add(digit)
-        }
+        if is_negative { value.checked_sub(digit) } else { value.checked_add(digit) }
     })
 }

@@ -5,14 +5,8 @@
     clippy::cast_possible_truncation,
     reason = "an id below 0 is compared as the large unsigned number that its bits are; words have 64 bits, see below"
 )]
-#![allow(
-    clippy::cast_ptr_alignment,
-    reason = "numbers of files and requests are read unaligned"
-)]
-#![allow(
-    clippy::inline_always,
-    reason = "only code that is inlined into a function with AVX2 is compiled to AVX2"
-)]
+#![allow(clippy::cast_ptr_alignment, reason = "numbers of files and requests are read unaligned")]
+#![allow(clippy::inline_always, reason = "only code that is inlined into a function with AVX2 is compiled to AVX2")]
 #![allow(clippy::doc_markdown, reason = "sources are named by the paths of their files")]
 
 const _: () = assert!(usize::BITS == 64, "ids and row numbers are int64");

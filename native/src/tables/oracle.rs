@@ -113,10 +113,7 @@ pub(super) fn combine(
         let total = terms.iter().fold(0.0_f32, |sum, term| sum + term.1);
         let squares = terms.iter().fold(0.0_f32, |sum, term| sum + term.1 * term.1);
         for column in 0..table.dim {
-            let products: Vec<f32> = terms
-                .iter()
-                .map(|&(row, weight)| table.get(row, column) * weight)
-                .collect();
+            let products: Vec<f32> = terms.iter().map(|&(row, weight)| table.get(row, column) * weight).collect();
             let sum = sum(&products, how.summation, column < table.dim / 8 * 8);
             let divisor = match how.combiner {
                 Combiner::Sum => {
@@ -150,16 +147,7 @@ fn sum(products: &[f32], order: Summation, is_packed: bool) -> f32 {
         }
         Summation::FourLanes if is_packed && products.len() >= 16 => {
             let length = products.len() / 4 * 4;
-            let lane = |n: usize| {
-                in_order(
-                    &products[..length]
-                        .iter()
-                        .copied()
-                        .skip(n)
-                        .step_by(4)
-                        .collect::<Vec<_>>(),
-                )
-            };
+            let lane = |n: usize| in_order(&products[..length].iter().copied().skip(n).step_by(4).collect::<Vec<_>>());
             let lanes = (1..4).fold(lane(0), |sum, n| sum + lane(n));
             products[length..].iter().fold(lanes, |sum, product| sum + product)
         }

@@ -63,9 +63,7 @@ impl<const SIZE: usize> FromPyObject<'_, '_> for Array<SIZE> {
         if buffer.item_size() == SIZE && buffer.is_c_contiguous() {
             Ok(Array(buffer))
         } else {
-            Err(PyValueError::new_err(format!(
-                "expected a C-contiguous array of {SIZE} bytes a number"
-            )))
+            Err(PyValueError::new_err(format!("expected a C-contiguous array of {SIZE} bytes a number")))
         }
     }
 }
@@ -118,27 +116,15 @@ fn nth<T: Copy>(all: &[T], number: usize, what: &str) -> PyResult<T> {
 }
 
 fn table(dtype: usize, rows_at: usize, scales_at: usize, size: usize, dim: usize) -> PyResult<Table> {
-    let dtypes = [
-        Dtype::Float32,
-        Dtype::Float16,
-        Dtype::Bfloat16,
-        Dtype::Int8,
-        Dtype::Int4,
-    ];
+    let dtypes = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
     let dtype = nth(&dtypes, dtype, "dtype")?;
     // SAFETY: the caller in Python gives the place of a MappedTable, and holds it.
     Ok(unsafe { Table::new(dtype, size, dim, rows_at as *const u8, scales_at as *const f32) })
 }
 
 fn policy(on_bad_id: usize, default_row: usize, table: &Table) -> PyResult<Policy> {
-    let rules = [
-        OnBadId::Error,
-        OnBadId::Drop,
-        OnBadId::DropNegative,
-        OnBadId::DefaultRow,
-        OnBadId::Clamp,
-        OnBadId::Wrap,
-    ];
+    let rules =
+        [OnBadId::Error, OnBadId::Drop, OnBadId::DropNegative, OnBadId::DefaultRow, OnBadId::Clamp, OnBadId::Wrap];
     let on_bad_id = nth(&rules, on_bad_id, "policy")?;
     if on_bad_id == OnBadId::DefaultRow && default_row >= table.vocabulary_size {
         return Err(PyValueError::new_err("the default row is not in the table"));
@@ -157,15 +143,11 @@ fn code(looked: Looked) -> i64 {
 
 fn check_splits(splits: Ints<'_>, rows: usize, length: usize) -> PyResult<()> {
     let mut before = 0;
-    let never_decrease = splits
-        .iter()
-        .all(|split| split >= std::mem::replace(&mut before, split));
+    let never_decrease = splits.iter().all(|split| split >= std::mem::replace(&mut before, split));
     if splits.len() == rows + 1 && never_decrease && before <= length as i64 {
         Ok(())
     } else {
-        Err(PyValueError::new_err(
-            "row splits do not fit the rows, or what they split",
-        ))
+        Err(PyValueError::new_err("row splits do not fit the rows, or what they split"))
     }
 }
 
@@ -192,9 +174,7 @@ fn gather(
     let (rows, columns) = rows_and_columns(out.shape());
     let ids = Ints::new(ids.bytes());
     if ids.len() < rows || columns < dim {
-        return Err(PyValueError::new_err(
-            "there are fewer ids than rows, or fewer columns than numbers in a row",
-        ));
+        return Err(PyValueError::new_err("there are fewer ids than rows, or fewer columns than numbers in a row"));
     }
     let out = Out::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
     Ok(code(py.detach(|| table.gather(ids, policy, out))))
@@ -224,11 +204,7 @@ fn combine(
     let policy = policy(on_bad_id, default_row, &table)?;
     let orders = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
     let how = Combining {
-        combiner: nth(
-            &[Combiner::Sum, Combiner::Mean, Combiner::Sqrtn],
-            combiner % 4,
-            "combiner",
-        )?,
+        combiner: nth(&[Combiner::Sum, Combiner::Mean, Combiner::Sqrtn], combiner % 4, "combiner")?,
         summation: nth(&orders, combiner / 4, "order")?,
         at_least_one,
         positive_only,
@@ -244,9 +220,7 @@ fn combine(
         return Err(PyValueError::new_err("there are too few weights or columns"));
     }
     let out = Out::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
-    Ok(code(
-        py.detach(|| table.combine(ids, splits, weights, &how, policy, out)),
-    ))
+    Ok(code(py.detach(|| table.combine(ids, splits, weights, &how, policy, out))))
 }
 
 #[pyfunction]
@@ -297,11 +271,7 @@ fn find_lines(py: Python<'_>, data: Array<1>, mut starts: Array<8>) -> PyResult<
 #[pyfunction]
 fn line_length(data: Array<1>, starts: Array<8>, line: usize) -> PyResult<usize> {
     let lines = lines(&data, &starts)?;
-    if line < lines.len() {
-        Ok(lines.get(line).len())
-    } else {
-        Err(PyValueError::new_err("there is no such line"))
-    }
+    if line < lines.len() { Ok(lines.get(line).len()) } else { Err(PyValueError::new_err("there is no such line")) }
 }
 
 #[pyfunction]
@@ -327,19 +297,14 @@ fn index_integers(py: Python<'_>, keys: Array<8>, mut slots: Array<4>) -> PyResu
 }
 
 fn lines<'a>(data: &'a Array<1>, starts: &'a Array<8>) -> PyResult<Lines<'a>> {
-    Ok(Lines {
-        data: data.bytes(),
-        starts: starts.numbers()?,
-    })
+    Ok(Lines { data: data.bytes(), starts: starts.numbers()? })
 }
 
 fn indexed(result: Result<(), NotIndexed>) -> PyResult<i64> {
     match result {
         Ok(()) => Ok(OK),
         Err(NotIndexed::Twice(number)) => Ok(number as i64),
-        Err(NotIndexed::Slots) => Err(PyValueError::new_err(
-            "expected a power of two of slots, more than keys",
-        )),
+        Err(NotIndexed::Slots) => Err(PyValueError::new_err("expected a power of two of slots, more than keys")),
         Err(NotIndexed::Starts) => Err(PyValueError::new_err("a line does not lie within the file")),
     }
 }
@@ -397,15 +362,7 @@ fn find_integers(
 }
 
 fn rows_of(first_id: i64, first_bucket: i64, oov_id: i64, num_oov_buckets: u64) -> Rows {
-    Rows {
-        first_id,
-        first_bucket,
-        num_oov_buckets,
-        oov_id,
-        refuses_strangers: false,
-        empty_id: None,
-        is_hashed: false,
-    }
+    Rows { first_id, first_bucket, num_oov_buckets, oov_id, refuses_strangers: false, empty_id: None, is_hashed: false }
 }
 
 fn written((rows, strangers): (Vec<i64>, Strangers), ids: &mut [i64]) -> i64 {

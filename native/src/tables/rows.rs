@@ -34,13 +34,7 @@ impl Place {
         let is_read = table.dtype != Dtype::Float64;
         let size = if is_read { table.vocabulary_size as u64 } else { 0 };
         assert!(policy.on_bad_id != OnBadId::DefaultRow || (policy.default_row as u64) < size || !is_read);
-        Place {
-            rows: table.rows,
-            scales: table.scales.cast(),
-            size,
-            dim: table.embedding_dim,
-            policy,
-        }
+        Place { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
     }
 
     /// Says whether an id has a row.
@@ -70,11 +64,7 @@ impl Place {
             OnBadId::Wrap if id < 0 => id + size,
             OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
         };
-        if self.has(row) {
-            Ok(Some(row))
-        } else {
-            Err(Stopped::BadId(at))
-        }
+        if self.has(row) { Ok(Some(row)) } else { Err(Stopped::BadId(at)) }
     }
 
     /// Prefetches the row of an id; an id without a row does no harm.
@@ -100,8 +90,7 @@ impl Place {
     #[inline(always)]
     fn row<S: Stored>(&self, id: i64) -> *const u8 {
         // The multiplication fits: rows lie in memory. Wrapping, for prefetches take any address.
-        self.rows
-            .wrapping_add((id as usize).wrapping_mul(S::row_bytes(self.dim)))
+        self.rows.wrapping_add((id as usize).wrapping_mul(S::row_bytes(self.dim)))
     }
 
     #[inline(always)]
@@ -314,11 +303,7 @@ impl Terms {
         unsafe {
             Terms {
                 ids: self.ids.add(begin * 8),
-                weights: if is_weighted {
-                    self.weights.add(begin * 4)
-                } else {
-                    self.weights
-                },
+                weights: if is_weighted { self.weights.add(begin * 4) } else { self.weights },
                 count,
                 stride,
                 ids_end: if stride == 1 { self.ids_end } else { std::ptr::null() },

@@ -19,13 +19,7 @@ pub(super) struct Sequence<'a> {
 impl Kernel for Sequence<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes, S: Stored>(self) -> Looked {
-        let Sequence {
-            place,
-            ids,
-            splits,
-            length,
-            mut out,
-        } = self;
+        let Sequence { place, ids, splits, length, mut out } = self;
         let row_bytes = place.dim * 4;
         let fits = length.checked_mul(row_bytes).is_some_and(|all| all <= out.width());
         assert!(out.rows() == 0 || (fits && splits.len() == out.rows() + 1));

@@ -39,10 +39,7 @@ pub(super) unsafe fn sum<L: Lanes, S: Stored>(place: &Place, terms: &Terms, orde
                         place.ask_ahead::<S>(terms, i);
                     }
                 }
-                let terms = Terms {
-                    ids_end: std::ptr::null(),
-                    ..*terms
-                };
+                let terms = Terms { ids_end: std::ptr::null(), ..*terms };
                 if packed < dim {
                     place.sum::<L, S>(&terms, packed..dim, writes);
                 }

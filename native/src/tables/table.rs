@@ -216,13 +216,7 @@ impl<'a> Out<'a> {
         assert!(rows == 0 || skip + (rows - 1) * stride + width <= memory.len());
         // SAFETY: skip lies inside the memory, as the assertion says, or rows is 0 and the pointer is never used.
         let start = unsafe { memory.as_mut_ptr().cast::<u8>().add(if rows == 0 { 0 } else { skip }) };
-        Out {
-            start,
-            stride,
-            width,
-            rows,
-            lives: PhantomData,
-        }
+        Out { start, stride, width, rows, lives: PhantomData }
     }
 
     /// How many rows there are.
@@ -319,13 +313,7 @@ impl Table {
         rows: *const u8,
         scales: *const f32,
     ) -> Self {
-        Table {
-            dtype,
-            vocabulary_size,
-            embedding_dim,
-            rows,
-            scales,
-        }
+        Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
     /// Bytes that are read of the file for one id, its scale included.
@@ -349,11 +337,7 @@ impl Table {
             Dtype::Int8 | Dtype::Int4 => return None,
             _ => self.row_bytes(),
         };
-        (row_bytes % 4 == 0).then(|| Table {
-            dtype: Dtype::Float32,
-            embedding_dim: row_bytes / 4,
-            ..self.clone()
-        })
+        (row_bytes % 4 == 0).then(|| Table { dtype: Dtype::Float32, embedding_dim: row_bytes / 4, ..self.clone() })
     }
 
     /// Writes row `ids[i]` as float32 to row `i` of `out`, for each row of `out`; a dropped id gives zeros.
@@ -390,14 +374,7 @@ impl Table {
         out: Out<'_>,
     ) -> Looked {
         let place = Place::new(self, policy);
-        self.run(Combine {
-            place,
-            ids,
-            splits,
-            weights,
-            how,
-            out,
-        })
+        self.run(Combine { place, ids, splits, weights, how, out })
     }
 
     /// Writes for each row of ids its first `length` rows of the table as float32, one behind the other, to one row of
@@ -410,13 +387,7 @@ impl Table {
     /// As `combine`.
     pub fn sequence(&self, ids: Ints<'_>, splits: Ints<'_>, length: usize, policy: Policy, out: Out<'_>) -> Looked {
         let place = Place::new(self, policy);
-        self.run(Sequence {
-            place,
-            ids,
-            splits,
-            length,
-            out,
-        })
+        self.run(Sequence { place, ids, splits, length, out })
     }
 
     fn run(&self, kernel: impl Kernel) -> Looked {

@@ -15,21 +15,9 @@ use super::table::{
     Combiner, Combining, Dtype, Ints, Looked, OnBadId, Out, Policy, Stopped, Summation, Table, Weights,
 };
 
-const DTYPES: [Dtype; 5] = [
-    Dtype::Float32,
-    Dtype::Float16,
-    Dtype::Bfloat16,
-    Dtype::Int8,
-    Dtype::Int4,
-];
-const ALL_POLICIES: [OnBadId; 6] = [
-    OnBadId::Error,
-    OnBadId::Drop,
-    OnBadId::DropNegative,
-    OnBadId::DefaultRow,
-    OnBadId::Clamp,
-    OnBadId::Wrap,
-];
+const DTYPES: [Dtype; 5] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
+const ALL_POLICIES: [OnBadId; 6] =
+    [OnBadId::Error, OnBadId::Drop, OnBadId::DropNegative, OnBadId::DefaultRow, OnBadId::Clamp, OnBadId::Wrap];
 const COMBINERS: [Combiner; 3] = [Combiner::Sum, Combiner::Mean, Combiner::Sqrtn];
 const ORDERS: [Summation; 3] = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
 
@@ -94,26 +82,14 @@ fn numbers(dtype: Dtype, size: usize, dim: usize) -> impl Strategy<Value = Numbe
             raw = floats.iter().flat_map(|number| number.to_le_bytes()).collect();
         }
         if dtype == Dtype::Bfloat16 {
-            raw = floats
-                .iter()
-                .flat_map(|number| number.to_le_bytes()[2..].to_vec())
-                .collect();
+            raw = floats.iter().flat_map(|number| number.to_le_bytes()[2..].to_vec()).collect();
         }
-        Numbers {
-            dtype,
-            size,
-            dim,
-            raw,
-            scales,
-        }
+        Numbers { dtype, size, dim, raw, scales }
     })
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let dims = prop_oneof![
-        1..10_usize,
-        prop::sample::select(vec![16, 31, 32, 40, 41, 64, 73, 105, 135])
-    ];
+    let dims = prop_oneof![1..10_usize, prop::sample::select(vec![16, 31, 32, 40, 41, 64, 73, 105, 135])];
     let shape = (prop::sample::select(&DTYPES[..]), 1..6_usize, dims);
     shape.prop_flat_map(|(dtype, size, dim)| {
         let good = 0..size as i64;
@@ -141,18 +117,8 @@ fn cases() -> impl Strategy<Value = Case> {
                     numbers,
                     rows,
                     weights: weights.map(|weights| weights.into_iter().cycle().take(count).collect()),
-                    how: Combining {
-                        combiner,
-                        summation,
-                        at_least_one,
-                        positive_only,
-                        max_ids,
-                        truncates,
-                    },
-                    policy: Policy {
-                        on_bad_id: policy.0,
-                        default_row: policy.1,
-                    },
+                    how: Combining { combiner, summation, at_least_one, positive_only, max_ids, truncates },
+                    policy: Policy { on_bad_id: policy.0, default_row: policy.1 },
                     length,
                 }
             },
@@ -259,38 +225,19 @@ proptest! {
 fn every_half_is_widened_as_ieee_says() {
     for bits in 0..=u16::MAX {
         let (got, expected) = (widened(bits), half(bits));
-        assert!(
-            got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan()),
-            "{bits:x}"
-        );
+        assert!(got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan()), "{bits:x}");
     }
 }
 
 #[test]
 fn every_half_is_the_same_to_all_processors() {
     let raw: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    let table = Numbers {
-        dtype: Dtype::Float16,
-        size: 1 << 13,
-        dim: 8,
-        raw,
-        scales: Vec::new(),
-    };
+    let table = Numbers { dtype: Dtype::Float16, size: 1 << 13, dim: 8, raw, scales: Vec::new() };
     let ids: Vec<i64> = (0..1 << 13).collect();
-    let policy = Policy {
-        on_bad_id: OnBadId::Error,
-        default_row: 0,
-    };
+    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
     for processor in processors() {
         let got = found(&table, 1 << 13, 8, |table, out| {
-            table.run_on(
-                processor,
-                Gather {
-                    place: Place::new(table, policy),
-                    ids: Ints::of(&ids),
-                    out,
-                },
-            )
+            table.run_on(processor, Gather { place: Place::new(table, policy), ids: Ints::of(&ids), out })
         });
         for (bits, number) in (0..=u16::MAX).zip(got.unwrap().0) {
             // The bits of a NaN too: all make it quiet.
@@ -304,10 +251,7 @@ fn a_float64_table_has_no_rows() {
     // SAFETY: no row is read.
     let table = unsafe { Table::new(Dtype::Float64, 4, 2, std::ptr::null(), std::ptr::null()) };
     for on_bad_id in [OnBadId::Error, OnBadId::Clamp, OnBadId::DefaultRow, OnBadId::Wrap] {
-        let policy = Policy {
-            on_bad_id,
-            default_row: 0,
-        };
+        let policy = Policy { on_bad_id, default_row: 0 };
         let mut memory = [MaybeUninit::uninit(); 8];
         let looked = table.gather(Ints::of(&[-1]), policy, Out::new(&mut memory, 0, 8, 8, 1));
         assert_eq!(looked, Err(Stopped::BadId(0)));
@@ -317,24 +261,13 @@ fn a_float64_table_has_no_rows() {
 #[test]
 fn stored_rows_keep_their_bits() {
     let raw: Vec<u8> = (0..96).map(|byte| byte ^ 0xF5).collect();
-    for (dtype, dim) in [
-        (Dtype::Float64, 3),
-        (Dtype::Float32, 6),
-        (Dtype::Float16, 12),
-        (Dtype::Bfloat16, 12),
-    ] {
+    for (dtype, dim) in [(Dtype::Float64, 3), (Dtype::Float32, 6), (Dtype::Float16, 12), (Dtype::Bfloat16, 12)] {
         // SAFETY: four rows of 24 bytes.
         let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
-        let policy = Policy {
-            on_bad_id: OnBadId::Drop,
-            default_row: 0,
-        };
+        let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
         let mut memory = [MaybeUninit::new(0); 72];
         let out = Out::new(&mut memory, 0, 24, 24, 3);
-        assert_eq!(
-            table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out),
-            Ok(1)
-        );
+        assert_eq!(table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
         // SAFETY: all of it was initialised.
         let written = memory.map(|byte| unsafe { byte.assume_init() });
         assert_eq!(written[..24], raw[48..72]);

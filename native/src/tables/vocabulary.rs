@@ -56,13 +56,7 @@ impl Vocabulary {
         slots: (*const i32, usize),
         rows: Rows,
     ) -> Self {
-        Vocabulary {
-            has_strings,
-            data,
-            keys,
-            slots,
-            rows,
-        }
+        Vocabulary { has_strings, data, keys, slots, rows }
     }
 
     /// Returns the row of each string, -1 for one that is dropped, and how many strings the vocabulary lacks (0 where
@@ -139,10 +133,7 @@ mod tests {
             let mut starts = vec![0; count + 1];
             assert!(find_lines(&data, &mut starts));
             let mut slots = vec![EMPTY; (count * 3 / 2 + 1).next_power_of_two()];
-            let lines = Lines {
-                data: &data,
-                starts: &starts,
-            };
+            let lines = Lines { data: &data, starts: &starts };
             let mut integers = Vec::new();
             if has_strings {
                 index_strings(lines, &mut slots)?;
@@ -151,12 +142,7 @@ mod tests {
                 parse_integers(lines, &mut integers).unwrap();
                 index_integers(&integers, &mut slots)?;
             }
-            Ok(Indexed {
-                data,
-                starts,
-                integers,
-                slots,
-            })
+            Ok(Indexed { data, starts, integers, slots })
         }
 
         fn vocabulary(&self, has_strings: bool, rows: Rows) -> Vocabulary {
@@ -256,10 +242,7 @@ mod tests {
     fn a_key_twice_is_refused() {
         let twice = Indexed::of(b"a\nb\r\na\n".to_vec(), true).err();
         assert_eq!(twice, Some(NotIndexed::Twice(2)));
-        assert_eq!(
-            Indexed::of(b"7\n-0\n0".to_vec(), false).err(),
-            Some(NotIndexed::Twice(2))
-        );
+        assert_eq!(Indexed::of(b"7\n-0\n0".to_vec(), false).err(), Some(NotIndexed::Twice(2)));
     }
 
     #[test]
@@ -277,10 +260,7 @@ mod tests {
         ] {
             let data = format!("{text}\n");
             let starts = [0, data.len() as i64];
-            let lines = Lines {
-                data: data.as_bytes(),
-                starts: &starts,
-            };
+            let lines = Lines { data: data.as_bytes(), starts: &starts };
             let parsed = parse_integers(lines, &mut [0]);
             assert_eq!(parsed.is_ok(), is_integer, "{text}");
         }
@@ -298,15 +278,8 @@ mod tests {
             is_hashed: true,
         };
         // SAFETY: no array has anything to read.
-        let vocabulary = unsafe {
-            Vocabulary::new(
-                true,
-                (std::ptr::null(), 0),
-                (std::ptr::null(), 0),
-                (std::ptr::null(), 0),
-                rows,
-            )
-        };
+        let vocabulary =
+            unsafe { Vocabulary::new(true, (std::ptr::null(), 0), (std::ptr::null(), 0), (std::ptr::null(), 0), rows) };
         let found = vocabulary.rows_of_strings([&b"red"[..], b""].into_iter());
         let bucket = 2 + (fingerprint64(b"red") % 10) as i64;
         assert_eq!(found, Ok((vec![bucket, 1], 0)));

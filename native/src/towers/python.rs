@@ -35,12 +35,7 @@ type Held = Arc<Mutex<Option<Arc<Session>>>>;
 
 fn held(session: &Held) -> PyResult<Arc<Session>> {
     let session = session.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    session.ok_or_else(|| {
-        failure(GraphError {
-            code: 1,
-            message: "the session is closed".to_owned(),
-        })
-    })
+    session.ok_or_else(|| failure(GraphError { code: 1, message: "the session is closed".to_owned() }))
 }
 
 /// A graph with its variables, open in TensorFlow. Concurrency: any thread.
@@ -65,20 +60,10 @@ impl GraphSession {
     #[staticmethod]
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn open(py: Python<'_>, library: &str, graph_def: &[u8], config: &[u8], steps: PythonSteps) -> PyResult<Self> {
-        let steps: Vec<_> = steps
-            .into_iter()
-            .map(|(operation, feeds)| Step { operation, feeds })
-            .collect();
-        let api = py
-            .detach(|| Api::open(Path::new(library)))
-            .map_err(PyRuntimeError::new_err)?;
-        let session = py
-            .detach(|| Session::open(api, graph_def, config, &steps))
-            .map_err(failure)?;
-        Ok(GraphSession {
-            number: session.number,
-            session: Arc::new(Mutex::new(Some(session))),
-        })
+        let steps: Vec<_> = steps.into_iter().map(|(operation, feeds)| Step { operation, feeds }).collect();
+        let api = py.detach(|| Api::open(Path::new(library))).map_err(PyRuntimeError::new_err)?;
+        let session = py.detach(|| Session::open(api, graph_def, config, &steps)).map_err(failure)?;
+        Ok(GraphSession { number: session.number, session: Arc::new(Mutex::new(Some(session))) })
     }
 
     /// Returns what runs a part of the graph; feeds and fetches are names of tensors, targets those of operations.
@@ -87,13 +72,8 @@ impl GraphSession {
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
         let session = held(&self.session)?;
-        let call = session
-            .call(&texts(&feeds), &texts(&fetches), &texts(&targets))
-            .map_err(failure)?;
-        Ok(GraphCall {
-            session: Arc::clone(&self.session),
-            call,
-        })
+        let call = session.call(&texts(&feeds), &texts(&fetches), &texts(&targets)).map_err(failure)?;
+        Ok(GraphCall { session: Arc::clone(&self.session), call })
     }
 
     /// Lets go of the graph; calls fail from now on, and its variables are freed
@@ -128,21 +108,15 @@ impl GraphCall {
     fn run(&self, py: Python<'_>, feeds: Vec<(u32, Vec<i64>, Bound<'_, PyAny>)>) -> PyResult<Vec<GraphTensor>> {
         let session = held(&self.session)?;
         let api = session.api();
-        let given = feeds
-            .iter()
-            .map(|(dtype, dims, data)| fed(api, *dtype, dims, data))
-            .collect::<PyResult<Vec<_>>>()?;
+        let given =
+            feeds.iter().map(|(dtype, dims, data)| fed(api, *dtype, dims, data)).collect::<PyResult<Vec<_>>>()?;
         let found = py.detach(|| {
             let found = session.run(&self.call, &given);
             // Perhaps the last holder of the session: its variables are freed without the interpreter lock.
             drop((given, session));
             found
         });
-        Ok(found
-            .map_err(failure)?
-            .into_iter()
-            .map(|tensor| GraphTensor { tensor })
-            .collect())
+        Ok(found.map_err(failure)?.into_iter().map(|tensor| GraphTensor { tensor }).collect())
     }
 }
 

@@ -21,10 +21,7 @@ pub struct GraphError {
 
 impl GraphError {
     fn not_found(what: &str, name: &str) -> Self {
-        GraphError {
-            code: 5,
-            message: format!("the graph has no {what} {name:?}"),
-        }
+        GraphError { code: 5, message: format!("the graph has no {what} {name:?}") }
     }
 }
 
@@ -59,20 +56,12 @@ impl StatusGuard {
 
     fn result(&self) -> Result<(), GraphError> {
         // SAFETY: the status lives, and the message lives as long as it does.
-        let (code, message) = unsafe {
-            (
-                (self.api.get_code)(self.raw),
-                CStr::from_ptr((self.api.message)(self.raw)),
-            )
-        };
+        let (code, message) = unsafe { ((self.api.get_code)(self.raw), CStr::from_ptr((self.api.message)(self.raw))) };
         if code == OK {
             return Ok(());
         }
         let message = String::from_utf8_lossy(message.to_bytes()).into_owned();
-        Err(GraphError {
-            code: code.unsigned_abs(),
-            message,
-        })
+        Err(GraphError { code: code.unsigned_abs(), message })
     }
 }
 
@@ -121,12 +110,7 @@ impl Session {
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on dropping it frees the graph.
-        let mut session = Session {
-            number,
-            api,
-            graph,
-            raw: None,
-        };
+        let mut session = Session { number, api, graph, raw: None };
         // SAFETY: TensorFlow copies the bytes of the graph and of the config; what is made here is freed here.
         unsafe {
             let buffer = (api.new_buffer_from_string)(graph_def.as_ptr().cast(), graph_def.len());
@@ -183,15 +167,8 @@ impl Session {
     /// # Errors
     /// The graph has no tensor or operation of such a name.
     pub fn call(&self, feeds: &[&str], fetches: &[&str], targets: &[&str]) -> Result<Call, GraphError> {
-        let tensors = |names: &[&str]| {
-            names
-                .iter()
-                .map(|name| self.tensor(name))
-                .collect::<Result<Vec<_>, _>>()
-        };
-        let targets = targets
-            .iter()
-            .map(|name| self.operation(name).map(|o| o.as_ptr().cast_const()));
+        let tensors = |names: &[&str]| names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>, _>>();
+        let targets = targets.iter().map(|name| self.operation(name).map(|o| o.as_ptr().cast_const()));
         Ok(Call {
             feeds: tensors(feeds)?,
             fetches: tensors(fetches)?,
@@ -206,10 +183,7 @@ impl Session {
         // SAFETY: the operation is one of the graph's.
         let count = unsafe { (self.api.num_outputs)(operation.as_ptr()) };
         match index.parse::<c_int>() {
-            Ok(index) if (0..count).contains(&index) => Ok(Output {
-                operation: operation.as_ptr(),
-                index,
-            }),
+            Ok(index) if (0..count).contains(&index) => Ok(Output { operation: operation.as_ptr(), index }),
             _ => Err(GraphError::not_found("tensor", name)),
         }
     }

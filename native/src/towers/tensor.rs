@@ -37,9 +37,7 @@ impl Block {
             return Block { start, len };
         }
         // SAFETY: the size is not 0.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
-            handle_alloc_error(layout)
-        };
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         Block { start, len }
     }
 
@@ -154,10 +152,7 @@ impl Tensor {
     /// # Safety
     /// Nobody else deletes it.
     pub(super) unsafe fn own(api: &'static Api, raw: *mut RawTensor) -> Option<Self> {
-        Some(Tensor {
-            api,
-            raw: NonNull::new(raw)?,
-        })
+        Some(Tensor { api, raw: NonNull::new(raw)? })
     }
 
     pub(super) fn raw(&self) -> *mut RawTensor {
@@ -189,11 +184,7 @@ impl Tensor {
         unsafe {
             let start = (self.api.tensor_data)(self.raw()).cast::<u8>();
             let len = (self.api.tensor_byte_size)(self.raw());
-            if start.is_null() || len == 0 {
-                &[]
-            } else {
-                std::slice::from_raw_parts(start, len)
-            }
+            if start.is_null() || len == 0 { &[] } else { std::slice::from_raw_parts(start, len) }
         }
     }
 
@@ -211,11 +202,7 @@ impl Tensor {
                 .map(|number| {
                     let string = first.add(number);
                     let (start, len) = ((self.api.string_data)(string), (self.api.string_size)(string));
-                    if len == 0 {
-                        &[]
-                    } else {
-                        std::slice::from_raw_parts(start.cast::<u8>(), len)
-                    }
+                    if len == 0 { &[] } else { std::slice::from_raw_parts(start.cast::<u8>(), len) }
                 })
                 .collect()
         }
@@ -231,9 +218,7 @@ pub(super) fn num_elements(dims: &[i64]) -> Option<usize> {
         // As if no size was 0, so that the order of the sizes does not matter.
         bound = bound.checked_mul(size.max(1)).filter(|_| size >= 0)?;
     }
-    (dims.len() <= 254)
-        .then(|| dims.iter().product::<i64>().unsigned_abs())
-        .and_then(|n| usize::try_from(n).ok())
+    (dims.len() <= 254).then(|| dims.iter().product::<i64>().unsigned_abs()).and_then(|n| usize::try_from(n).ok())
 }
 
 /// Returns the bytes of a number of this dtype; None of a dtype that is no plain number.

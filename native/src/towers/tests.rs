@@ -29,18 +29,11 @@ fn node(name: &str, op: &str, inputs: &[&str], attribute: &str, dtype: u8) -> Ve
     let value = field(2, &[6 << 3, dtype]);
     let attribute = field(5, &[field(1, attribute.as_bytes()), value].concat());
     let inputs: Vec<u8> = inputs.iter().flat_map(|input| field(3, input.as_bytes())).collect();
-    field(
-        1,
-        &[field(1, name.as_bytes()), field(2, op.as_bytes()), inputs, attribute].concat(),
-    )
+    field(1, &[field(1, name.as_bytes()), field(2, op.as_bytes()), inputs, attribute].concat())
 }
 
 fn doubling(dtype: u8) -> Vec<u8> {
-    [
-        node("x", "Placeholder", &[], "dtype", dtype),
-        node("y", "Add", &["x", "x"], "T", dtype),
-    ]
-    .concat()
+    [node("x", "Placeholder", &[], "dtype", dtype), node("y", "Add", &["x", "x"], "T", dtype)].concat()
 }
 
 fn floats(api: &'static Api, numbers: &[f32]) -> Tensor {
@@ -74,13 +67,7 @@ fn a_graph_runs_from_tensors_to_tensors() {
     let call = session.call(&["x:0"], &["y:0"], &[]).unwrap();
     let found = session.run(&call, &[floats(api, &[1.5, -2.0, 0.0])]).unwrap();
     assert_eq!((found[0].dtype(), found[0].dims()), (FLOAT, vec![3]));
-    let numbers: Vec<f32> = found[0]
-        .bytes()
-        .as_chunks()
-        .0
-        .iter()
-        .map(|b| f32::from_le_bytes(*b))
-        .collect();
+    let numbers: Vec<f32> = found[0].bytes().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     assert_eq!(numbers, [3.0, -4.0, 0.0]);
     let empty = session.run(&call, &[floats(api, &[])]).unwrap();
     assert_eq!((empty[0].dims(), empty[0].bytes()), (vec![0], &[][..]));

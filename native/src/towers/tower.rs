@@ -38,16 +38,10 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let description = GraphDescription::deserialize_from(description)?;
     let number = description.session;
     let session = Session::of_number(number).ok_or_else(|| format!("session {number} is not open"))?;
-    let tower = Tower {
-        session,
-        description,
-        calls: RwLock::default(),
-    };
+    let tower = Tower { session, description, calls: RwLock::default() };
     // Names that the graph lacks are found now.
     let all = (0..tower.description.outputs.len()).collect();
-    tower
-        .call(&all)
-        .map_err(|_| format!("session {number} has not all tensors of the description"))?;
+    tower.call(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     Ok(Box::new(tower))
 }
 
@@ -60,38 +54,22 @@ impl GraphDescription {
 impl Tower {
     /// Returns what fetches these outputs, which are sorted.
     fn call(&self, wanted: &Wanted) -> Result<Arc<Call>, Declined> {
-        let known = self
-            .calls
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(wanted)
-            .cloned();
+        let known = self.calls.read().unwrap_or_else(PoisonError::into_inner).get(wanted).cloned();
         if let Some(call) = known {
             return Ok(call);
         }
-        let GraphDescription {
-            rows,
-            inputs,
-            outputs,
-            targets,
-            ..
-        } = &self.description;
+        let GraphDescription { rows, inputs, outputs, targets, .. } = &self.description;
         let rows = rows.iter().map(|fed| fed.tensor.as_str());
         let feeds: Vec<_> = rows.chain(inputs.iter().map(|fed| fed.tensor.as_str())).collect();
         let fetches = wanted.iter().map(|&output| outputs.get(output).map(String::as_str));
         let fetches: Vec<_> = fetches.collect::<Option<_>>().ok_or(Declined::NotNative)?;
         let targets: Vec<_> = targets.iter().map(String::as_str).collect();
-        let call = self
-            .session
-            .call(&feeds, &fetches, &targets)
-            .map_err(|_| Declined::NotNative)?;
+        let call = self.session.call(&feeds, &fetches, &targets).map_err(|_| Declined::NotNative)?;
         let mut calls = self.calls.write().unwrap_or_else(PoisonError::into_inner);
         if calls.len() >= MOST_CALLS && !calls.contains_key(wanted) {
             return Err(Declined::NotNative);
         }
-        Ok(Arc::clone(
-            calls.entry(wanted.clone()).or_insert_with(|| Arc::new(call)),
-        ))
+        Ok(Arc::clone(calls.entry(wanted.clone()).or_insert_with(|| Arc::new(call))))
     }
 
     fn fed_rows(&self, features: &Features<'_, '_>, fed: &FedRows) -> Result<Tensor, Declined> {
@@ -187,10 +165,7 @@ fn gathered(features: &Features<'_, '_>, fed: &FedRows) -> Result<(Block, Dims),
 }
 
 fn product(sizes: &[usize]) -> Result<usize, Declined> {
-    sizes
-        .iter()
-        .try_fold(1_usize, |all, size| all.checked_mul(*size))
-        .ok_or(Declined::OverLimit)
+    sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::OverLimit)
 }
 
 /// Returns the bytes of so many float32.
@@ -202,9 +177,7 @@ fn bytes_of(numbers: usize) -> Result<usize, Declined> {
 }
 
 fn signed(dims: &[usize]) -> Result<SmallVec<[i64; 4]>, Declined> {
-    dims.iter()
-        .map(|&size| i64::try_from(size).map_err(|_| Declined::Unfit))
-        .collect()
+    dims.iter().map(|&size| i64::try_from(size).map_err(|_| Declined::Unfit)).collect()
 }
 
 /// Returns aligned little-endian numbers of the dtype that the graph wants.
@@ -212,9 +185,9 @@ fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Block, Decline
     match &tensor.data {
         Data::Raw(bytes) if tensor.dtype == wanted => Ok(Block::copy_of(bytes)),
         Data::Bytes(bytes) if tensor.dtype == wanted => Ok(Block::copy_of(bytes)),
-        Data::Floats(numbers) if wanted == DataType::Float32 => Ok(Block::copy_of(
-            &numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>(),
-        )),
+        Data::Floats(numbers) if wanted == DataType::Float32 => {
+            Ok(Block::copy_of(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>()))
+        }
         Data::Ints(numbers) if wanted == DataType::Int64 => {
             Ok(Block::copy_of(crate::tables::table::Ints::of(numbers).as_bytes()))
         }
@@ -223,11 +196,7 @@ fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Block, Decline
             narrowed(crate::tables::table::Ints::new(bytes).iter())
         }
         Data::Raw(bytes) if (tensor.dtype, wanted) == (DataType::Int32, DataType::Int64) => {
-            let numbers = bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|number| i64::from(i32::from_le_bytes(*number)));
+            let numbers = bytes.as_chunks::<4>().0.iter().map(|number| i64::from(i32::from_le_bytes(*number)));
             Ok(Block::copy_of(&numbers.flat_map(i64::to_le_bytes).collect::<Vec<_>>()))
         }
         _ => Err(Declined::Unfit),
@@ -237,9 +206,7 @@ fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Block, Decline
 fn narrowed(numbers: impl Iterator<Item = i64>) -> Result<Block, Declined> {
     let narrow = numbers.map(|number| i32::try_from(number).map_err(|_| Declined::Unfit));
     let narrow = narrow.collect::<Result<Vec<_>, _>>()?;
-    Ok(Block::copy_of(
-        &narrow.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>(),
-    ))
+    Ok(Block::copy_of(&narrow.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>()))
 }
 
 fn ran_output(tensor: Tensor) -> Option<RanOutput> {

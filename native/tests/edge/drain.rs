@@ -15,16 +15,11 @@ async fn a_drain_lets_open_requests_end() {
     until("both run", || setup.words.num_running.load(SeqCst) == 2).await;
     let mut setup = setup;
     let server = setup.server.take().unwrap();
-    let is_done = tokio::task::spawn_blocking(move || server.drain(Duration::from_secs(5)))
-        .await
-        .unwrap();
+    let is_done = tokio::task::spawn_blocking(move || server.drain(Duration::from_secs(5))).await.unwrap();
     assert!(is_done);
     assert_eq!(call.await.unwrap().unwrap().message(), "slept");
     let answer = post.await.unwrap();
-    assert_eq!(
-        (answer.body().as_str(), &answer.headers()["connection"]),
-        ("slept", &"close".parse().unwrap())
-    );
+    assert_eq!((answer.body().as_str(), &answer.headers()["connection"]), ("slept", &"close".parse().unwrap()));
 }
 
 #[tokio::test]
@@ -68,10 +63,7 @@ async fn a_drain_under_load_loses_nothing() {
                     Ok(reply) => assert_eq!(reply.status(), "0"),
                     // A stream behind the last one that the server took: any client sends it again elsewhere.
                     Err(error) => {
-                        assert!(
-                            error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM),
-                            "{error}"
-                        );
+                        assert!(error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM), "{error}");
                         break;
                     }
                 }
@@ -95,9 +87,7 @@ async fn a_drain_cuts_what_does_not_end() {
     let (response, _body) = sender.clone().send_request(grpc::request("/hang", &[]), true).unwrap();
     until("the call arrives", || setup.seen.calls.load(SeqCst) == 1).await;
     let server = setup.server.take().unwrap();
-    let is_done = tokio::task::spawn_blocking(move || server.drain(Duration::from_millis(700)))
-        .await
-        .unwrap();
+    let is_done = tokio::task::spawn_blocking(move || server.drain(Duration::from_millis(700))).await.unwrap();
     assert!(!is_done);
     assert!(grpc::read(response).await.is_err());
 }

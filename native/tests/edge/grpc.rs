@@ -13,11 +13,8 @@ pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
     stream.set_nodelay(true).unwrap();
     // h2's client ends a connection with some hundred small answers that wait to be read, unless its window is larger.
-    let (sender, connection) = h2::client::Builder::new()
-        .initial_connection_window_size(4 << 20)
-        .handshake(stream)
-        .await
-        .unwrap();
+    let (sender, connection) =
+        h2::client::Builder::new().initial_connection_window_size(4 << 20).handshake(stream).await.unwrap();
     tokio::spawn(async move {
         let _ = connection.await;
     });
@@ -53,16 +50,11 @@ impl Reply {
     }
 
     pub fn text(&self) -> &str {
-        self.headers
-            .get("grpc-message")
-            .map_or("", |text| text.to_str().unwrap())
+        self.headers.get("grpc-message").map_or("", |text| text.to_str().unwrap())
     }
 
     pub fn message(&self) -> String {
-        assert_eq!(
-            u32::from_be_bytes(self.data[1..5].try_into().unwrap()) as usize,
-            self.data.len() - 5
-        );
+        assert_eq!(u32::from_be_bytes(self.data[1..5].try_into().unwrap()) as usize, self.data.len() - 5);
         String::from_utf8(self.data[5..].to_vec()).unwrap()
     }
 }
@@ -76,11 +68,7 @@ pub async fn read(response: h2::client::ResponseFuture) -> Result<Reply, h2::Err
         data.extend_from_slice(&part);
     }
     let trailers = body.trailers().await?.unwrap_or_default();
-    Ok(Reply {
-        headers: head.headers,
-        data: data.into(),
-        trailers,
-    })
+    Ok(Reply { headers: head.headers, data: data.into(), trailers })
 }
 
 pub async fn call(
@@ -99,20 +87,11 @@ pub async fn call(
 async fn a_small_message_is_answered_by_the_core() {
     let setup = Setup::start().await;
     let sender = connect(&setup).await;
-    let reply = call(&sender, PREDICT, &[("x-request-id", "one")], framed(b"hello"))
-        .await
-        .unwrap();
+    let reply = call(&sender, PREDICT, &[("x-request-id", "one")], framed(b"hello")).await.unwrap();
     assert_eq!(reply.message(), "core Predict 5 hello");
-    assert_eq!(
-        (reply.status(), &reply.headers["content-type"]),
-        ("0", &"application/grpc".parse().unwrap())
-    );
+    assert_eq!((reply.status(), &reply.headers["content-type"]), ("0", &"application/grpc".parse().unwrap()));
     assert_eq!(reply.headers["x-request-id"], "one");
-    let headers = [
-        ("x-tensor-encoding", "content"),
-        ("grpc-timeout", "1S"),
-        ("content-length", "7"),
-    ];
+    let headers = [("x-tensor-encoding", "content"), ("grpc-timeout", "1S"), ("content-length", "7")];
     let path = "/inference.GRPCInferenceService/ModelInfer";
     let reply = call(&sender, path, &headers, framed(b"hi")).await.unwrap();
     assert_eq!(reply.message(), "core ModelInfer content 2 hi");
@@ -120,10 +99,7 @@ async fn a_small_message_is_answered_by_the_core() {
     let subjects = setup.server().statistics().subjects;
     assert_eq!(subjects.len(), 2);
     let one = subjects.iter().find(|one| one.method == "Predict").unwrap();
-    assert_eq!(
-        (one.api, &*one.model, one.version, &*one.signature, one.rows),
-        ("grpc", "m", 7, "lookup", 3)
-    );
+    assert_eq!((one.api, &*one.model, one.version, &*one.signature, one.rows), ("grpc", "m", 7, "lookup", 3));
     assert_eq!((&one.counts, &one.run_counts), (&vec![0, 1, 0], &vec![0, 1, 0]));
     let gone = setup.server().retire("m", 7);
     assert_eq!((gone.len(), setup.server().statistics().subjects.len()), (2, 0));
@@ -178,20 +154,10 @@ async fn large_messages_and_answers_pass() {
     let mut data = framed(&vec![b'a'; 3 << 20]);
     while !data.is_empty() {
         body.reserve_capacity(data.len());
-        let size = std::future::poll_fn(|cx| body.poll_capacity(cx))
-            .await
-            .unwrap()
-            .unwrap();
-        body.send_data(data.split_to(size.min(data.len())), data.is_empty())
-            .unwrap();
+        let size = std::future::poll_fn(|cx| body.poll_capacity(cx)).await.unwrap().unwrap();
+        body.send_data(data.split_to(size.min(data.len())), data.is_empty()).unwrap();
     }
-    assert!(
-        read(response)
-            .await
-            .unwrap()
-            .message()
-            .starts_with("core Predict 3145728 aaa")
-    );
+    assert!(read(response).await.unwrap().message().starts_with("core Predict 3145728 aaa"));
     let reply = call(&sender, PREDICT, &[], framed(b"bytes 5000000")).await.unwrap();
     assert_eq!(reply.message().len(), 5_000_000);
     assert_eq!(setup.server().statistics().bytes_in_flight, 0);
@@ -211,11 +177,7 @@ async fn what_is_no_plain_message_is_forwarded_unchanged() {
         assert_eq!(reply.headers["x-from"], "reference");
         assert_eq!(reply.trailers["x-trailer"], "kept");
     }
-    for header in [
-        ("grpc-encoding", "br"),
-        ("grpc-timeout", "1 S"),
-        ("x-response-encoding", "gzip"),
-    ] {
+    for header in [("grpc-encoding", "br"), ("grpc-timeout", "1 S"), ("x-response-encoding", "gzip")] {
         let reply = call(&sender, PREDICT, &[header], plain.clone()).await.unwrap();
         assert_eq!(reply.headers["x-from"], "reference", "{header:?}");
     }
@@ -225,20 +187,11 @@ async fn what_is_no_plain_message_is_forwarded_unchanged() {
 async fn a_refusal_of_the_reference_comes_through_and_headers_of_ours_do_not() {
     let setup = Setup::start().await;
     let sender = connect(&setup).await;
-    let headers = [
-        ("x-embedding-server-peer", "forged"),
-        ("x-embedding-server-other", "forged"),
-        ("x-mine", "kept"),
-    ];
+    let headers = [("x-embedding-server-peer", "forged"), ("x-embedding-server-other", "forged"), ("x-mine", "kept")];
     let reply = call(&sender, "/refuse", &headers, framed(b"")).await.unwrap();
     assert_eq!((reply.status(), reply.text()), ("3", "in the reference's words"));
     let seen = setup.seen.headers.lock().unwrap().clone();
-    assert!(
-        seen["x-embedding-server-peer"]
-            .to_str()
-            .unwrap()
-            .starts_with("127.0.0.1:")
-    );
+    assert!(seen["x-embedding-server-peer"].to_str().unwrap().starts_with("127.0.0.1:"));
     assert!(!seen.contains_key("x-embedding-server-other") && seen["x-mine"] == "kept");
     let error = call(&sender, "/reset", &[], framed(b"")).await.err().unwrap();
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM));
@@ -308,10 +261,7 @@ async fn a_reference_that_dies_is_unavailable_until_it_is_back() {
     assert!(down.data().await.is_none());
     assert_eq!(down.trailers().await.unwrap().unwrap()["grpc-status"], "14");
     let reply = call(&sender, "/echo", &[], framed(b"x")).await.unwrap();
-    assert_eq!(
-        (reply.status(), &reply.headers["grpc-retry-pushback-ms"]),
-        ("14", &"1000".parse().unwrap())
-    );
+    assert_eq!((reply.status(), &reply.headers["grpc-retry-pushback-ms"]), ("14", &"1000".parse().unwrap()));
     assert_eq!(setup.count(|s| s.upstream_failed.clone(), "grpc"), 2);
     let reply = call(&sender, PREDICT, &[], framed(b"still here")).await.unwrap();
     assert_eq!(reply.status(), "0");
@@ -325,14 +275,9 @@ async fn a_panic_ends_one_request() {
     let setup = Setup::start().await;
     let sender = connect(&setup).await;
     for verb in [&b"panic"[..], &[&b"panic "[..], &[b'x'; 70 << 10]].concat()] {
-        let reply = call(&sender, PREDICT, &[("x-request-id", "id-1")], framed(verb))
-            .await
-            .unwrap();
+        let reply = call(&sender, PREDICT, &[("x-request-id", "id-1")], framed(verb)).await.unwrap();
         assert_eq!(reply.status(), "13");
-        assert_eq!(
-            reply.text(),
-            "Internal error; the server's log has the cause, request id id-1"
-        );
+        assert_eq!(reply.text(), "Internal error; the server's log has the cause, request id id-1");
         assert_eq!(reply.headers["x-request-id"], "id-1");
     }
     assert_eq!(setup.server().statistics().panicked, 2);
@@ -341,19 +286,14 @@ async fn a_panic_ends_one_request() {
 
 #[tokio::test]
 async fn deadlines_and_a_full_queue_refuse_large_work() {
-    let limits = Limits {
-        max_queued_requests: 1,
-        ..limits()
-    };
+    let limits = Limits { max_queued_requests: 1, ..limits() };
     let setup = Setup::with(limits, |config| config.large_threads = 1).await;
     let sender = connect(&setup).await;
     let spawn = |message: &'static [u8], timeout: &'static str| {
         let sender = sender.clone();
-        tokio::spawn(async move {
-            call(&sender, PREDICT, &[("grpc-timeout", timeout)], framed(message))
-                .await
-                .unwrap()
-        })
+        tokio::spawn(
+            async move { call(&sender, PREDICT, &[("grpc-timeout", timeout)], framed(message)).await.unwrap() },
+        )
     };
     let first = spawn(b"sleep 400", "5S");
     until("the first runs", || setup.words.num_running.load(SeqCst) == 1).await;
@@ -361,36 +301,21 @@ async fn deadlines_and_a_full_queue_refuse_large_work() {
     until("the second waits", || setup.server().statistics().queued == 1).await;
     let third = spawn(b"sleep 1", "5S").await.unwrap();
     assert_eq!(third.status(), "14");
-    assert_eq!(
-        third.text(),
-        "The server is overloaded: 1 requests wait for a thread. Try again later."
-    );
+    assert_eq!(third.text(), "The server is overloaded: 1 requests wait for a thread. Try again later.");
     assert_eq!(third.headers["grpc-retry-pushback-ms"], "1000");
     // Small requests do not wait for large ones.
-    assert_eq!(
-        call(&sender, PREDICT, &[], framed(b"small")).await.unwrap().status(),
-        "0"
-    );
+    assert_eq!(call(&sender, PREDICT, &[], framed(b"small")).await.unwrap().status(), "0");
     assert!(!first.is_finished());
     assert_eq!(first.await.unwrap().message(), "slept");
     let second = second.await.unwrap();
-    assert_eq!(
-        (second.status(), second.text()),
-        ("4", "The deadline passed before the request was run.")
-    );
+    assert_eq!((second.status(), second.text()), ("4", "The deadline passed before the request was run."));
     let refused = setup.server().statistics().refused;
-    assert_eq!(
-        refused,
-        [("bytes", 0), ("queue", 1), ("deadline", 1), ("connections", 0)]
-    );
+    assert_eq!(refused, [("bytes", 0), ("queue", 1), ("deadline", 1), ("connections", 0)]);
 }
 
 #[tokio::test]
 async fn answers_that_nobody_reads_are_bounded_and_then_the_client_is_cut() {
-    let limits = Limits {
-        max_owed_bytes: 1 << 20,
-        ..limits()
-    };
+    let limits = Limits { max_owed_bytes: 1 << 20, ..limits() };
     let setup = Setup::with(limits, |_| ()).await;
     let sender = connect(&setup).await;
     let mut responses = Vec::new();
@@ -403,10 +328,7 @@ async fn answers_that_nobody_reads_are_bounded_and_then_the_client_is_cut() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let held = setup.server().statistics().bytes_in_flight;
     assert!((1 << 20..3 << 20).contains(&held), "{held}");
-    until("the client is cut", || {
-        setup.count(|s| s.connections.clone(), "grpc") == 0
-    })
-    .await;
+    until("the client is cut", || setup.count(|s| s.connections.clone(), "grpc") == 0).await;
     assert_eq!(setup.count(|s| s.cut.clone(), "grpc"), 1);
     until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
 }
@@ -418,18 +340,12 @@ async fn a_body_that_stops_is_refused() {
     let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
     body.send_data(framed(b"hello").slice(..6), false).unwrap();
     let reply = read(response).await.unwrap();
-    assert_eq!(
-        (reply.status(), reply.text()),
-        ("1", "The client stopped sending the request.")
-    );
+    assert_eq!((reply.status(), reply.text()), ("1", "The client stopped sending the request."));
 }
 
 #[tokio::test]
 async fn connections_beyond_the_limit_are_dropped() {
-    let limits = Limits {
-        max_connections: 2,
-        ..limits()
-    };
+    let limits = Limits { max_connections: 2, ..limits() };
     let setup = Setup::with(limits, |_| ()).await;
     let (one, two) = (connect(&setup).await, connect(&setup).await);
     assert_eq!(call(&one, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");

@@ -14,9 +14,7 @@ use crate::setup::{Setup, limits, until};
 
 pub async fn connect(setup: &Setup) -> SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
-    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .unwrap();
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     sender
 }
@@ -32,10 +30,7 @@ pub async fn post(
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let response = sender
-        .send_request(request.body(Full::new(body.into())).unwrap())
-        .await
-        .unwrap();
+    let response = sender.send_request(request.body(Full::new(body.into())).unwrap()).await.unwrap();
     let (head, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     Response::from_parts(head, String::from_utf8(body.to_vec()).unwrap())
@@ -61,30 +56,15 @@ async fn plain_requests_are_answered_by_the_core() {
         ("/v2/models/m/versions/1/infer", "infer m 1"),
     ] {
         let answer = post(&mut sender, path, &[("accept-encoding", "gzip, deflate, br")], "hello").await;
-        assert_eq!(
-            (answer.status().as_u16(), &answer.body()[..]),
-            (200, &*format!("core {title} 5 hello"))
-        );
+        assert_eq!((answer.status().as_u16(), &answer.body()[..]), (200, &*format!("core {title} 5 hello")));
         assert_eq!(answer.headers()["content-type"], "application/json");
         assert!(answer.headers().contains_key("date") && answer.headers().contains_key("x-request-id"));
         assert_eq!(answer.headers().len(), 4);
     }
-    let answer = post(
-        &mut sender,
-        "/v2/models/m/infer",
-        &[("inference-header-content-length", "2")],
-        "binary",
-    )
-    .await;
+    let answer = post(&mut sender, "/v2/models/m/infer", &[("inference-header-content-length", "2")], "binary").await;
     assert_eq!(answer.headers()["content-type"], "application/octet-stream");
     assert_eq!(answer.headers()["inference-header-content-length"], "4");
-    let methods: Vec<_> = setup
-        .server()
-        .statistics()
-        .subjects
-        .iter()
-        .map(|one| one.method)
-        .collect();
+    let methods: Vec<_> = setup.server().statistics().subjects.iter().map(|one| one.method).collect();
     assert_eq!(methods.len(), 3, "{methods:?}");
     assert_eq!(setup.seen.calls.load(SeqCst), 0);
 }
@@ -93,45 +73,23 @@ async fn plain_requests_are_answered_by_the_core() {
 async fn other_requests_are_forwarded() {
     let setup = Setup::start().await;
     let mut sender = connect(&setup).await;
-    let headers = [
-        ("x-embedding-server-peer", "forged"),
-        ("connection", "x-hop"),
-        ("x-hop", "1"),
-        ("x-mine", "2"),
-    ];
+    let headers = [("x-embedding-server-peer", "forged"), ("connection", "x-hop"), ("x-hop", "1"), ("x-mine", "2")];
     let answer = post(&mut sender, "/v1/models/m:classify?a=b", &headers, "body").await;
     assert_eq!(answer.body(), "reference POST /v1/models/m:classify?a=b 4");
     assert_eq!(answer.headers()["x-from"], "reference");
     let seen = setup.seen.headers.lock().unwrap().clone();
-    assert!(
-        seen["x-embedding-server-peer"]
-            .to_str()
-            .unwrap()
-            .starts_with("127.0.0.1:")
-    );
+    assert!(seen["x-embedding-server-peer"].to_str().unwrap().starts_with("127.0.0.1:"));
     assert!(!seen.contains_key("x-hop") && seen["x-mine"] == "2" && seen["host"] == "localhost");
     for (path, headers, body) in [
         ("/v1/models/m:predict", vec![], "unusual"),
         ("/v1/models/m%2Fn:predict", vec![], "x"),
         ("/v1/models/m:predict", vec![("content-encoding", "gzip")], "x"),
-        (
-            "/v1/models/m:predict",
-            vec![("accept-encoding", "gzip, identity;q=0")],
-            "x",
-        ),
+        ("/v1/models/m:predict", vec![("accept-encoding", "gzip, identity;q=0")], "x"),
         ("/v2/models/m/infer", vec![("accept-encoding", "gzip")], "x"),
-        (
-            "/v2/models/m/infer",
-            vec![("inference-header-content-length", "-1")],
-            "x",
-        ),
+        ("/v2/models/m/infer", vec![("inference-header-content-length", "-1")], "x"),
     ] {
         let answer = post(&mut sender, path, &headers, body).await;
-        assert_eq!(
-            answer.body(),
-            &format!("reference POST {path} {}", body.len()),
-            "{headers:?}"
-        );
+        assert_eq!(answer.body(), &format!("reference POST {path} {}", body.len()), "{headers:?}");
     }
     assert_eq!(setup.count(|s| s.forwarded.clone(), "http"), 7);
 }
@@ -154,10 +112,7 @@ async fn large_bodies_are_answered_and_too_large_ones_are_forwarded() {
 async fn pipelined_requests_are_answered_in_order() {
     let setup = Setup::start().await;
     let one = |path: &str, body: &str, more: &str| {
-        format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\n{more}content-length: {}\r\n\r\n{body}",
-            body.len()
-        )
+        format!("POST {path} HTTP/1.1\r\nhost: x\r\n{more}content-length: {}\r\n\r\n{body}", body.len())
     };
     let data = [
         one("/v1/models/m:predict", "first", ""),
@@ -181,10 +136,7 @@ async fn chunked_bodies_and_expect_are_taken() {
           connection: close\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
     )
     .await;
-    assert!(
-        answer.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK"),
-        "{answer}"
-    );
+    assert!(answer.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK"), "{answer}");
     assert!(answer.ends_with("core predict m latest 5 abcde"), "{answer}");
 }
 
@@ -193,61 +145,34 @@ async fn request_ids_and_cors_are_the_references() {
     let setup = Setup::with(limits(), |config| config.cors = Cors::Listed(vec!["https://a".into()])).await;
     let mut sender = connect(&setup).await;
     let path = "/v1/models/m:predict";
-    let answer = post(
-        &mut sender,
-        path,
-        &[("x-request-id", "own"), ("origin", "https://a")],
-        "x",
-    )
-    .await;
+    let answer = post(&mut sender, path, &[("x-request-id", "own"), ("origin", "https://a")], "x").await;
     assert_eq!(answer.headers()["x-request-id"], "own");
     assert_eq!(answer.headers()["access-control-allow-origin"], "https://a");
-    assert_eq!(
-        answer.headers()["access-control-allow-headers"],
-        "Authorization, Content-Type"
-    );
+    assert_eq!(answer.headers()["access-control-allow-headers"], "Authorization, Content-Type");
     assert_eq!(answer.headers()["vary"], "Origin");
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let answer = post(
-        &mut sender,
-        path,
-        &[("traceparent", parent), ("origin", "https://b")],
-        "x",
-    )
-    .await;
+    let answer = post(&mut sender, path, &[("traceparent", parent), ("origin", "https://b")], "x").await;
     assert_eq!(answer.headers()["x-request-id"], "0af7651916cd43dd8448eb211c80319c");
     assert!(!answer.headers().contains_key("access-control-allow-origin"));
 }
 
 #[tokio::test]
 async fn faults_are_worded_as_the_reference_does() {
-    let limits = Limits {
-        http_timeout: Duration::from_millis(100),
-        ..limits()
-    };
+    let limits = Limits { http_timeout: Duration::from_millis(100), ..limits() };
     let setup = Setup::with(limits, |_| ()).await;
     let mut sender = connect(&setup).await;
     let path = "/v1/models/m:predict";
     let answer = post(&mut sender, path, &[("x-request-id", "id-1")], "panic").await;
     assert_eq!(answer.status(), 500);
     let text = r#"{"error":"Internal error; the server's log has the cause, request id id-1"}"#;
-    assert_eq!(
-        (&answer.body()[..], &answer.headers()["x-request-id"]),
-        (text, &"id-1".parse().unwrap())
-    );
+    assert_eq!((&answer.body()[..], &answer.headers()["x-request-id"]), (text, &"id-1".parse().unwrap()));
     let answer = post(&mut sender, path, &[], "sleep 300").await;
     assert_eq!(answer.status(), 504);
-    assert_eq!(
-        answer.body(),
-        r#"{"error":"Timed out: the request took longer than 0.1 s."}"#
-    );
+    assert_eq!(answer.body(), r#"{"error":"Timed out: the request took longer than 0.1 s."}"#);
     assert_eq!(answer.headers()["x-error-code"], "DEADLINE_EXCEEDED");
     std::fs::remove_file(setup.folder.join("http")).unwrap();
     let answer = post(&mut sender, "/other", &[], "x").await;
-    assert_eq!(
-        (answer.status().as_u16(), &answer.headers()["retry-after"]),
-        (503, &"1".parse().unwrap())
-    );
+    assert_eq!((answer.status().as_u16(), &answer.headers()["retry-after"]), (503, &"1".parse().unwrap()));
     assert_eq!(answer.headers()["x-error-code"], "UNAVAILABLE");
     assert_eq!(post(&mut sender, path, &[], "x").await.status(), 200);
 }
@@ -267,21 +192,15 @@ async fn connections_to_the_reference_are_kept_and_its_restart_is_survived() {
 #[tokio::test]
 async fn slow_heads_slow_bodies_and_idle_connections_end() {
     let setup = Setup::start().await;
-    let partial = [
-        "",
-        "POST /v1/models/m:predict HT",
-        "POST /v1/models/m:predict HTTP/1.1\r\ncontent-length: 9\r\n\r\nab",
-    ];
+    let partial =
+        ["", "POST /v1/models/m:predict HT", "POST /v1/models/m:predict HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"];
     for data in partial {
         let closed = tokio::time::timeout(Duration::from_secs(4), raw(&setup, data.as_bytes())).await;
         assert_eq!(closed.expect("the server closes"), "", "{data}");
     }
     let mut sender = connect(&setup).await;
     assert_eq!(post(&mut sender, "/v1/models/m:predict", &[], "x").await.status(), 200);
-    until("the idle connection is closed", || {
-        setup.count(|s| s.connections.clone(), "http") == 0
-    })
-    .await;
+    until("the idle connection is closed", || setup.count(|s| s.connections.clone(), "http") == 0).await;
     until("the client is told", || sender.is_closed()).await;
 }
 
@@ -297,16 +216,10 @@ async fn a_head_that_is_too_large_is_refused() {
 async fn a_client_that_leaves_lets_go_of_the_reference() {
     let setup = Setup::start().await;
     let mut stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
-    stream
-        .write_all(b"GET /hang HTTP/1.1\r\nhost: x\r\n\r\n")
-        .await
-        .unwrap();
+    stream.write_all(b"GET /hang HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     until("the request arrives", || setup.seen.calls.load(SeqCst) == 1).await;
     drop(stream);
-    until("the connection ends", || {
-        setup.count(|s| s.connections.clone(), "http") == 0
-    })
-    .await;
+    until("the connection ends", || setup.count(|s| s.connections.clone(), "http") == 0).await;
 }
 
 #[tokio::test]
@@ -322,9 +235,6 @@ async fn an_early_answer_reaches_a_client_that_still_sends() {
         }
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
-        assert!(
-            answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("early"),
-            "{answer}"
-        );
+        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("early"), "{answer}");
     }
 }

@@ -40,10 +40,7 @@ pub struct Words {
 
 impl Words {
     pub fn new() -> Arc<Self> {
-        Arc::new(Words {
-            servable: servable(),
-            num_running: AtomicUsize::new(0),
-        })
+        Arc::new(Words { servable: servable(), num_running: AtomicUsize::new(0) })
     }
 
     fn answer(&self, call: &Call<'_>, words: &[u8], title: &str) -> Result<Answered, Declined> {
@@ -153,13 +150,7 @@ impl Setup {
         change(&mut config);
         let dispatch: Arc<dyn Dispatch> = Arc::clone(&words) as _;
         let server = Server::start(config, dispatch).unwrap();
-        let mut setup = Setup {
-            server: Some(server),
-            words,
-            seen,
-            folder,
-            grpc_reference: None,
-        };
+        let mut setup = Setup { server: Some(server), words, seen, folder, grpc_reference: None };
         setup.start_grpc_reference();
         let listener = UnixListener::bind(setup.folder.join("http")).unwrap();
         tokio::spawn(http_reference(listener, Arc::clone(&setup.seen)));
@@ -232,15 +223,11 @@ async fn reference_call(
         return respond.send_reset(h2::Reason::ENHANCE_YOUR_CALM);
     }
     let mut answer = Response::new(());
-    answer
-        .headers_mut()
-        .insert("content-type", "application/grpc".parse().unwrap());
+    answer.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
     answer.headers_mut().insert("x-from", "reference".parse().unwrap());
     if path == "/refuse" {
         answer.headers_mut().insert("grpc-status", "3".parse().unwrap());
-        answer
-            .headers_mut()
-            .insert("grpc-message", "in the reference's words".parse().unwrap());
+        answer.headers_mut().insert("grpc-message", "in the reference's words".parse().unwrap());
         respond.send_response(answer, true).unwrap();
         return;
     }

@@ -27,9 +27,7 @@ fn client(trusted: &Identity, own: Option<&Identity>) -> TlsConnector {
         None => builder.with_no_client_auth(),
         Some(own) => {
             let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
-            builder
-                .with_client_auth_cert(vec![CertificateDer::clone(own.cert.der())], key)
-                .unwrap()
+            builder.with_client_auth_cert(vec![CertificateDer::clone(own.cert.der())], key).unwrap()
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -39,15 +37,10 @@ fn client(trusted: &Identity, own: Option<&Identity>) -> TlsConnector {
 async fn ask(setup: &Setup, connector: &TlsConnector, path: &str) -> Result<String, String> {
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
-    let stream = connector
-        .connect(name, stream)
-        .await
-        .map_err(|error| error.to_string())?;
+    let stream = connector.connect(name, stream).await.map_err(|error| error.to_string())?;
     let (sender, connection) = h2::client::handshake(stream).await.map_err(|error| error.to_string())?;
     tokio::spawn(connection);
-    let reply = call(&sender, path, &[], framed(b"hello"))
-        .await
-        .map_err(|error| error.to_string())?;
+    let reply = call(&sender, path, &[], framed(b"hello")).await.map_err(|error| error.to_string())?;
     Ok(reply.message())
 }
 
@@ -61,17 +54,11 @@ async fn certificates_change_while_connections_stay() {
     };
     setup.server().set_tls(Wire::Grpc, Some(config(&old)));
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
-    let stream = client(&old, None)
-        .connect(ServerName::try_from("localhost").unwrap(), stream)
-        .await
-        .unwrap();
+    let stream = client(&old, None).connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
     let (sender, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
     setup.server().set_tls(Wire::Grpc, Some(config(&new)));
-    assert_eq!(
-        ask(&setup, &client(&new, None), PREDICT).await.unwrap(),
-        "core Predict 5 hello"
-    );
+    assert_eq!(ask(&setup, &client(&new, None), PREDICT).await.unwrap(), "core Predict 5 hello");
     assert!(ask(&setup, &client(&old, None), PREDICT).await.is_err());
     let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
     body.send_data(framed(b"x"), true).unwrap();
@@ -85,19 +72,11 @@ async fn client_certificates_are_asked_for_and_told_to_the_reference() {
     let (own, friend, stranger) = (identity(), identity(), identity());
     let key = own.signing_key.serialize_pem();
     let authority = friend.cert.pem();
-    let config = server_config(
-        own.cert.pem().as_bytes(),
-        key.as_bytes(),
-        Some(authority.as_bytes()),
-        &[b"h2"],
-    );
+    let config = server_config(own.cert.pem().as_bytes(), key.as_bytes(), Some(authority.as_bytes()), &[b"h2"]);
     setup.server().set_tls(Wire::Grpc, Some(config.unwrap()));
     assert!(ask(&setup, &client(&own, None), PREDICT).await.is_err());
     assert!(ask(&setup, &client(&own, Some(&stranger)), PREDICT).await.is_err());
-    assert_eq!(
-        ask(&setup, &client(&own, Some(&friend)), "/echo").await.unwrap(),
-        "hello"
-    );
+    assert_eq!(ask(&setup, &client(&own, Some(&friend)), "/echo").await.unwrap(), "hello");
     let told = setup.seen.headers.lock().unwrap()["x-embedding-server-certificate"].clone();
     let der: String = friend.cert.der().iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(told, der.as_str());
@@ -113,12 +92,7 @@ fn other_bytes_are_no_configuration() {
         (&certificate, &identity().signing_key.serialize_pem(), None),
         (&certificate, &key, Some("x")),
     ] {
-        let made = server_config(
-            certificate.as_bytes(),
-            key.as_bytes(),
-            authority.map(str::as_bytes),
-            &[],
-        );
+        let made = server_config(certificate.as_bytes(), key.as_bytes(), authority.map(str::as_bytes), &[]);
         assert!(made.is_err());
     }
 }

@@ -70,11 +70,7 @@ impl<'a> Cursor<'a> {
     /// Another one stands there.
     #[inline]
     pub fn expect(&mut self, byte: u8) -> Read<()> {
-        if self.take(byte) {
-            Ok(())
-        } else {
-            Err(Declined::Unusual)
-        }
+        if self.take(byte) { Ok(()) } else { Err(Declined::Unusual) }
     }
 
     /// Passes the comma in front of another element, or the byte that ends a list or an object; says whether there is
@@ -96,11 +92,7 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// It does not.
     pub fn end(&self) -> Read<()> {
-        if self.at == self.text.len() {
-            Ok(())
-        } else {
-            Err(Declined::Unusual)
-        }
+        if self.at == self.text.len() { Ok(()) } else { Err(Declined::Unusual) }
     }
 
     /// Reads a string, borrowed where it has no escapes.
@@ -130,9 +122,7 @@ impl<'a> Cursor<'a> {
         let quoted = self.text.get(begin..self.at).ok_or(Declined::Unusual)?;
         self.skip_space();
         if has_escapes {
-            return serde_json::from_str(quoted)
-                .map(Cow::Owned)
-                .map_err(|_| Declined::Unusual);
+            return serde_json::from_str(quoted).map(Cow::Owned).map_err(|_| Declined::Unusual);
         }
         Ok(Cow::Borrowed(&quoted[1..quoted.len() - 1]))
     }
@@ -154,11 +144,7 @@ impl<'a> Cursor<'a> {
         while self.peek().is_ascii_digit() {
             self.at += 1;
         }
-        if self.at == begin {
-            Err(Declined::Unusual)
-        } else {
-            Ok(())
-        }
+        if self.at == begin { Err(Declined::Unusual) } else { Ok(()) }
     }
 
     /// Reads a number into a value, at so many lists' depth.

@@ -51,13 +51,7 @@ static SCALES: [Scale; 256] = scales();
 const fn scales() -> [Scale; 256] {
     // 123 bits behind the point: the error of 150 doublings or halvings is far below that of the 60 bits kept.
     const ONE: u128 = 1 << 123;
-    let mut table = [Scale {
-        step: 0,
-        threshold: 0,
-        if_below: 0,
-        if_above: 0,
-        exponent: 0,
-    }; 256];
+    let mut table = [Scale { step: 0, threshold: 0, if_below: 0, if_above: 0, exponent: 0 }; 256];
     let (mut step, mut exponent, mut biased) = (ONE, 0, 150);
     while biased < 256 {
         table[biased] = scale(step, exponent);
@@ -163,11 +157,7 @@ fn nine_digits(number: f32) -> Decimal {
     Decimal {
         number,
         digits: digits * u32::from(factor),
-        exponent: if is_unsure {
-            RARE
-        } else {
-            i32::from(scale.exponent) - i32::from(is_below)
-        },
+        exponent: if is_unsure { RARE } else { i32::from(scale.exponent) - i32::from(is_below) },
     }
 }
 
@@ -178,11 +168,7 @@ fn nine_digits(number: f32) -> Decimal {
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Each says what it is at most.
 unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
-    let Decimal {
-        number,
-        digits,
-        exponent,
-    } = decimal;
+    let Decimal { number, digits, exponent } = decimal;
     let upper = digits / 10_000;
     let first = upper / 10_000;
     let ones = one_digit_a_byte(upper - first * 10_000, digits - upper * 10_000);
@@ -244,11 +230,8 @@ fn one_digit_a_byte(first_four: u32, last_four: u32) -> u64 {
 #[inline(never)]
 unsafe fn write_rare(number: f32, non_finite: NonFinite, at: *mut u8) -> usize {
     let mut buffer = zmij::Buffer::new();
-    let text = if number.is_finite() {
-        buffer.format_finite(number).as_bytes()
-    } else {
-        non_finite.text(number.into())
-    };
+    let text =
+        if number.is_finite() { buffer.format_finite(number).as_bytes() } else { non_finite.text(number.into()) };
     assert!(text.len() < ROOM, "a float32 takes at most 16 characters");
     // SAFETY: the text and the comma are at most ROOM bytes.
     unsafe {
@@ -291,12 +274,8 @@ mod tests {
 
     /// Floats of every exponent and both signs.
     fn of_all_exponents() -> Vec<f32> {
-        let mantissas = [
-            0, 1, 2, 3, 0x12_3456, 0x3F_FFFF, 0x40_0000, 0x40_0001, 0x7F_FFFE, 0x7F_FFFF,
-        ];
-        (0..512)
-            .flat_map(|upper: u32| mantissas.map(|mantissa| f32::from_bits(upper << 23 | mantissa)))
-            .collect()
+        let mantissas = [0, 1, 2, 3, 0x12_3456, 0x3F_FFFF, 0x40_0000, 0x40_0001, 0x7F_FFFE, 0x7F_FFFF];
+        (0..512).flat_map(|upper: u32| mantissas.map(|mantissa| f32::from_bits(upper << 23 | mantissa))).collect()
     }
 
     #[test]
@@ -319,13 +298,7 @@ mod tests {
     #[test]
     fn no_number_writes_beyond_its_room() {
         const UNTOUCHED: u8 = 0xA5;
-        let widest = [
-            -1.234_567_9e-5,
-            -9.876_543e-6,
-            -12_345_679.0,
-            -8.5e12,
-            f32::NEG_INFINITY,
-        ];
+        let widest = [-1.234_567_9e-5, -9.876_543e-6, -12_345_679.0, -8.5e12, f32::NEG_INFINITY];
         let mut used = 0;
         for number in of_all_exponents().into_iter().chain(widest) {
             let mut room = [UNTOUCHED; 2 * ROOM];
@@ -367,9 +340,7 @@ mod tests {
         // Standard normal, as sums of twelve.
         let mut random = fastrand::Rng::with_seed(1);
         let count = 128 * 160;
-        let numbers: Vec<f32> = (0..count)
-            .map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0)
-            .collect();
+        let numbers: Vec<f32> = (0..count).map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0).collect();
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         let mut out = Vec::new();
         let mut best = |write: &dyn Fn(&mut Vec<u8>)| {

@@ -19,11 +19,7 @@ impl NonFinite {
     /// Returns what the server's setting `strict_json` asks for.
     #[must_use]
     pub fn of(strict_json: bool) -> Self {
-        if strict_json {
-            NonFinite::Null
-        } else {
-            NonFinite::Tokens
-        }
+        if strict_json { NonFinite::Null } else { NonFinite::Tokens }
     }
 
     /// Returns the text of NaN or an infinity.
@@ -348,13 +344,7 @@ mod tests {
         let bytes = floats(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
         assert_eq!(numbers(DataType::Float32, &[3], &bytes), "[NaN,Infinity,-Infinity]");
         let mut out = Vec::new();
-        assert!(write_numbers(
-            DataType::Float32,
-            &[3],
-            &bytes,
-            NonFinite::of(true),
-            &mut out
-        ));
+        assert!(write_numbers(DataType::Float32, &[3], &bytes, NonFinite::of(true), &mut out));
         assert_eq!(out, b"[null,null,null]");
     }
 
@@ -362,10 +352,7 @@ mod tests {
     fn lists_nest_by_dims() {
         let bytes = floats(&[1.0, 2.0, 3.0, 4.0]);
         assert_eq!(numbers(DataType::Float32, &[2, 2], &bytes), "[[1.0,2.0],[3.0,4.0]]");
-        assert_eq!(
-            numbers(DataType::Float32, &[2, 1, 2], &bytes),
-            "[[[1.0,2.0]],[[3.0,4.0]]]"
-        );
+        assert_eq!(numbers(DataType::Float32, &[2, 1, 2], &bytes), "[[[1.0,2.0]],[[3.0,4.0]]]");
         assert_eq!(numbers(DataType::Float32, &[0, 3], &[]), "[]");
         assert_eq!(numbers(DataType::Float32, &[2, 0], &[]), "[[],[]]");
         assert_eq!(numbers(DataType::Float32, &[0], &[]), "[]");

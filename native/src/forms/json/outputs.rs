@@ -75,11 +75,7 @@ pub fn answer(
     let plan = &servable.signatures()[signature];
     let shapes: SmallVec<[OutputShape; 4]> = work.outputs().into();
     let outputs = shapes.iter().enumerate().map(|(number, shape)| {
-        Ok(Output {
-            name: &plan.outputs[shape.output].name,
-            shape,
-            content: content(&mut work, number, shape)?,
-        })
+        Ok(Output { name: &plan.outputs[shape.output].name, shape, content: content(&mut work, number, shape)? })
     });
     let outputs = outputs.collect::<Result<SmallVec<[Output<'_>; 4]>, Declined>>()?;
     let rows = work.rows();
@@ -87,14 +83,7 @@ pub fn answer(
     let ran = started.elapsed();
     let mut body = text_of(count);
     write(&outputs, layout, NonFinite::of(call.strict_json), &mut body)?;
-    Ok(Answered {
-        body: Bytes::from(body),
-        rows,
-        servable: Arc::clone(servable),
-        signature,
-        ran,
-        json_length: None,
-    })
+    Ok(Answered { body: Bytes::from(body), rows, servable: Arc::clone(servable), signature, ran, json_length: None })
 }
 
 fn size(shape: &OutputShape) -> usize {
@@ -110,11 +99,7 @@ fn write(outputs: &[Output<'_>], layout: Layout, non_finite: NonFinite, out: &mu
             only.write(non_finite, out);
         }
         (_, outputs) => {
-            let key: &[u8] = if layout == Layout::Columns {
-                b"{\"outputs\":"
-            } else {
-                b"{\"embeddings\":"
-            };
+            let key: &[u8] = if layout == Layout::Columns { b"{\"outputs\":" } else { b"{\"embeddings\":" };
             out.extend_from_slice(key);
             for (number, output) in outputs.iter().enumerate() {
                 out.push(if number == 0 { b'{' } else { b',' });
@@ -143,11 +128,7 @@ struct Output<'a> {
 fn content(work: &mut Work<'_, '_>, number: usize, shape: &OutputShape) -> Result<Content, Declined> {
     if shape.dtype == DataType::String {
         let strings = work.strings(number).to_vec();
-        return if strings.len() == size(shape) {
-            Ok(Content::Strings(strings))
-        } else {
-            Err(Declined::Graph)
-        };
+        return if strings.len() == size(shape) { Ok(Content::Strings(strings)) } else { Err(Declined::Graph) };
     }
     let num_bytes = shape.num_bytes();
     let mut bytes = Vec::with_capacity(num_bytes);

@@ -69,11 +69,7 @@ pub fn read_predict(body: &[u8]) -> Read<PredictBody<'_>> {
         Ok(())
     })?;
     let (is_by_row, payload) = payload.ok_or(Declined::Unusual)?;
-    Ok(PredictBody {
-        signature_name: signature_name.unwrap_or_default(),
-        is_by_row,
-        payload,
-    })
+    Ok(PredictBody { signature_name: signature_name.unwrap_or_default(), is_by_row, payload })
 }
 
 /// Reads the body of a `:lookup`.
@@ -202,11 +198,7 @@ fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -
         } else {
             // The order is mostly that of the first row.
             let is_next = columns.get(count).is_some_and(|column| column.name == name);
-            let number = if is_next {
-                Some(count)
-            } else {
-                columns.iter().position(|column| column.name == name)
-            };
+            let number = if is_next { Some(count) } else { columns.iter().position(|column| column.name == name) };
             &mut columns[number.ok_or(Declined::Unusual)?]
         };
         if column.rows != row {
@@ -219,11 +211,7 @@ fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -
             break;
         }
     }
-    if count == columns.len() {
-        Ok(())
-    } else {
-        Err(Declined::Unusual)
-    }
+    if count == columns.len() { Ok(()) } else { Err(Declined::Unusual) }
 }
 
 #[cfg(test)]
@@ -276,15 +264,9 @@ mod tests {
     }
 
     fn lists() -> impl Strategy<Value = Value> {
-        let even = (prop::collection::vec(0_usize..4, 0..4), leaf()).prop_map(|(sizes, leaf)| {
-            sizes
-                .iter()
-                .rev()
-                .fold(leaf, |inner, &size| Value::from(vec![inner; size]))
-        });
-        let any = leaf().prop_recursive(3, 24, 4, |inner| {
-            prop::collection::vec(inner, 0..4).prop_map(Value::from)
-        });
+        let even = (prop::collection::vec(0_usize..4, 0..4), leaf())
+            .prop_map(|(sizes, leaf)| sizes.iter().rev().fold(leaf, |inner, &size| Value::from(vec![inner; size])));
+        let any = leaf().prop_recursive(3, 24, 4, |inner| prop::collection::vec(inner, 0..4).prop_map(Value::from));
         prop_oneof![even, any]
     }
 

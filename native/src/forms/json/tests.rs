@@ -22,21 +22,12 @@ enum Form {
 }
 
 fn routes(servable: Servable) -> Routes {
-    let model = ModelRoutes {
-        versions: vec![(3, Some(Arc::new(servable)))],
-        labels: vec![("stable".to_owned(), 3)],
-    };
+    let model = ModelRoutes { versions: vec![(3, Some(Arc::new(servable)))], labels: vec![("stable".to_owned(), 3)] };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 }
 
 fn ask(routes: &Routes, form: Form, effort: Effort, body: &[u8]) -> Result<String, Declined> {
-    let call = Call {
-        routes,
-        effort,
-        max_response_bytes: 1 << 20,
-        as_content: false,
-        strict_json: false,
-    };
+    let call = Call { routes, effort, max_response_bytes: 1 << 20, as_content: false, strict_json: false };
     let body = match form {
         Form::Lookup => lookup_json::answer(&call, "m", Version::Latest, body)?.body,
         Form::Predict => tensorflow_json::answer(&call, "m", Version::Latest, body)?.body,
@@ -52,10 +43,8 @@ fn answer(form: Form, body: &str) -> Result<String, Declined> {
 
 /// A signature "lookup" whose only feature is the ragged "bag".
 fn bag() -> Servable {
-    let inputs = [
-        input("bag__values", "int64", json!([null]), true),
-        input("bag__row_splits", "int64", json!([null]), true),
-    ];
+    let inputs =
+        [input("bag__values", "int64", json!([null]), true), input("bag__row_splits", "int64", json!([null]), true)];
     let signature = json!({"name": "serving_default", "kind": "lookup", "row_bytes": 8, "max_rows": null,
         "graph": null, "inputs": inputs, "features": [feature("bag", 0, json!({"row_splits": 1, "combiner": "sum"}))],
         "outputs": [output("bag", &[0], false)]});
@@ -65,10 +54,7 @@ fn bag() -> Servable {
 #[test]
 fn a_lookup_answers_each_feature_that_was_sent() {
     let cases = [
-        (
-            r#"{"features":{"one":[4,0]}}"#,
-            r#"{"embeddings":{"one":[[40.0,41.0],[0.0,1.0]]}}"#,
-        ),
+        (r#"{"features":{"one":[4,0]}}"#, r#"{"embeddings":{"one":[[40.0,41.0],[0.0,1.0]]}}"#),
         (
             " {\t\"signature_name\" : \"lookup\" ,\r\n \"features\" : { \"one\" : [ 1 ] } } ",
             r#"{"embeddings":{"one":[[10.0,11.0]]}}"#,
@@ -87,10 +73,7 @@ fn a_lookup_answers_each_feature_that_was_sent() {
         ),
         (r#"{"features":{"one":[]}}"#, r#"{"embeddings":{"one":[]}}"#),
         (r#"{"features":{"bag":[]}}"#, r#"{"embeddings":{"bag":[]}}"#),
-        (
-            r#"{"features":{"\u006fne":[1]},"weights":{}}"#,
-            r#"{"embeddings":{"one":[[10.0,11.0]]}}"#,
-        ),
+        (r#"{"features":{"\u006fne":[1]},"weights":{}}"#, r#"{"embeddings":{"one":[[10.0,11.0]]}}"#),
     ];
     for (body, expected) in cases {
         assert_eq!(answer(Form::Lookup, body).as_deref(), Ok(expected), "{body}");
@@ -144,15 +127,7 @@ fn a_lookup_leaves_all_else_to_the_reference() {
     }
     let routes = routes(toy());
     assert!(ask(&routes, Form::Lookup, Effort::Any, b"{\"features\":{\"\xff\":[1]}}").is_err());
-    assert!(
-        ask(
-            &routes,
-            Form::Lookup,
-            Effort::Any,
-            b"\xef\xbb\xbf{\"features\":{\"one\":[1]}}"
-        )
-        .is_err()
-    );
+    assert!(ask(&routes, Form::Lookup, Effort::Any, b"\xef\xbb\xbf{\"features\":{\"one\":[1]}}").is_err());
 }
 
 #[test]
@@ -165,14 +140,8 @@ fn a_predict_answers_by_row_and_by_column() {
                 r#"{"one":[40.0,41.0],"bag":[0.0,0.0],"both":[40.0,41.0,0.0,0.0]}]}"#
             ),
         ),
-        (
-            r#"{"signature_name":"lookup","instances":[{"one":1}]}"#,
-            r#"{"predictions":[[10.0,11.0]]}"#,
-        ),
-        (
-            r#"{"inputs":{"one":[1]},"signature_name":"lookup"}"#,
-            r#"{"outputs":[[10.0,11.0]]}"#,
-        ),
+        (r#"{"signature_name":"lookup","instances":[{"one":1}]}"#, r#"{"predictions":[[10.0,11.0]]}"#),
+        (r#"{"inputs":{"one":[1]},"signature_name":"lookup"}"#, r#"{"outputs":[[10.0,11.0]]}"#),
         (
             r#"{"inputs":{"bag__weights":[[1,3]],"bag":[[1,2]],"path__values":[],"path__row_splits":[0,0]},"signature_name":"lookup"}"#,
             r#"{"outputs":{"bag":[[17.5,18.5]],"path":[[[0.0,0.0],[0.0,0.0]]]}}"#,
@@ -216,10 +185,7 @@ fn a_predict_answers_by_row_and_by_column() {
 fn the_only_feature_needs_no_name() {
     let routes = routes(bag());
     let cases = [
-        (
-            r#"{"instances":[[1,2],[]]}"#,
-            r#"{"predictions":[[30.0,32.0],[0.0,0.0]]}"#,
-        ),
+        (r#"{"instances":[[1,2],[]]}"#, r#"{"predictions":[[30.0,32.0],[0.0,0.0]]}"#),
         (r#"{"inputs":[[1,2],[]]}"#, r#"{"outputs":[[30.0,32.0],[0.0,0.0]]}"#),
         (r#"{"instances":[{"bag":[4]}]}"#, r#"{"predictions":[[40.0,41.0]]}"#),
     ];
@@ -227,24 +193,14 @@ fn the_only_feature_needs_no_name() {
         let found = ask(&routes, Form::Predict, Effort::Any, body.as_bytes());
         assert_eq!(found.as_deref(), Ok(expected), "{body}");
     }
-    for body in [
-        r#"{"instances":[1,2]}"#,
-        r#"{"inputs":1}"#,
-        r#"{"instances":[[1],{"bag":[1]}]}"#,
-    ] {
-        assert!(
-            ask(&routes, Form::Predict, Effort::Any, body.as_bytes()).is_err(),
-            "{body}"
-        );
+    for body in [r#"{"instances":[1,2]}"#, r#"{"inputs":1}"#, r#"{"instances":[[1],{"bag":[1]}]}"#] {
+        assert!(ask(&routes, Form::Predict, Effort::Any, body.as_bytes()).is_err(), "{body}");
     }
 }
 
 #[test]
 fn rows_of_a_table_are_answered_by_id() {
-    assert_eq!(
-        answer(Form::Rows, r#"{"ids":[2,0]}"#).as_deref(),
-        Ok(r#"{"rows":[[20.0,21.0],[0.0,1.0]]}"#)
-    );
+    assert_eq!(answer(Form::Rows, r#"{"ids":[2,0]}"#).as_deref(), Ok(r#"{"rows":[[20.0,21.0],[0.0,1.0]]}"#));
     assert_eq!(answer(Form::Rows, r#"{"ids":[]}"#).as_deref(), Ok(r#"{"rows":[]}"#));
     for body in [
         r#"{"ids":[5]}"#,
@@ -317,9 +273,7 @@ fn bench_body(rows: usize) -> String {
     let mut random = fastrand::Rng::with_seed(1);
     let mut ids = |size: i64, count: usize| (0..count).map(|_| random.i64(0..size)).collect::<Vec<_>>();
     let (users, items) = (ids(10_000, rows), ids(10_000, rows));
-    let tags: Vec<_> = (0..rows)
-        .map(|row| ids(5_000, if rows == 1 { 1 } else { 1 + row * 7 % 20 }))
-        .collect();
+    let tags: Vec<_> = (0..rows).map(|row| ids(5_000, if rows == 1 { 1 } else { 1 + row * 7 % 20 })).collect();
     json!({"features": {"item": items, "user": users, "tags": tags}}).to_string()
 }
 
@@ -337,11 +291,7 @@ fn time_of_requests() {
         feature("item", 1, json!({"table": 1})),
         feature("tags", 2, json!({"row_splits": 3, "combiner": "mean", "table": 2})),
     ];
-    let outputs = [
-        output("user", &[0], false),
-        output("item", &[1], false),
-        output("tags", &[2], false),
-    ];
+    let outputs = [output("user", &[0], false), output("item", &[1], false), output("tags", &[2], false)];
     let signature = json!({"name": "lookup", "kind": "lookup", "row_bytes": 640, "max_rows": null, "graph": null,
         "inputs": inputs, "features": features, "outputs": outputs});
     let routes = routes(servable(json!([signature]), &[(10_000, 64), (10_000, 64), (5_000, 32)]));
@@ -353,18 +303,10 @@ fn time_of_requests() {
             start.elapsed()
         };
         let best = |work: &dyn Fn() -> usize| (0..20_000 / rows).map(|_| once(work)).min().expect("some");
-        let whole = best(&|| {
-            ask(&routes, Form::Lookup, Effort::Any, body.as_bytes())
-                .expect("an answer")
-                .len()
-        });
+        let whole = best(&|| ask(&routes, Form::Lookup, Effort::Any, body.as_bytes()).expect("an answer").len());
         let reading = best(&|| read_lookup(body.as_bytes()).expect("plain").features.len());
-        let by_tree = best(&|| {
-            serde_json::from_str::<Value>(&body)
-                .expect("plain")
-                .as_object()
-                .map_or(0, serde_json::Map::len)
-        });
+        let by_tree =
+            best(&|| serde_json::from_str::<Value>(&body).expect("plain").as_object().map_or(0, serde_json::Map::len));
         println!("{name}: {whole:?}, of it reading {reading:?}; serde_json's Value alone {by_tree:?}");
     }
 }
@@ -379,21 +321,11 @@ fn numbers_are_written_as_orjson_writes_them() {
         let case: Value = serde_json::from_str(line).expect("a case");
         let dtype = serde_json::from_value::<DataType>(case[0].clone()).expect("a dtype");
         let hex = case[1].as_str().expect("bytes");
-        let bytes: Vec<u8> = (0..hex.len() / 2)
-            .map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).expect("a byte"))
-            .collect();
+        let bytes: Vec<u8> =
+            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).expect("a byte")).collect();
         let mut out = Vec::new();
-        write_numbers(
-            dtype,
-            &[bytes.len() / dtype.size()],
-            &bytes,
-            NonFinite::Tokens,
-            &mut out,
-        );
-        assert_eq!(
-            std::str::from_utf8(&out).expect("text"),
-            case[2].as_str().expect("text")
-        );
+        write_numbers(dtype, &[bytes.len() / dtype.size()], &bytes, NonFinite::Tokens, &mut out);
+        assert_eq!(std::str::from_utf8(&out).expect("text"), case[2].as_str().expect("text"));
     }
 }
 
@@ -401,21 +333,14 @@ fn numbers_are_written_as_orjson_writes_them() {
 fn shown(tensor: &Tensor<'_>) -> Value {
     let hex = |bytes: &[u8]| {
         let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        digits
-            .filter_map(|digit| char::from_digit(digit.into(), 16))
-            .collect::<String>()
+        digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect::<String>()
     };
     let data = match &tensor.data {
         Data::Raw(bytes) => json!(hex(bytes)),
         Data::Bytes(bytes) => json!(hex(bytes)),
-        Data::Floats(numbers) => json!(hex(&numbers
-            .iter()
-            .flat_map(|one| one.to_le_bytes())
-            .collect::<Vec<_>>())),
+        Data::Floats(numbers) => json!(hex(&numbers.iter().flat_map(|one| one.to_le_bytes()).collect::<Vec<_>>())),
         Data::Ints(numbers) => {
-            let bytes = numbers
-                .iter()
-                .flat_map(|one| one.to_le_bytes()[..tensor.dtype.size()].to_vec());
+            let bytes = numbers.iter().flat_map(|one| one.to_le_bytes()[..tensor.dtype.size()].to_vec());
             json!(hex(&bytes.collect::<Vec<_>>()))
         }
         Data::Strings(strings) => strings.parts.iter().map(|one| json!(hex(one))).collect(),
@@ -445,9 +370,9 @@ fn bodies_mean_what_they_mean_to_the_reference() {
         keyed,
         string("text"),
     ];
-    for dtype in [
-        "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bool",
-    ] {
+    for dtype in
+        ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bool"]
+    {
         inputs.push(input(dtype, dtype, json!(null), true));
     }
     let features = json!([
@@ -463,18 +388,13 @@ fn bodies_mean_what_they_mean_to_the_reference() {
     };
     let bag = feature("bag", 0, json!({"row_splits": 1, "weights": 2, "combiner": "sum"}));
     let single = feature("int64", 0, json!({}));
-    let signatures = json!([
-        all,
-        only("bag", &inputs[..3], json!([bag])),
-        only("int64", &inputs[13..14], json!([single]))
-    ]);
+    let signatures =
+        json!([all, only("bag", &inputs[..3], json!([bag])), only("int64", &inputs[13..14], json!([single]))]);
     let servable = servable(signatures, &[(5, 2)]);
     let (mut same, mut left, mut refused) = (0, 0, 0);
     for line in file.lines() {
         let case: Value = serde_json::from_str(line).expect("a case");
-        let number = servable
-            .signature(case[0].as_str().expect("a name"), "")
-            .expect("a signature");
+        let number = servable.signature(case[0].as_str().expect("a name"), "").expect("a signature");
         let signature = &servable.signatures()[number];
         let body = case[2].as_str().expect("a body").as_bytes();
         let inputs = if case[1] == "lookup" {

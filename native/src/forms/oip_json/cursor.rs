@@ -31,10 +31,7 @@ impl<'a> Cursor<'a> {
 
     /// Returns another cursor, at a place of the same text.
     pub fn at(&self, place: usize) -> Self {
-        Cursor {
-            text: self.text,
-            at: place,
-        }
+        Cursor { text: self.text, at: place }
     }
 
     /// Returns how many bytes are left.
@@ -266,10 +263,7 @@ impl<'a> Cursor<'a> {
         let start = self.at;
         let digits = |cursor: &mut Self| {
             let rest = &cursor.text[cursor.at..];
-            let count = rest
-                .iter()
-                .position(|byte| !byte.is_ascii_digit())
-                .unwrap_or(rest.len());
+            let count = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
             cursor.at += count;
             count
         };
@@ -317,11 +311,7 @@ impl<'a> Cursor<'a> {
 
     /// Reads a value, or null.
     pub fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<Option<T>> {
-        if self.is_null()? {
-            Ok(None)
-        } else {
-            read(self).map(Some)
-        }
+        if self.is_null()? { Ok(None) } else { read(self).map(Some) }
     }
 
     /// Passes over `null`, if it stands here.
@@ -344,19 +334,11 @@ impl<'a> Cursor<'a> {
     /// Makes sure that nothing but white space is left.
     pub fn end(&mut self) -> Result<()> {
         self.peek();
-        if self.at == self.text.len() {
-            Ok(())
-        } else {
-            Err(Declined::Unusual)
-        }
+        if self.at == self.text.len() { Ok(()) } else { Err(Declined::Unusual) }
     }
 
     fn take(&mut self, byte: u8) -> Result<()> {
-        if self.next() == byte {
-            Ok(())
-        } else {
-            Err(Declined::Unusual)
-        }
+        if self.next() == byte { Ok(()) } else { Err(Declined::Unusual) }
     }
 
     /// Passes over white space; returns the byte behind it, 0 at the end of the text.

@@ -78,11 +78,7 @@ impl<'a> Request<'a> {
             Ok(())
         })?;
         cursor.end()?;
-        if has_inputs && binary.is_empty() {
-            Ok(request)
-        } else {
-            Err(Declined::Unusual)
-        }
+        if has_inputs && binary.is_empty() { Ok(request) } else { Err(Declined::Unusual) }
     }
 }
 

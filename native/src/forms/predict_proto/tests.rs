@@ -58,13 +58,7 @@ fn routes_to(servable: Servable) -> Routes {
 }
 
 fn call(routes: &Routes, as_content: bool) -> Call<'_> {
-    Call {
-        routes,
-        effort: Effort::Any,
-        max_response_bytes: 1 << 20,
-        as_content,
-        strict_json: false,
-    }
+    Call { routes, effort: Effort::Any, max_response_bytes: 1 << 20, as_content, strict_json: false }
 }
 
 fn ids(numbers: &[i64]) -> Stock {
@@ -74,28 +68,19 @@ fn ids(numbers: &[i64]) -> Stock {
 }
 
 fn spec() -> StockSpec {
-    StockSpec {
-        name: "m".to_owned(),
-        signature_name: "lookup".to_owned(),
-        ..StockSpec::default()
-    }
+    StockSpec { name: "m".to_owned(), signature_name: "lookup".to_owned(), ..StockSpec::default() }
 }
 
 fn request(inputs: &[(&str, Stock)]) -> StockRequest {
     StockRequest {
         model_spec: Some(spec()),
-        inputs: inputs
-            .iter()
-            .map(|(name, stock)| ((*name).to_owned(), stock.clone()))
-            .collect(),
+        inputs: inputs.iter().map(|(name, stock)| ((*name).to_owned(), stock.clone())).collect(),
         output_filter: vec![],
     }
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 #[test]
@@ -109,30 +94,19 @@ fn a_lookup_answers_as_the_reference_does() {
              120f0a016d120208031a066c6f6f6b7570"
         );
         assert_eq!(hex(&answered.body), expected);
-        assert_eq!(
-            (answered.rows, answered.signature, answered.servable.version()),
-            (2, 0, 3)
-        );
+        assert_eq!((answered.rows, answered.signature, answered.servable.version()), (2, 0, 3));
     }
 }
 
 #[test]
 fn a_filter_chooses_outputs_in_its_order() {
     let routes = routes_to(toy());
-    let mut one = request(&[
-        ("bag__row_splits", ids(&[0, 2, 3])),
-        ("bag__values", ids(&[1, 2, 3])),
-        ("one", ids(&[4, 0])),
-    ]);
+    let mut one =
+        request(&[("bag__row_splits", ids(&[0, 2, 3])), ("bag__values", ids(&[1, 2, 3])), ("one", ids(&[4, 0]))]);
     one.output_filter = vec!["both".to_owned(), "one".to_owned()];
-    let body = answer(&call(&routes, false), &one.encode_to_vec())
-        .expect("an answer")
-        .body;
+    let body = answer(&call(&routes, false), &one.encode_to_vec()).expect("an answer").body;
     let found = StockResponse::decode(&body[..]).expect("a response");
-    assert_eq!(
-        found.outputs["both"].float_val,
-        [40.0, 41.0, 15.0, 16.0, 0.0, 1.0, 30.0, 31.0]
-    );
+    assert_eq!(found.outputs["both"].float_val, [40.0, 41.0, 15.0, 16.0, 0.0, 1.0, 30.0, 31.0]);
     assert_eq!(found.outputs["one"].float_val, [40.0, 41.0, 0.0, 1.0]);
     assert_eq!(found.outputs.len(), 2);
     let place = |name: &[u8]| body.windows(name.len()).position(|part| part == name);
@@ -143,49 +117,25 @@ fn a_filter_chooses_outputs_in_its_order() {
 fn versions_and_labels_are_found() {
     let routes = routes_to(toy());
     let ask = |spec: StockSpec| {
-        let one = StockRequest {
-            model_spec: Some(spec),
-            ..request(&[("one", ids(&[1]))])
-        };
+        let one = StockRequest { model_spec: Some(spec), ..request(&[("one", ids(&[1]))]) };
         answer(&call(&routes, false), &one.encode_to_vec()).map(|answered| answered.rows)
     };
-    let numbered = |value| StockSpec {
-        version: Some(StockVersion { value }),
-        ..spec()
-    };
-    let labelled = |label: &str| StockSpec {
-        version_label: label.to_owned(),
-        ..spec()
-    };
+    let numbered = |value| StockSpec { version: Some(StockVersion { value }), ..spec() };
+    let labelled = |label: &str| StockSpec { version_label: label.to_owned(), ..spec() };
     assert_eq!(ask(numbered(3)), Ok(1));
     assert_eq!(ask(labelled("stable")), Ok(1));
     for unknown in [
         numbered(0),
         numbered(-3),
         labelled("canary"),
-        StockSpec {
-            name: "n".to_owned(),
-            ..spec()
-        },
-        StockSpec {
-            name: String::new(),
-            ..spec()
-        },
-        StockSpec {
-            signature_name: String::new(),
-            ..spec()
-        },
-        StockSpec {
-            signature_name: "none".to_owned(),
-            ..spec()
-        },
+        StockSpec { name: "n".to_owned(), ..spec() },
+        StockSpec { name: String::new(), ..spec() },
+        StockSpec { signature_name: String::new(), ..spec() },
+        StockSpec { signature_name: "none".to_owned(), ..spec() },
     ] {
         assert_eq!(ask(unknown.clone()), Err(Declined::Unknown), "{unknown:?}");
     }
-    let both = StockSpec {
-        version_label: "stable".to_owned(),
-        ..numbered(3)
-    };
+    let both = StockSpec { version_label: "stable".to_owned(), ..numbered(3) };
     assert_eq!(ask(both), Err(Declined::Unusual));
 }
 
@@ -193,20 +143,11 @@ fn versions_and_labels_are_found() {
 fn the_order_of_fields_does_not_matter() {
     let routes = routes_to(toy());
     let whole = request(&[("one", ids(&[1]))]);
-    let spec_only = StockRequest {
-        inputs: HashMap::new(),
-        ..whole.clone()
-    };
-    let inputs_only = StockRequest {
-        model_spec: None,
-        ..whole
-    };
+    let spec_only = StockRequest { inputs: HashMap::new(), ..whole.clone() };
+    let inputs_only = StockRequest { model_spec: None, ..whole };
     let (spec, inputs) = (spec_only.encode_to_vec(), inputs_only.encode_to_vec());
     let answered = |message: &[u8]| answer(&call(&routes, false), message).map(|answered| answered.body);
-    assert_eq!(
-        answered(&[&inputs[..], &spec].concat()),
-        answered(&[&spec[..], &inputs].concat())
-    );
+    assert_eq!(answered(&[&inputs[..], &spec].concat()), answered(&[&spec[..], &inputs].concat()));
     assert!(answered(&[&spec[..], &inputs].concat()).is_ok());
 
     // An entry whose value stands before its key.
@@ -220,22 +161,10 @@ fn the_order_of_fields_does_not_matter() {
 
     let twice = [&spec[..], &inputs, &inputs].concat();
     assert_eq!(answered(&twice), Err(Declined::Unusual), "an input twice");
-    assert_eq!(
-        answered(&[&spec[..], &spec].concat()),
-        Err(Declined::Unusual),
-        "a spec in pieces"
-    );
+    assert_eq!(answered(&[&spec[..], &spec].concat()), Err(Declined::Unusual), "a spec in pieces");
     assert_eq!(answered(&inputs), Err(Declined::Unfit), "no spec");
-    assert_eq!(
-        answered(&[&spec[..], b"\x2a\x00"].concat()),
-        Err(Declined::Unusual),
-        "a field of newer protos"
-    );
-    assert_eq!(
-        answered(&[&spec[..], b"\x12\x00"].concat()),
-        Err(Declined::Unfit),
-        "an input without a name"
-    );
+    assert_eq!(answered(&[&spec[..], b"\x2a\x00"].concat()), Err(Declined::Unusual), "a field of newer protos");
+    assert_eq!(answered(&[&spec[..], b"\x12\x00"].concat()), Err(Declined::Unfit), "an input without a name");
     assert_eq!(answered(b"\x0b"), Err(Declined::Unusual), "a group");
 }
 
@@ -258,10 +187,7 @@ fn the_reference_words_refusals() {
 #[test]
 fn long_requests_are_large_work() {
     let routes = routes_to(toy());
-    let small = Call {
-        effort: Effort::Small,
-        ..call(&routes, false)
-    };
+    let small = Call { effort: Effort::Small, ..call(&routes, false) };
     let long = request(&[("one", ids(&vec![1; SMALL_REQUEST]))]).encode_to_vec();
     assert_eq!(answer(&small, &long).map(|_| ()), Err(Declined::TooLarge));
     let short = request(&[("one", ids(&[1]))]).encode_to_vec();
@@ -281,11 +207,7 @@ impl Graph for EveryDtype {
             } else {
                 RanData::Numbers(Box::new(bytes))
             };
-            RanOutput {
-                dtype,
-                dims: dims.iter().copied().collect(),
-                data,
-            }
+            RanOutput { dtype, dims: dims.iter().copied().collect(), data }
         });
         Ok(ran.collect())
     }
@@ -350,10 +272,7 @@ fn every_dtype_travels_as_the_reference_writes_it() {
     let servable = unsafe { Servable::compile(description, Keep(Box::new(())), &|_| Ok(Box::new(EveryDtype))) };
     let routes = routes_to(servable.expect("fits"));
     let message = StockRequest {
-        model_spec: Some(StockSpec {
-            signature_name: String::new(),
-            ..spec()
-        }),
+        model_spec: Some(StockSpec { signature_name: String::new(), ..spec() }),
         ..StockRequest::default()
     }
     .encode_to_vec();
@@ -415,11 +334,7 @@ fn benchmark_servable() -> Servable {
 fn benchmark_request(rows: usize) -> StockRequest {
     let drawn = |count, size| ids(&(0..count).map(|_| fastrand::i64(..size)).collect::<Vec<_>>());
     if rows == 1 {
-        return request(&[
-            ("user", drawn(1, 300_000)),
-            ("item", drawn(1, 200_000)),
-            ("tag", drawn(1, 50_000)),
-        ]);
+        return request(&[("user", drawn(1, 300_000)), ("item", drawn(1, 200_000)), ("tag", drawn(1, 50_000))]);
     }
     let mut splits = vec![0];
     for row in 0..rows {
@@ -451,10 +366,7 @@ fn speed_of_predict_proto() {
             });
             times.min().expect("some")
         };
-        let call = Call {
-            max_response_bytes: 1 << 30,
-            ..call(&routes, false)
-        };
+        let call = Call { max_response_bytes: 1 << 30, ..call(&routes, false) };
         let servable = routes.find("m", Version::Latest).expect("it");
         let whole = best_of(&|message| {
             std::hint::black_box(answer(&call, message).map(|answered| answered.body.len())).expect("an answer");
@@ -463,9 +375,7 @@ fn speed_of_predict_proto() {
             std::hint::black_box(read(message, &servable.signatures()[0])).expect("plain");
         });
         let spec = best_of(&|message| {
-            std::hint::black_box(ModelSpec::of_request(message))
-                .map(|_| ())
-                .expect("a spec");
+            std::hint::black_box(ModelSpec::of_request(message)).map(|_| ()).expect("a spec");
         });
         println!("{name}: {whole:?} in all, {reading:?} to read the tensors and {spec:?} the spec");
     }

@@ -71,16 +71,10 @@ const DTYPES: [DataType; 13] = [
 
 impl Stock {
     pub(in crate::forms) fn new(dtype: DataType, dims: &[usize]) -> Self {
-        let dim = dims.iter().map(|&size| Dim {
-            size: i64::try_from(size).expect("small"),
-            name: "rows".to_owned(),
-        });
+        let dim = dims.iter().map(|&size| Dim { size: i64::try_from(size).expect("small"), name: "rows".to_owned() });
         Stock {
             dtype: dtype as i32,
-            tensor_shape: Some(Shape {
-                dim: dim.collect(),
-                unknown_rank: false,
-            }),
+            tensor_shape: Some(Shape { dim: dim.collect(), unknown_rank: false }),
             ..Stock::default()
         }
     }
@@ -119,10 +113,9 @@ fn bytes_of(tensor: &Tensor<'_>) -> Vec<u8> {
         Data::Ints(numbers) if tensor.dtype == DataType::Int64 => {
             numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
         }
-        Data::Ints(numbers) => numbers
-            .iter()
-            .flat_map(|&number| i32::try_from(number).expect("an int32").to_le_bytes())
-            .collect(),
+        Data::Ints(numbers) => {
+            numbers.iter().flat_map(|&number| i32::try_from(number).expect("an int32").to_le_bytes()).collect()
+        }
         Data::Floats(_) | Data::Strings(_) => panic!("not numbers"),
     }
 }
@@ -149,9 +142,7 @@ fn numbers() -> impl Strategy<Value = (DataType, Vec<u64>)> {
 }
 
 fn little_end(dtype: DataType, bits: &[u64]) -> Vec<u8> {
-    let each = bits
-        .iter()
-        .flat_map(|one| one.to_le_bytes().into_iter().take(dtype.size()));
+    let each = bits.iter().flat_map(|one| one.to_le_bytes().into_iter().take(dtype.size()));
     each.collect()
 }
 
@@ -258,10 +249,7 @@ fn integers_keep_the_bits_of_their_dtype() {
 
 #[test]
 fn any_byte_but_0_is_true() {
-    let content = Stock {
-        tensor_content: vec![0, 2, 255],
-        ..Stock::new(DataType::Bool, &[3])
-    };
+    let content = Stock { tensor_content: vec![0, 2, 255], ..Stock::new(DataType::Bool, &[3]) };
     assert_eq!(bytes_of(&read(&content.encode_to_vec()).expect("plain")), [0, 1, 1]);
 }
 
@@ -271,13 +259,7 @@ fn shapes_are_bounded() {
         let stock = Stock {
             dtype: 9,
             tensor_shape: Some(Shape {
-                dim: dims
-                    .iter()
-                    .map(|&size| Dim {
-                        size,
-                        name: String::new(),
-                    })
-                    .collect(),
+                dim: dims.iter().map(|&size| Dim { size, name: String::new() }).collect(),
                 unknown_rank,
             }),
             ..Stock::default()
@@ -287,15 +269,9 @@ fn shapes_are_bounded() {
     assert_eq!(shaped(&[], false), Ok(vec![]));
     assert_eq!(shaped(&[0, 1 << 40], false), Ok(vec![0, 1 << 40]));
     assert_eq!(shaped(&[1; 64], false), Ok(vec![1; 64]));
-    for dims in [
-        &[1; 65][..],
-        &[-1],
-        &[0, i64::MAX],
-        &[1 << 32, 1 << 32],
-        &[i64::MAX],
-        &[0, 1 << 40, 1 << 40],
-        &[1 << 17],
-    ] {
+    for dims in
+        [&[1; 65][..], &[-1], &[0, i64::MAX], &[1 << 32, 1 << 32], &[i64::MAX], &[0, 1 << 40, 1 << 40], &[1 << 17]]
+    {
         assert_eq!(shaped(dims, false), Err(Declined::Unusual), "{dims:?}");
     }
     assert_eq!(shaped(&[], true), Err(Declined::Unusual));
@@ -303,90 +279,21 @@ fn shapes_are_bounded() {
 
 #[test]
 fn the_reference_reads_what_is_not_plain() {
-    let plain = Stock {
-        int64_val: vec![1, 2],
-        ..Stock::new(DataType::Int64, &[2])
-    };
+    let plain = Stock { int64_val: vec![1, 2], ..Stock::new(DataType::Int64, &[2]) };
     let cases = [
-        (
-            "dtype",
-            Stock {
-                dtype: 20,
-                ..plain.clone()
-            },
-        ),
-        (
-            "no dtype",
-            Stock {
-                dtype: 0,
-                ..plain.clone()
-            },
-        ),
-        (
-            "a reference",
-            Stock {
-                dtype: 109,
-                ..plain.clone()
-            },
-        ),
-        (
-            "below 0",
-            Stock {
-                dtype: -1,
-                ..plain.clone()
-            },
-        ),
-        (
-            "too many values",
-            Stock {
-                int64_val: vec![1, 2, 3],
-                ..plain.clone()
-            },
-        ),
-        (
-            "another field",
-            Stock {
-                int_val: vec![1, 2],
-                int64_val: vec![],
-                ..plain.clone()
-            },
-        ),
-        (
-            "two fields",
-            Stock {
-                int_val: vec![1],
-                ..plain.clone()
-            },
-        ),
-        (
-            "content and values",
-            Stock {
-                tensor_content: vec![0; 16],
-                ..plain.clone()
-            },
-        ),
-        (
-            "short content",
-            Stock {
-                tensor_content: vec![0; 15],
-                int64_val: vec![],
-                ..plain.clone()
-            },
-        ),
-        (
-            "no shape",
-            Stock {
-                tensor_shape: None,
-                ..plain.clone()
-            },
-        ),
+        ("dtype", Stock { dtype: 20, ..plain.clone() }),
+        ("no dtype", Stock { dtype: 0, ..plain.clone() }),
+        ("a reference", Stock { dtype: 109, ..plain.clone() }),
+        ("below 0", Stock { dtype: -1, ..plain.clone() }),
+        ("too many values", Stock { int64_val: vec![1, 2, 3], ..plain.clone() }),
+        ("another field", Stock { int_val: vec![1, 2], int64_val: vec![], ..plain.clone() }),
+        ("two fields", Stock { int_val: vec![1], ..plain.clone() }),
+        ("content and values", Stock { tensor_content: vec![0; 16], ..plain.clone() }),
+        ("short content", Stock { tensor_content: vec![0; 15], int64_val: vec![], ..plain.clone() }),
+        ("no shape", Stock { tensor_shape: None, ..plain.clone() }),
     ];
     for (case, stock) in cases {
-        assert_eq!(
-            read(&stock.encode_to_vec()).map(|_| ()),
-            Err(Declined::Unusual),
-            "{case}"
-        );
+        assert_eq!(read(&stock.encode_to_vec()).map(|_| ()), Err(Declined::Unusual), "{case}");
     }
     let message = plain.encode_to_vec();
     assert!(read(&message).is_ok());
