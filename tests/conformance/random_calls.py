@@ -61,14 +61,13 @@ class RandomCalls:
     """Calls of one model version.
 
     Args:
-      artifact: the version's folder.
-      id_dtypes: dtype of an input that is not int64, by signature and input.
+      ids_per_row: K of an input with ids of shape [B, K], by its name; 0: K differs from call to call.
     """
 
-    def __init__(self, model: str, artifact: Path, id_dtypes: Mapping[tuple[str, str], str] | None = None) -> None:
+    def __init__(self, model: str, artifact: Path, ids_per_row: Mapping[str, int] | None = None) -> None:
         self._model = model
         self._manifest = json.loads((artifact / MANIFEST).read_text())
-        self._id_dtypes = id_dtypes or {}
+        self._ids_per_row = ids_per_row or {}
 
     @property
     def lookups(self) -> list[str]:
@@ -96,6 +95,12 @@ class RandomCalls:
             if feature.get("output"):
                 drawn.outputs.append(feature["output"])
             if feature.get("row_splits") is None:
+                if (name := feature["ids"]) in self._ids_per_row:
+                    per_row = self._ids_per_row[name] or rng.randint(1, 4)
+                    rows_of_ids = [[draw_id() for _ in range(per_row)] for _ in range(num_rows)]
+                    drawn.arrays[name] = np.array(rows_of_ids, np.int64)
+                    drawn.nested[name] = rows_of_ids
+                    continue
                 ids = [draw_id() for _ in range(num_rows)]
                 drawn.arrays[feature["ids"]] = self._array(ids, "int32" if is_tensor_core else "int64")
                 drawn.nested[feature["ids"]] = ids

@@ -8,12 +8,12 @@ use std::time::Duration;
 use super::dispatch::Cors;
 use super::limits::Limits;
 
-/// The two wires.
+/// The two wires. The numbers are places in arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Wire {
-    Grpc,
-    Http,
+    Grpc = 0,
+    Http = 1,
 }
 
 /// Where to listen.

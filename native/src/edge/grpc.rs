@@ -115,31 +115,33 @@ fn begin(
     let (head, mut body) = request.into_parts();
     let mut first = None;
     let plain = plain(shared, &head);
-    if let Some(plain) = &plain {
-        if !connection.is_full() && !shared.account.is_full() {
-            if let Poll::Ready(Some(Ok(data))) = body.poll_data(cx) {
-                let _ = body.flow_control().release_capacity(data.len());
-                first = Some(data);
-            }
-            if let Some(message) = first.as_deref().and_then(grpc_message::whole) {
-                if message.len() <= INLINE_BYTES && body.is_end_stream() {
-                    let outcome = shared.call(Effort::Small, plain.as_content, |dispatch, call| {
-                        dispatch.grpc(plain.method, call, message)
-                    });
-                    let reply = match outcome {
-                        Ok((answered, took)) => Reply::Answer(answered, took),
-                        Err(Failed::Panicked) => Reply::Panic,
-                        Err(Failed::Declined(declined)) => {
-                            let incoming = Incoming::new(shared, connection, head, body);
-                            let begun = first.into_iter().collect();
-                            tokio::spawn(declined_small(incoming, respond, begun, declined));
-                            return;
-                        }
-                    };
-                    send(shared, connection, &head, plain, respond, reply);
+    if let Some(plain) = &plain
+        && !connection.is_full()
+        && !shared.account.is_full()
+    {
+        if let Poll::Ready(Some(Ok(data))) = body.poll_data(cx) {
+            let _ = body.flow_control().release_capacity(data.len());
+            first = Some(data);
+        }
+        if let Some(message) = first.as_deref().and_then(grpc_message::whole)
+            && message.len() <= INLINE_BYTES
+            && body.is_end_stream()
+        {
+            let outcome = shared.call(Effort::Small, plain.as_content, |dispatch, call| {
+                dispatch.grpc(plain.method, call, message)
+            });
+            let reply = match outcome {
+                Ok((answered, took)) => Reply::Answer(answered, took),
+                Err(Failed::Panicked) => Reply::Panic,
+                Err(Failed::Declined(declined)) => {
+                    let incoming = Incoming::new(shared, connection, head, body);
+                    let begun = first.into_iter().collect();
+                    tokio::spawn(declined_small(incoming, respond, begun, declined));
                     return;
                 }
-            }
+            };
+            send(shared, connection, &head, plain, respond, reply);
+            return;
         }
     }
     let incoming = Incoming::new(shared, connection, head, body);
@@ -182,10 +184,8 @@ fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
             "grpc-timeout" => plain.timeout = Some(grpc_message::timeout(value.as_bytes())?),
             "x-tensor-encoding" => plain.as_content = value.as_bytes() == b"content",
             "x-response-encoding" if value.as_bytes() == b"gzip" => return None,
-            request_id::REQUEST_ID => {
-                if plain.request_id.is_none() && request_id::is_sane(value.as_bytes()) {
-                    plain.request_id = Some(value.clone());
-                }
+            "x-request-id" if plain.request_id.is_none() && request_id::is_sane(value.as_bytes()) => {
+                plain.request_id = Some(value.clone());
             }
             _ => {}
         }
@@ -224,10 +224,10 @@ fn send(
             let Some(payload) = Payload::message(answered.body, debt) else {
                 return respond.send_reset(Reason::INTERNAL_ERROR);
             };
-            if let Ok(mut stream) = respond.send_response(grpc_message::head(plain.request_id.as_ref()), false) {
-                if stream.send_data(payload, false).is_ok() {
-                    let _ = stream.send_trailers(grpc_message::trailers());
-                }
+            if let Ok(mut stream) = respond.send_response(grpc_message::head(plain.request_id.as_ref()), false)
+                && stream.send_data(payload, false).is_ok()
+            {
+                let _ = stream.send_trailers(grpc_message::trailers());
             }
             return;
         }
@@ -242,19 +242,18 @@ fn send(
 }
 
 /// Goes on with a small request that was not answered inline.
-async fn declined_small(incoming: Incoming, respond: SendResponse<Payload>, begun: Begun, declined: Declined) {
-    if declined == Declined::TooLarge {
-        if let (Some(plain), Some(data)) = (plain(&incoming.shared, &incoming.head), begun.first()) {
-            let mut respond = respond;
-            let data = data.clone();
-            let hold = incoming.shared.account.hold();
-            let next = tokio::select! {
-                biased;
-                _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-                next = large(&incoming, &plain, data, hold) => next,
-            };
-            return finish(incoming, &plain, respond, next).await;
-        }
+async fn declined_small(incoming: Incoming, mut respond: SendResponse<Payload>, begun: Begun, declined: Declined) {
+    if declined == Declined::TooLarge
+        && let (Some(plain), Some(data)) = (plain(&incoming.shared, &incoming.head), begun.first())
+    {
+        let data = data.clone();
+        let hold = incoming.shared.account.hold();
+        let next = tokio::select! {
+            biased;
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            next = large(&incoming, &plain, data, hold) => next,
+        };
+        return finish(incoming, &plain, respond, next).await;
     }
     forward(incoming, respond, begun).await;
 }
@@ -317,6 +316,11 @@ async fn forward(mut incoming: Incoming, respond: SendResponse<Payload>, begun: 
 
 /// Reads the message and answers it.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
+    // Bodies of requests that wait stay in the connection's window.
+    incoming.connection.room().await;
+    if incoming.shared.account.is_full() {
+        return Next::Reply(Reply::Refusal(incoming.shared.no_bytes()));
+    }
     let mut hold = incoming.shared.account.hold();
     let data = match gather(incoming, first, &mut hold).await {
         Gathered::Message(data) => data,
@@ -331,9 +335,6 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         }
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
-    if incoming.shared.account.is_full() {
-        return Next::Reply(Reply::Refusal(incoming.shared.no_bytes()));
-    }
     if data.len() > INLINE_BYTES {
         return large(incoming, plain, data, hold).await;
     }
@@ -372,7 +373,7 @@ async fn large(incoming: &Incoming, plain: &Plain, data: Bytes, mut hold: Hold) 
         return Next::Reset(Reason::INTERNAL_ERROR);
     };
     connection.room().await;
-    if !hold.grow(data.len()) {
+    if !hold.reach(data.len()) {
         return Next::Reply(Reply::Refusal(shared.no_bytes()));
     }
     let deadline = plain.timeout.map(|timeout| incoming.begun + timeout);

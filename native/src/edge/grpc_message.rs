@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::limits::Debt;
@@ -14,7 +14,13 @@ pub const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip");
 /// Milliseconds after which a client may try again. Source: gRPC A6, "Pushback".
-const PUSHBACK: (&str, HeaderValue) = ("grpc-retry-pushback-ms", HeaderValue::from_static("1000"));
+const PUSHBACK: (HeaderName, HeaderValue) = (
+    HeaderName::from_static("grpc-retry-pushback-ms"),
+    HeaderValue::from_static("1000"),
+);
+const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// What a grpc-message may not hold as it is. Source: gRPC's PROTOCOL-HTTP2, "Percent-Encoded".
 const UNSAFE: &AsciiSet = &CONTROLS.add(b'%');
 
@@ -78,7 +84,7 @@ pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
     let mut head = Response::new(());
     let headers = head.headers_mut();
     headers.insert(CONTENT_TYPE, GRPC);
-    headers.insert("grpc-accept-encoding", ENCODINGS);
+    headers.insert(ACCEPT_ENCODING, ENCODINGS);
     if let Some(id) = request_id {
         headers.insert(super::request_id::REQUEST_ID, id.clone());
     }
@@ -89,7 +95,7 @@ pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
 #[must_use]
 pub fn trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
-    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    trailers.insert(STATUS, HeaderValue::from_static("0"));
     trailers
 }
 
@@ -98,10 +104,10 @@ impl Status {
     #[must_use]
     pub fn trailers(&self, request_id: Option<&str>) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(4);
-        trailers.insert("grpc-status", HeaderValue::from(self.code as u16));
+        trailers.insert(STATUS, HeaderValue::from(self.code as u16));
         let text = utf8_percent_encode(&self.text, UNSAFE).to_string();
         if let Ok(text) = HeaderValue::from_str(&text) {
-            trailers.insert("grpc-message", text);
+            trailers.insert(MESSAGE, text);
         }
         if let Some(id) = request_id.and_then(|id| HeaderValue::from_str(id).ok()) {
             trailers.insert(super::request_id::REQUEST_ID, id);

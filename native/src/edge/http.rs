@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::dispatch::{Method, Target, target};
 use super::grpc_message::{Code, Status};
-use super::limits::{Connection, Hold, INLINE_BYTES, Open, Order};
+use super::limits::{COUNTED_BYTES, Connection, Debt, Hold, INLINE_BYTES, Open, Order, Owed};
 use super::shared::{self, Failed, Outcome, Shared};
 use super::socket::Socket;
 use super::statistics::Event;
@@ -30,7 +30,8 @@ use crate::plan::Effort;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
-const JSON_LENGTH: &str = "inference-header-content-length";
+const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
 /// Room that is made for a body before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
@@ -151,17 +152,9 @@ fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
     let mut json_length = None;
     for (name, value) in &head.headers {
         match name.as_str() {
-            "content-encoding" => {
-                if !value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
-                    return None;
-                }
-            }
-            "accept-encoding" => {
-                if must_encode(value.as_bytes(), method) {
-                    return None;
-                }
-            }
-            JSON_LENGTH => {
+            "content-encoding" if !value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") => return None,
+            "accept-encoding" if must_encode(value.as_bytes(), method) => return None,
+            "inference-header-content-length" => {
                 let digits = value.to_str().ok()?;
                 let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
                 if json_length.is_some() || !is_number {
@@ -218,14 +211,14 @@ enum Gathered {
 impl Exchange {
     async fn respond(&self, head: Parts, mut body: Incoming, open: Open) -> Response<Answer> {
         let Some(plain) = plain(&self.shared, &head) else {
-            return self.forward(head, Upload::new(Bytes::new(), Some(body)), open).await;
+            return self.forward(head, self.upload(Bytes::new(), body), open).await;
         };
         let (data, hold) = match self.gather(&mut body).await {
             Gathered::Whole(data, hold) => (data, hold),
-            Gathered::TooMuch(begun) => return self.forward(head, Upload::new(begun, Some(body)), open).await,
+            Gathered::TooMuch(begun) => return self.forward(head, self.upload(begun, body), open).await,
             Gathered::NoRoom => {
-                let mut refusal = self.refuse(&head, &self.shared.no_bytes(), open);
-                // The rest of the body is not read.
+                let mut refusal = self.refuse(&head.headers, &self.shared.no_bytes(), open);
+                self.connection.note_unread();
                 refusal
                     .headers_mut()
                     .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -241,7 +234,7 @@ impl Exchange {
             ..found
         });
         let Some(found) = found else {
-            return self.forward(head, Upload::new(data, None), open).await;
+            return self.forward(head, Upload::whole(data), open).await;
         };
         let method = found.method;
         let mut outcome = None;
@@ -257,7 +250,7 @@ impl Exchange {
             Some(outcome) => outcome,
             None => match self.large(&head, plain, &data, hold).await {
                 Ok(outcome) => outcome,
-                Err(status) => return self.refuse(&head, &status, open),
+                Err(status) => return self.refuse(&head.headers, &status, open),
             },
         };
         match outcome {
@@ -266,20 +259,20 @@ impl Exchange {
                 self.shared
                     .statistics
                     .succeeded(method, &answered, took, || id.to_str().unwrap_or_default().to_owned());
-                self.answer(&head, answered, id, open)
+                self.answer(&head.headers, answered, id, open)
             }
             Err(Failed::Panicked) => {
                 let id = self.shared.ids.of_http(&head.headers);
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
-                self.refusal(&head, &status, id, open)
+                self.refusal(&head.headers, &status, id, open)
             }
-            Err(Failed::Declined(_)) => self.forward(head, Upload::new(data, None), open).await,
+            Err(Failed::Declined(_)) => self.forward(head, Upload::whole(data), open).await,
         }
     }
 
     /// Answers a body on a thread for large work.
     async fn large(&self, head: &Parts, plain: Plain, data: &Bytes, mut hold: Hold) -> Result<Outcome, Status> {
-        if !hold.grow(data.len()) || self.shared.account.is_full() {
+        if !hold.reach(data.len()) {
             return Err(self.shared.no_bytes());
         }
         let timeout = self.shared.limits.http_timeout;
@@ -357,28 +350,35 @@ impl Exchange {
         Gathered::Whole(if all.is_empty() { one } else { all.into() }, hold)
     }
 
+    /// Forwards a body whose rest is still to come.
+    fn upload(&self, begun: Bytes, rest: Incoming) -> Upload {
+        let connection = Arc::clone(&self.connection);
+        Upload::streamed(begun, rest, Box::new(move || connection.note_unread()))
+    }
+
     async fn forward(&self, mut head: Parts, body: Upload, open: Open) -> Response<Answer> {
         let shared = &self.shared;
         shared.statistics.count(Event::ForwardedHttp);
-        let id = shared.ids.of_http(&head.headers);
-        let (uri, headers) = (head.uri.clone(), head.headers.clone());
+        let headers = head.headers.clone();
         shared::mark(&mut head.headers, &self.connection);
         // Boxed, so that the futures of requests that are answered here stay small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
-        match forwarded {
-            Some(response) => response.map(|body| Answer::forwarded(body, open)),
-            None => {
-                shared.statistics.count(Event::UpstreamFailedHttp);
-                let (mut head, ()) = Request::new(()).into_parts();
-                (head.uri, head.headers) = (uri, headers);
-                self.refusal(&head, &shared::no_upstream(), id, open)
-            }
+        if let Some(response) = forwarded {
+            return response.map(|body| Answer::forwarded(body, open));
         }
+        shared.statistics.count(Event::UpstreamFailedHttp);
+        let id = shared.ids.of_http(&headers);
+        self.refusal(&headers, &shared::no_upstream(), id, open)
     }
 
-    fn answer(&self, head: &Parts, answered: Answered, id: HeaderValue, open: Open) -> Response<Answer> {
+    fn answer(&self, asked: &HeaderMap, answered: Answered, id: HeaderValue, open: Open) -> Response<Answer> {
         let json_length = answered.json_length;
-        let mut response = Response::new(Answer::whole(answered.body, open));
+        let mut body = answered.body;
+        if body.len() >= COUNTED_BYTES {
+            let debt = Debt::new(&self.connection, &self.shared.account, body.len());
+            body = Bytes::from_owner(Owed { data: body, debt });
+        }
+        let mut response = Response::new(Answer::whole(body, open));
         let headers = response.headers_mut();
         match json_length {
             Some(length) => {
@@ -389,15 +389,15 @@ impl Exchange {
                 headers.insert(CONTENT_TYPE, JSON);
             }
         }
-        self.mark(headers, head, id);
+        self.mark(headers, asked, id);
         response
     }
 
-    fn refuse(&self, head: &Parts, status: &Status, open: Open) -> Response<Answer> {
-        self.refusal(head, status, self.shared.ids.of_http(&head.headers), open)
+    fn refuse(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
+        self.refusal(asked, status, self.shared.ids.of_http(asked), open)
     }
 
-    fn refusal(&self, head: &Parts, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
+    fn refusal(&self, asked: &HeaderMap, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
         let body = serde_json::json!({ "error": status.text }).to_string();
         let mut response = Response::new(Answer::whole(body.into(), open));
         let (number, code) = match status.code {
@@ -410,21 +410,18 @@ impl Exchange {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
         if let Some(code) = code {
-            headers.insert("x-error-code", HeaderValue::from_static(code));
+            headers.insert(ERROR_CODE, HeaderValue::from_static(code));
         }
         if status.may_retry {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        self.mark(headers, head, id);
+        self.mark(headers, asked, id);
         response
     }
 
     /// Adds what the reference adds to every answer to a POST.
-    fn mark(&self, headers: &mut HeaderMap, head: &Parts, id: HeaderValue) {
-        let origin = head
-            .headers
-            .get(http::header::ORIGIN)
-            .and_then(|origin| origin.to_str().ok());
+    fn mark(&self, headers: &mut HeaderMap, asked: &HeaderMap, id: HeaderValue) {
+        let origin = asked.get(http::header::ORIGIN).and_then(|origin| origin.to_str().ok());
         for (name, value) in self.shared.cors.headers(origin) {
             if let Ok(value) = HeaderValue::from_str(&value) {
                 headers.insert(HeaderName::from_static(name), value);

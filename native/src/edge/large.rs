@@ -162,7 +162,10 @@ mod tests {
     fn what_waits_is_dropped_with_the_pool() {
         let pool = Pool::start(1, 10).unwrap();
         let (release, released) = channel::<()>();
-        pool.submit(move || drop(released.recv())).unwrap();
+        pool.submit(move || {
+            let _ = released.recv();
+        })
+        .unwrap();
         let (sender, receiver) = channel::<()>();
         pool.submit(move || drop(sender)).unwrap();
         drop(release);

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
 /// Bytes that one connection may read before other connections get their turn.
@@ -12,7 +13,7 @@ pub const READ_BUDGET: usize = 64 << 10;
 /// Requests beyond this size are never tried on the thread of their connection.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// Answers below this size are counted for their connection only.
-const COUNTED_BYTES: usize = 16 << 10;
+pub const COUNTED_BYTES: usize = 16 << 10;
 /// A client that sends, or reads, less is taken for one that stands still.
 const BYTES_PER_S: u64 = 1024;
 
@@ -138,6 +139,11 @@ pub struct Hold {
 }
 
 impl Hold {
+    /// Takes as many bytes as `size` is more than what is held; says whether there was room.
+    pub fn reach(&mut self, size: usize) -> bool {
+        self.grow(size.saturating_sub(self.size))
+    }
+
     /// Takes more bytes; says whether there was room.
     pub fn grow(&mut self, size: usize) -> bool {
         let before = self.account.held.fetch_add(size, Relaxed);
@@ -186,6 +192,7 @@ pub struct Connection {
     receiving: AtomicUsize,
     order: AtomicU8,
     waker: OnceLock<Waker>,
+    has_unread: AtomicBool,
     certificate: OnceLock<String>,
 }
 
@@ -208,6 +215,7 @@ impl Connection {
             receiving: AtomicUsize::new(0),
             order: AtomicU8::new(0),
             waker: OnceLock::new(),
+            has_unread: AtomicBool::new(false),
             certificate: OnceLock::new(),
         })
     }
@@ -245,6 +253,17 @@ impl Connection {
     /// Notes that the socket takes nothing now. Only the connection's task calls this.
     pub fn note_blocked(&self) {
         self.is_blocked.store(true, Relaxed);
+    }
+
+    /// Notes that the rest of a body will not be read.
+    pub fn note_unread(&self) {
+        self.has_unread.store(true, Relaxed);
+    }
+
+    /// Says whether the client may be sending what nobody reads.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        self.has_unread.load(Relaxed)
     }
 
     /// Counts an answer that is not sent yet.
@@ -322,10 +341,9 @@ impl Connection {
 
     /// Tells the connection's task what to do; a stricter order that stands is kept.
     pub fn tell(&self, order: Order) {
-        if self.order.fetch_max(order as u8, Relaxed) < order as u8 {
-            if let Some(waker) = self.waker.get() {
-                waker.wake_by_ref();
-            }
+        let is_stricter = self.order.fetch_max(order as u8, Relaxed) < order as u8;
+        if is_stricter && let Some(waker) = self.waker.get() {
+            waker.wake_by_ref();
         }
     }
 
@@ -394,6 +412,21 @@ impl Debt {
     }
 }
 
+/// Bytes of an answer that are owed until nobody holds them any more.
+#[derive(Debug)]
+pub struct Owed {
+    /// The answer.
+    pub data: Bytes,
+    /// What is given back.
+    pub debt: Debt,
+}
+
+impl AsRef<[u8]> for Owed {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
 impl Drop for Debt {
     fn drop(&mut self) {
         self.connection.pay(self.size);
@@ -449,9 +482,10 @@ impl Watch {
             if self.writing.is_stalled(written, now, limits.stall_timeout) {
                 return Order::Cut;
             }
-        } else {
-            self.writing = Progress::default();
+            self.idle = None;
+            return Order::Serve;
         }
+        self.writing = Progress::default();
         if self.is_http && connection.receiving.load(Relaxed) > 0 {
             if self.reading.is_stalled(read, now, limits.stall_timeout) {
                 return Order::Cut;
@@ -463,7 +497,12 @@ impl Watch {
             self.idle = None;
             return Order::Serve;
         }
-        let served = connection.served.load(Relaxed);
+        // Small gRPC requests are answered without being opened, so bytes tell of them.
+        let served = if self.is_http {
+            connection.served.load(Relaxed)
+        } else {
+            read
+        };
         let (bytes, since) = match self.idle {
             Some((known, bytes, since)) if known == served => (bytes, since),
             _ => {

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Header of the id.
-pub const REQUEST_ID: &str = "x-request-id";
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: &str = "traceparent";
 
 /// Makes ids that are unique: a prefix for each server and a counter.
@@ -30,7 +30,7 @@ impl RequestIds {
         format!("{}-{:x}", self.prefix, self.next.fetch_add(1, Relaxed))
     }
 
-    /// Returns the id of an HTTP request, as service/transports/http/request_id.py finds it.
+    /// Returns the id of an HTTP request, as `service/transports/http/request_id.py` finds it.
     #[must_use]
     pub fn of_http(&self, headers: &HeaderMap) -> HeaderValue {
         own(headers)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,8 @@ struct Hub {
     http_tls: ArcSwapOption<ServerConfig>,
     connections: Mutex<HashMap<u64, Entry>>,
     next: AtomicU64,
+    // Connections of gRPC and of HTTP.
+    open: [AtomicUsize; 2],
     is_draining: AtomicBool,
     // True once no more connections are to be accepted.
     stop: watch::Sender<bool>,
@@ -61,7 +63,6 @@ struct Hub {
 struct Entry {
     connection: Arc<Connection>,
     watch: Watch,
-    wire: Wire,
 }
 
 enum Listener {
@@ -102,6 +103,7 @@ impl Server {
             http_tls: ArcSwapOption::new(config.http_tls),
             connections: Mutex::default(),
             next: AtomicU64::new(0),
+            open: [AtomicUsize::new(0), AtomicUsize::new(0)],
             is_draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
             closed: Notify::new(),
@@ -116,7 +118,7 @@ impl Server {
                 for one in all {
                     let listener = listen(one)?;
                     if let Listener::Tcp(tcp) = &listener {
-                        addresses[usize::from(wire == Wire::Http)].push(tcp.local_addr()?);
+                        addresses[wire as usize].push(tcp.local_addr()?);
                     }
                     listeners.push((wire, listener));
                 }
@@ -247,23 +249,18 @@ impl Hub {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let limits = &self.shared.limits;
+        if self.open[wire as usize].fetch_add(1, Relaxed) >= limits.max_connections {
+            self.open[wire as usize].fetch_sub(1, Relaxed);
+            self.shared.statistics.count(Event::RefusedConnections);
+            return;
+        }
         let connection = Connection::new(peer, limits);
         let number = self.next.fetch_add(1, Relaxed);
         let entry = Entry {
             connection: Arc::clone(&connection),
             watch: Watch::new(wire == Wire::Http, Instant::now()),
-            wire,
         };
-        {
-            let mut all = self.lock();
-            if all.len() >= limits.max_connections
-                && all.values().filter(|entry| entry.wire == wire).count() >= limits.max_connections
-            {
-                self.shared.statistics.count(Event::RefusedConnections);
-                return;
-            }
-            all.insert(number, entry);
-        }
+        self.lock().insert(number, entry);
         let registration = Registration {
             hub: Arc::clone(self),
             number,
@@ -325,6 +322,7 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let entry = self.hub.lock().remove(&self.number);
         drop(entry);
+        self.hub.open[self.wire as usize].fetch_sub(1, Relaxed);
         self.hub.shared.statistics.count(match self.wire {
             Wire::Grpc => Event::DisconnectedGrpc,
             Wire::Http => Event::DisconnectedHttp,
@@ -359,17 +357,16 @@ fn listen(listen: Listen) -> io::Result<Listener> {
 /// Accepts connections until the server drains; then takes in those that the system has accepted already.
 async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
     let mut stop = hub.stop.subscribe();
-    let mut is_stopping = false;
-    loop {
+    let mut left = BACKLOG;
+    while left > 0 {
+        let is_stopping = *stop.borrow();
         let accepted = tokio::select! {
             biased;
             accepted = accept_one(&hub, wire, &listener) => accepted,
-            _ = stop.wait_for(|stop| *stop), if !is_stopping => {
-                is_stopping = true;
-                continue;
-            }
             () = std::future::ready(()), if is_stopping => break,
+            _ = stop.wait_for(|stop| *stop) => continue,
         };
+        left -= i32::from(is_stopping);
         if let Err(error) = accepted {
             tracing::warn!(%error, "no connection can be accepted");
             tokio::time::sleep(EXHAUSTED).await;

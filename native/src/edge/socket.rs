@@ -1,12 +1,16 @@
 //! The bytes of one connection: small writes are gathered into one, and reads are shared out by turns.
 
 use std::cell::RefCell;
+use std::future::Future;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
 
 use super::limits::{Connection, READ_BUDGET};
 
@@ -16,6 +20,11 @@ const SMALL_BYTES: usize = 8 << 10;
 const GATHERED_BYTES: usize = 32 << 10;
 /// Buffers that each thread keeps for the next connection that writes.
 const KEPT_BUFFERS: usize = 16;
+
+/// Bytes of a refused body that are read and dropped at most, and for how long.
+const DISCARDED_BYTES: usize = 4 << 20;
+const DISCARDED_AT_ONCE: usize = 4 << 10;
+const LINGER: Duration = Duration::from_secs(2);
 
 thread_local! {
     // A connection holds a buffer only while bytes wait in it: ten thousand idle ones would hold 320 MB.
@@ -29,6 +38,9 @@ pub struct Socket<S> {
     waiting: Vec<u8>,
     start: usize,
     turn: usize,
+    // Set once the stream is shut down and what still comes is dropped.
+    linger: Option<Pin<Box<Sleep>>>,
+    discarded: usize,
 }
 
 impl<S> Socket<S> {
@@ -40,6 +52,8 @@ impl<S> Socket<S> {
             waiting: Vec::new(),
             start: 0,
             turn: 0,
+            linger: None,
+            discarded: 0,
         }
     }
 
@@ -115,7 +129,29 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
+impl<S: AsyncRead + Unpin> Socket<S> {
+    /// Reads and drops what the client is still sending: a socket that is closed over unread bytes is reset, and the
+    /// client may then lose an answer that is on its way.
+    fn discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let linger = self.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+        if linger.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut space = [MaybeUninit::uninit(); DISCARDED_AT_ONCE];
+        while self.discarded < DISCARDED_BYTES {
+            let mut buffer = ReadBuf::uninit(&mut space);
+            let read = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer));
+            let size = buffer.filled().len();
+            if read.is_err() || size == 0 {
+                break;
+            }
+            self.discarded += size;
+        }
+        Poll::Ready(())
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let me = self.get_mut();
         if data.len() <= SMALL_BYTES {
@@ -152,6 +188,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
         ready!(me.drain(cx))?;
-        Pin::new(&mut me.stream).poll_shutdown(cx)
+        if me.linger.is_none() {
+            ready!(Pin::new(&mut me.stream).poll_shutdown(cx))?;
+        }
+        if me.connection.has_unread() {
+            ready!(me.discard(cx));
+        }
+        Poll::Ready(Ok(()))
     }
 }

@@ -470,3 +470,86 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
     }
     sums
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Keep, Servable};
+
+    fn answered(version: i64) -> Answered {
+        let description = serde_json::json!({
+            "model": "m", "version": version, "tables": [], "vocabularies": [], "mark_at": 0,
+            "signatures": [{
+                "name": "lookup", "kind": "lookup", "inputs": [], "features": [], "outputs": [],
+                "row_bytes": 0, "max_rows": null, "graph": null
+            }]
+        });
+        let description = serde_json::from_value(description).unwrap();
+        let no_graph = |_: &serde_json::Value| Err(String::new());
+        // SAFETY: there is no address in it.
+        let servable = unsafe { Servable::compile(description, Keep(Box::new(())), &no_graph) };
+        Answered {
+            body: bytes::Bytes::new(),
+            rows: 2,
+            servable: Arc::new(servable.unwrap()),
+            signature: 0,
+            ran: Duration::from_millis(1),
+            json_length: None,
+        }
+    }
+
+    fn count(statistics: &Statistics, answered: &Answered, took: Duration) {
+        statistics.succeeded(Method::Lookup, answered, took, || "id".into());
+    }
+
+    #[test]
+    fn threads_and_versions_are_summed_and_a_limit_belongs_below_itself() {
+        let statistics = Statistics::new(vec![0.001, 0.01], Duration::from_millis(10));
+        let (one, two) = (answered(1), answered(2));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    count(&statistics, &one, Duration::from_millis(1));
+                    count(&statistics, &two, Duration::from_millis(20));
+                    count(&statistics, &one, Duration::from_millis(10));
+                });
+            }
+        });
+        let check = |one: &SubjectSnapshot| {
+            assert_eq!(
+                (&*one.model, one.version, &*one.signature, one.rows),
+                ("m", 1, "lookup", 12)
+            );
+            assert_eq!((&one.counts, &one.run_counts), (&vec![3, 3, 0], &vec![6, 0, 0]));
+            assert!((one.seconds - 0.033).abs() < 1e-9 && (one.run_seconds - 0.006).abs() < 1e-9);
+        };
+        let snapshot = statistics.snapshot();
+        assert_eq!(snapshot.subjects.len(), 2);
+        check(snapshot.subjects.iter().find(|one| one.version == 1).unwrap());
+        assert_eq!(snapshot.slow.len(), 6);
+        assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
+        let gone = statistics.retire("m", 2);
+        assert_eq!((gone.len(), gone[0].counts[2]), (1, 3));
+        // What is left is summed into one cell, since its threads are gone.
+        assert_eq!(lock(&statistics.cells).len(), 1);
+        count(&statistics, &one, Duration::from_millis(1));
+        let left = statistics.snapshot().subjects;
+        assert_eq!((left.len(), left[0].counts[0], left[0].rows), (1, 4, 14));
+    }
+
+    #[test]
+    fn rows_of_tables_are_no_subject_and_events_are_counted() {
+        let statistics = Statistics::new(Vec::new(), Duration::MAX);
+        statistics.succeeded(Method::Rows, &answered(1), Duration::ZERO, String::new);
+        statistics.count(Declined::Unfit.into());
+        statistics.count(Event::ConnectedHttp);
+        statistics.count(Event::ConnectedHttp);
+        statistics.count(Event::DisconnectedHttp);
+        let snapshot = statistics.snapshot();
+        assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
+        assert_eq!(snapshot.declined[4], ("unfit", 1));
+        assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
+        let text = serde_json::to_string(&snapshot).unwrap();
+        assert!(text.contains("\"declined\":[[\"too_large\",0]"), "{text}");
+    }
+}

@@ -55,17 +55,17 @@ impl GrpcUpstream {
     }
 
     async fn ready(&self) -> Option<SendRequest<Bytes>> {
-        if let Some(sender) = self.known() {
-            if let Ok(sender) = sender.ready().await {
-                return Some(sender);
-            }
+        if let Some(sender) = self.known()
+            && let Ok(sender) = sender.ready().await
+        {
+            return Some(sender);
         }
         let _connecting = self.connecting.lock().await;
         // Another call may have connected meanwhile.
-        if let Some(sender) = self.known() {
-            if let Ok(sender) = sender.ready().await {
-                return Some(sender);
-            }
+        if let Some(sender) = self.known()
+            && let Ok(sender) = sender.ready().await
+        {
+            return Some(sender);
         }
         let stream = UnixStream::connect(&self.path).await.ok()?;
         let (sender, connection) = h2::client::Builder::new()

@@ -1,5 +1,6 @@
 //! Forwards HTTP requests to uvicorn: bodies streamed both ways, connections kept for the next request.
 
+use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
 /// For which a connection is kept for the next request: less than the reference keeps it, which would close it under
@@ -23,19 +25,38 @@ const KEPT_FOR: Duration = Duration::from_secs(2);
 const MOST_KEPT: usize = 64;
 
 /// Body of a forwarded request: what was read of it, then the rest as it comes.
-#[derive(Debug)]
 pub struct Upload {
     begun: Option<Bytes>,
     rest: Option<Incoming>,
+    on_unread: Option<Box<dyn Fn() + Send>>,
 }
 
 impl Upload {
-    /// Takes what was read of a body, and its rest.
+    /// Takes a whole body.
     #[must_use]
-    pub fn new(begun: Bytes, rest: Option<Incoming>) -> Self {
+    pub fn whole(data: Bytes) -> Self {
         Upload {
-            begun: (!begun.is_empty()).then_some(begun),
-            rest,
+            begun: (!data.is_empty()).then_some(data),
+            rest: None,
+            on_unread: None,
+        }
+    }
+
+    /// Takes what was read of a body, and its rest; `on_unread` is called if not all of that is read.
+    #[must_use]
+    pub fn streamed(begun: Bytes, rest: Incoming, on_unread: Box<dyn Fn() + Send>) -> Self {
+        let mut upload = Upload::whole(begun);
+        upload.rest = Some(rest);
+        upload.on_unread = Some(on_unread);
+        upload
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let is_unread = self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream());
+        if let Some(on_unread) = self.on_unread.take().filter(|_| is_unread) {
+            on_unread();
         }
     }
 }
@@ -64,8 +85,7 @@ impl Body for Upload {
         let rest = self
             .rest
             .as_ref()
-            .map(Body::size_hint)
-            .unwrap_or_else(|| SizeHint::with_exact(0));
+            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(begun + rest.lower());
         if let Some(upper) = rest.upper() {
@@ -73,6 +93,52 @@ impl Body for Upload {
         }
         hint
     }
+}
+
+/// A connection whose failed writes are dropped: a reference that answers before it has read the whole body, and closes,
+/// is still to be heard. If it said nothing, reading tells.
+struct Patient(UnixStream);
+
+impl AsyncRead for Patient {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        match Pin::new(&mut self.get_mut().0).poll_write(cx, data) {
+            Poll::Ready(Err(error)) if is_gone(&error) => Poll::Ready(Ok(data.len())),
+            written => written,
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match Pin::new(&mut self.get_mut().0).poll_write_vectored(cx, parts) {
+            Poll::Ready(Err(error)) if is_gone(&error) => Poll::Ready(Ok(parts.iter().map(|part| part.len()).sum())),
+            written => written,
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 type Sender = SendRequest<Upload>;
@@ -186,7 +252,7 @@ impl HttpUpstream {
     async fn connect(&self) -> Option<Sender> {
         let stream = UnixStream::connect(&self.path).await.ok()?;
         let (sender, connection) = hyper::client::conn::http1::Builder::new()
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(Patient(stream)))
             .await
             .ok()?;
         tokio::spawn(async move {

@@ -20,6 +20,9 @@ pub struct Description {
     pub vocabularies: Vec<VocabularyDescription>,
     /// The signatures that the core may answer; others are forwarded.
     pub signatures: Vec<SignatureDescription>,
+    /// Whether the version has a signature `serving_default`, answered by the core or not.
+    #[serde(default)]
+    pub has_serving_default: bool,
     /// Address of one 64-bit word in memory, other than 0 once a file of the servable was damaged; 0: there is none.
     pub mark_at: usize,
 }

@@ -176,6 +176,7 @@ pub struct Shared {
     /// By signature and feature.
     pub counts: Vec<Vec<Counts>>,
     mark: *const AtomicU64,
+    has_serving_default: bool,
     /// Owns the memory of the vocabularies and of the mark.
     _keep: Keep,
 }
@@ -211,6 +212,7 @@ impl Servable {
             vocabularies,
             signatures,
             mark_at,
+            has_serving_default,
         } = description;
         let compiled = signatures
             .into_iter()
@@ -236,6 +238,7 @@ impl Servable {
             .map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) })
             .collect();
         let mark = mark_at as *const AtomicU64;
+        let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
         let shared = Shared {
             model,
             version,
@@ -244,6 +247,7 @@ impl Servable {
             vocabularies,
             counts,
             mark,
+            has_serving_default,
             _keep: keep,
         };
         Ok(Servable {
@@ -293,20 +297,19 @@ impl Servable {
         &self.shared.signatures
     }
 
-    /// Returns the number of a signature; the empty name means `serving_default`, or else the fallback.
+    /// Returns the number of a signature; the empty name means `serving_default`, or the fallback in a version without
+    /// one. None also where the version has the signature and only the reference runs it.
     #[must_use]
     pub fn signature(&self, name: &str, fallback: &str) -> Option<usize> {
-        let find = |wanted: &str| {
-            self.shared
-                .signatures
-                .iter()
-                .position(|signature| signature.name == wanted)
+        let wanted = match name {
+            "" if self.shared.has_serving_default || fallback.is_empty() => "serving_default",
+            "" => fallback,
+            name => name,
         };
-        if name.is_empty() {
-            find("serving_default").or_else(|| find(fallback))
-        } else {
-            find(name)
-        }
+        self.shared
+            .signatures
+            .iter()
+            .position(|signature| signature.name == wanted)
     }
 
     /// The tables, in the order of the description.

@@ -107,6 +107,7 @@ pub struct Work<'s, 'r> {
     rows: usize,
     outputs: SmallVec<[OutputShape; 4]>,
     content: Content<'r>,
+    strangers: Strangers,
 }
 
 impl<'s, 'r> Work<'s, 'r> {
@@ -141,6 +142,7 @@ impl<'s, 'r> Work<'s, 'r> {
             rows,
             outputs: SmallVec::new(),
             content: Content::Predict(vec![]),
+            strangers,
         };
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
@@ -163,11 +165,6 @@ impl<'s, 'r> Work<'s, 'r> {
             if effort == Effort::Small && work.cost_bytes() > SMALL_BYTES {
                 return Err(Declined::TooLarge);
             }
-        }
-        for (feature, count) in strangers {
-            servable.counts()[signature][feature]
-                .strangers
-                .fetch_add(count as u64, Ordering::Relaxed);
         }
         Ok(work)
     }
@@ -252,6 +249,10 @@ impl<'s, 'r> Work<'s, 'r> {
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
         }
+        for &(feature, count) in &self.strangers {
+            let counts = &self.servable.counts()[self.signature][feature];
+            counts.strangers.fetch_add(count as u64, Ordering::Relaxed);
+        }
         if let Content::Lookup { sent, missing } = &self.content {
             let counts = &self.servable.counts()[self.signature];
             for ((sent, missing), counts) in sent.iter().zip(missing).zip(counts) {
@@ -302,7 +303,7 @@ impl<'s, 'r> Features<'s, 'r> {
         Ok(Features { servable, plan, sent })
     }
 
-    /// Returns the shape of a feature's vectors; is_flat: those of a row are one vector.
+    /// Returns the shape of a feature's vectors; `is_flat`: those of a row are one vector.
     ///
     /// # Errors
     /// The feature was not sent, or its ids have another rank.

@@ -2,7 +2,7 @@
 //!
 //! The library is opened by its full path, so a process that also imports TensorFlow in Python has one copy of it.
 //!
-//! Source: tensorflow/c/{c_api,tf_tensor,tf_status,tf_tstring}.h (2.21).
+//! Source: `tensorflow/c/{c_api,tf_tensor,tf_status,tf_tstring}.h` (2.21).
 #![allow(non_camel_case_types)]
 
 use std::ffi::{c_char, c_int, c_void};

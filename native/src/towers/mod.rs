@@ -6,6 +6,8 @@ mod description;
 pub mod python;
 pub mod session;
 pub mod tensor;
+#[cfg(test)]
+mod tests;
 mod tower;
 
 pub use tower::{Tower, open};

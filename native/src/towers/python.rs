@@ -27,6 +27,9 @@ fn failure(error: GraphError) -> PyErr {
     GraphFailure::new_err((error.code, error.message))
 }
 
+/// Operations, each with the strings for its scalar inputs by tensor.
+type PythonSteps = Vec<(String, Vec<(String, Vec<u8>)>)>;
+
 /// A session until it is closed.
 type Held = Arc<Mutex<Option<Arc<Session>>>>;
 
@@ -55,19 +58,13 @@ impl GraphSession {
     ///
     /// Args:
     ///   library: full path of TensorFlow's library.
-    ///   graph_def, config: a GraphDef and a ConfigProto.
+    ///   `graph_def`, config: a `GraphDef` and a `ConfigProto`.
     ///   steps: operations that are run first, each with the strings that its scalar inputs are fed.
     ///
-    /// Raises GraphFailure.
+    /// Raises `GraphFailure`.
     #[staticmethod]
-    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
-    fn open(
-        py: Python<'_>,
-        library: &str,
-        graph_def: &[u8],
-        config: &[u8],
-        steps: Vec<(String, Vec<(String, Vec<u8>)>)>,
-    ) -> PyResult<Self> {
+    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
+    fn open(py: Python<'_>, library: &str, graph_def: &[u8], config: &[u8], steps: PythonSteps) -> PyResult<Self> {
         let steps: Vec<_> = steps
             .into_iter()
             .map(|(operation, feeds)| Step { operation, feeds })
@@ -86,8 +83,8 @@ impl GraphSession {
 
     /// Returns what runs a part of the graph; feeds and fetches are names of tensors, targets those of operations.
     ///
-    /// Raises GraphFailure: the graph lacks one of them.
-    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    /// Raises `GraphFailure`: the graph lacks one of them.
+    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
         let session = held(&self.session)?;
         let call = session
@@ -126,8 +123,8 @@ impl GraphCall {
     ///   feeds: for each fed tensor its dtype's number, its shape, and its numbers as contiguous bytes or its strings as
     ///     a list.
     ///
-    /// Raises GraphFailure.
-    #[allow(clippy::needless_pass_by_value)] // pyo3 hands over owned values
+    /// Raises `GraphFailure`.
+    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn run(&self, py: Python<'_>, feeds: Vec<(u32, Vec<i64>, Bound<'_, PyAny>)>) -> PyResult<Vec<GraphTensor>> {
         let session = held(&self.session)?;
         let api = session.api();
@@ -152,7 +149,7 @@ impl GraphCall {
 fn fed(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let tensor = if let Ok(strings) = data.cast::<PyList>() {
         let strings: Vec<Bound<'_, PyBytes>> = strings.extract()?;
-        Tensor::of_strings(api, dims, strings.iter().map(|string| string.as_bytes()))
+        Tensor::of_strings(api, dims, strings.iter().map(PyBytesMethods::as_bytes))
     } else {
         let buffer: PyBuffer<u8> = PyBuffer::get(data)?;
         if !buffer.is_c_contiguous() {
@@ -195,6 +192,7 @@ impl GraphTensor {
         strings.into_iter().map(|string| PyBytes::new(py, string)).collect()
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: std::ffi::c_int) -> PyResult<()> {
         let bytes = slf.get().tensor.bytes();
         let len = ffi::Py_ssize_t::try_from(bytes.len())?;

@@ -104,7 +104,7 @@ static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 impl Session {
     /// Opens a session and runs the steps one after the other.
     ///
-    /// graph_def: a `GraphDef`. config: a `ConfigProto`.
+    /// `graph_def` is a `GraphDef`, `config` a `ConfigProto`.
     ///
     /// # Errors
     /// [`GraphError`], of whatever fails first.

@@ -130,6 +130,7 @@ impl Tensor {
         }
         let block = std::mem::ManuallyDrop::new(Block::new(count.checked_mul(size_of::<TString>())?));
         let (start, len) = (block.start.as_ptr(), block.len);
+        #[allow(clippy::cast_ptr_alignment, reason = "a block is aligned to 64 bytes")]
         let first = start.cast::<TString>();
         let mut written = 0;
         for string in strings.take(count) {
@@ -223,8 +224,8 @@ impl Tensor {
 
 /// Returns how many elements a shape has; None where TensorFlow would abort the process over it.
 ///
-/// Source: tensorflow/core/framework/tensor_shape.cc, `MaxDimensions` and the checks in `AddDim` (2.21).
-fn num_elements(dims: &[i64]) -> Option<usize> {
+/// Source: `tensorflow/core/framework/tensor_shape.cc`, `MaxDimensions` and the checks in `AddDim` (2.21).
+pub(super) fn num_elements(dims: &[i64]) -> Option<usize> {
     let mut bound: i64 = 1;
     for &size in dims {
         // As if no size was 0, so that the order of the sizes does not matter.
@@ -237,7 +238,7 @@ fn num_elements(dims: &[i64]) -> Option<usize> {
 
 /// Returns the bytes of a number of this dtype; None of a dtype that is no plain number.
 ///
-/// Source: tensorflow/core/framework/{types.proto,types.cc} (2.21).
+/// Source: `tensorflow/core/framework/{types.proto,types.cc}` (2.21).
 fn number_size(dtype: u32) -> Option<usize> {
     Some(match dtype {
         4 | 6 | 10 | 11 | 12 | 24 | 25 => 1,

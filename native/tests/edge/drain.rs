@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::setup::{PREDICT, Setup, until};
@@ -33,10 +33,10 @@ async fn a_drain_under_load_loses_nothing() {
     let server = Arc::new(setup.server.take().unwrap());
     let address = server.addresses(_native::edge::Wire::Http)[0];
     let grpc_address = server.addresses(_native::edge::Wire::Grpc)[0];
-    let (served, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let all_served = Arc::new(AtomicUsize::new(0));
     let mut clients = tokio::task::JoinSet::new();
     for _ in 0..4 {
-        let served = Arc::clone(&served);
+        let count = Arc::clone(&all_served);
         // One that keeps its connection until it is told to close it, and then finds nobody.
         clients.spawn(async move {
             let stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -46,7 +46,7 @@ async fn a_drain_under_load_loses_nothing() {
             loop {
                 let answer = http::post(&mut sender, "/v1/models/m:predict", &[], "x").await;
                 assert_eq!(answer.status(), 200);
-                served.fetch_add(1, SeqCst);
+                count.fetch_add(1, SeqCst);
                 if answer.headers().contains_key("connection") {
                     break;
                 }
@@ -78,13 +78,12 @@ async fn a_drain_under_load_loses_nothing() {
             }
         });
     }
-    until("there is load", || served.load(SeqCst) > 100).await;
+    until("there is load", || all_served.load(SeqCst) > 100).await;
     let draining = Arc::clone(&server);
     let drained = tokio::task::spawn_blocking(move || draining.drain(Duration::from_secs(5)));
     while let Some(done) = clients.join_next().await {
         done.unwrap();
     }
-    is_over.store(true, SeqCst);
     assert!(drained.await.unwrap());
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }

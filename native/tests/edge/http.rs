@@ -282,7 +282,7 @@ async fn slow_heads_slow_bodies_and_idle_connections_end() {
         setup.count(|s| s.connections.clone(), "http") == 0
     })
     .await;
-    assert!(sender.ready().await.is_err());
+    until("the client is told", || sender.is_closed()).await;
 }
 
 #[tokio::test]
@@ -307,4 +307,24 @@ async fn a_client_that_leaves_lets_go_of_the_reference() {
         setup.count(|s| s.connections.clone(), "http") == 0
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_early_answer_reaches_a_client_that_still_sends() {
+    let setup = Setup::start().await;
+    for _ in 0..5 {
+        let size = 3 << 20;
+        let head = format!("POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n");
+        let mut stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..size >> 16 {
+            stream.write_all(&[b'x'; 1 << 16]).await.unwrap();
+        }
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("early"),
+            "{answer}"
+        );
+    }
 }

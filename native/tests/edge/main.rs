@@ -1,5 +1,12 @@
 //! The edge between real clients and a reference that is made up.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by a panic")]
+#![allow(
+    clippy::large_stack_arrays,
+    clippy::format_collect,
+    reason = "speed does not matter here"
+)]
+
 mod drain;
 mod grpc;
 mod http;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use _native::declined::Declined;
 use _native::edge::{Config, Dispatch, Limits, Listen, Method, Server, Target, Wire};
 use _native::forms::{Answered, Call, Version};
-use _native::plan::{Effort, Servable};
+use _native::plan::{Effort, Keep, Servable};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -26,8 +26,10 @@ pub fn servable() -> Arc<Servable> {
             "row_bytes": 0, "max_rows": null, "graph": null
         }]
     });
+    let description = serde_json::from_value(description).unwrap();
+    let no_graph = |_: &serde_json::Value| Err(String::new());
     // SAFETY: there is no address in it.
-    Arc::new(unsafe { Servable::compile(serde_json::from_value(description).unwrap()) }.unwrap())
+    Arc::new(unsafe { Servable::compile(description, Keep(Box::new(())), &no_graph) }.unwrap())
 }
 
 /// A form whose requests say in words what is to happen.
@@ -128,6 +130,7 @@ impl Setup {
         Self::with(limits(), |_| ()).await
     }
 
+    #[allow(clippy::unused_async, reason = "it needs a runtime")]
     pub async fn with(limits: Limits, change: impl FnOnce(&mut Config)) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("edge-{}-{}", std::process::id(), NUMBER.fetch_add(1, SeqCst));
@@ -283,6 +286,10 @@ async fn http_reference(listener: UnixListener, seen: Arc<Seen>) {
                 *seen.headers.lock().unwrap() = head.headers.clone();
                 if head.uri.path() == "/hang" {
                     std::future::pending::<()>().await;
+                }
+                if head.uri.path() == "/early" {
+                    // The body stays unread.
+                    return Ok(Response::new(Full::new(Bytes::from("early"))));
                 }
                 let body = body.collect().await?.to_bytes();
                 let text = format!("reference {} {} {}", head.method, head.uri, body.len());

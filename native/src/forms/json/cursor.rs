@@ -1,7 +1,8 @@
 //! Tokens of strict JSON, read one after the other from the bytes of a body.
 //!
-//! Written here because it is four times as fast on ids as visitors over `serde_json` or `sonic-rs`, which cost a call for
-//! each number. Texts with escapes and numbers with a point go to `serde_json` and to the standard library.
+//! Written here because lists of ids are most of a body: 1,580 of them take 16 us, and 39 us as a `Value` of `serde_json`;
+//! visitors over `serde_json` and over `sonic-rs` were slower than this too, and longer. Texts with escapes go to
+//! `serde_json`, numbers with a point to the standard library.
 
 use std::borrow::Cow;
 

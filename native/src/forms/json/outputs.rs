@@ -13,7 +13,7 @@ use crate::plan::{DataType, Effort, Inputs, OutputShape, Servable, Work};
 
 /// A longer body is large work: 10 ns for each id, and more for what they ask for.
 const SMALL_BODY_BYTES: usize = 8 << 10;
-/// More numbers in an answer are large work: each takes some 10 ns to write.
+/// More numbers in an answer are large work: each takes some 10 to 20 ns to write.
 const SMALL_NUMBERS: usize = 4096;
 /// Bytes of text to reserve for each number.
 const NUMBER_BYTES: usize = 12;

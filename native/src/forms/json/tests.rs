@@ -6,11 +6,12 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::floats::{NonFinite, write_numbers};
 use super::reader::{read_lookup, read_predict};
 use crate::declined::Declined;
 use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, output, servable, toy};
-use crate::plan::{Data, Effort, ModelRoutes, Routes, Servable, Tensor};
+use crate::plan::{Data, DataType, Effort, ModelRoutes, Routes, Servable, Tensor};
 
 /// Which form reads a body.
 #[derive(Clone, Copy, Debug)]
@@ -311,9 +312,99 @@ proptest! {
     }
 }
 
+/// Body of a lookup of so many rows of "user", "item" and lists of "tags", as the benchmark's W1 and W2 have them.
+fn bench_body(rows: usize) -> String {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut ids = |size: i64, count: usize| (0..count).map(|_| random.i64(0..size)).collect::<Vec<_>>();
+    let (users, items) = (ids(10_000, rows), ids(10_000, rows));
+    let tags: Vec<_> = (0..rows)
+        .map(|row| ids(5_000, if rows == 1 { 1 } else { 1 + row * 7 % 20 }))
+        .collect();
+    json!({"features": {"item": items, "user": users, "tags": tags}}).to_string()
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn time_of_requests() {
+    let inputs = [
+        input("user", "int64", json!([null]), true),
+        input("item", "int64", json!([null]), true),
+        input("tags__values", "int64", json!([null]), true),
+        input("tags__row_splits", "int64", json!([null]), true),
+    ];
+    let features = [
+        feature("user", 0, json!({})),
+        feature("item", 1, json!({"table": 1})),
+        feature("tags", 2, json!({"row_splits": 3, "combiner": "mean", "table": 2})),
+    ];
+    let outputs = [
+        output("user", &[0], false),
+        output("item", &[1], false),
+        output("tags", &[2], false),
+    ];
+    let signature = json!({"name": "lookup", "kind": "lookup", "row_bytes": 640, "max_rows": null, "graph": null,
+        "inputs": inputs, "features": features, "outputs": outputs});
+    let routes = routes(servable(json!([signature]), &[(10_000, 64), (10_000, 64), (5_000, 32)]));
+    for (name, rows) in [("W1", 1), ("W2", 128)] {
+        let body = bench_body(rows);
+        let once = |work: &dyn Fn() -> usize| {
+            let start = std::time::Instant::now();
+            std::hint::black_box(work());
+            start.elapsed()
+        };
+        let best = |work: &dyn Fn() -> usize| (0..20_000 / rows).map(|_| once(work)).min().expect("some");
+        let whole = best(&|| {
+            ask(&routes, Form::Lookup, Effort::Any, body.as_bytes())
+                .expect("an answer")
+                .len()
+        });
+        let reading = best(&|| read_lookup(body.as_bytes()).expect("plain").features.len());
+        let by_tree = best(&|| {
+            serde_json::from_str::<Value>(&body)
+                .expect("plain")
+                .as_object()
+                .map_or(0, serde_json::Map::len)
+        });
+        println!("{name}: {whole:?}, of it reading {reading:?}; serde_json's Value alone {by_tree:?}");
+    }
+}
+
+/// Holds the text of numbers against orjson's: `TEXT_PARITY` names a file of lines `[dtype, bytes in hexadecimal
+/// digits, text]`.
+#[test]
+#[ignore = "needs the file that TEXT_PARITY names"]
+fn numbers_are_written_as_orjson_writes_them() {
+    let file = std::fs::read_to_string(std::env::var("TEXT_PARITY").expect("TEXT_PARITY")).expect("a file");
+    for line in file.lines() {
+        let case: Value = serde_json::from_str(line).expect("a case");
+        let dtype = serde_json::from_value::<DataType>(case[0].clone()).expect("a dtype");
+        let hex = case[1].as_str().expect("bytes");
+        let bytes: Vec<u8> = (0..hex.len() / 2)
+            .map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).expect("a byte"))
+            .collect();
+        let mut out = Vec::new();
+        write_numbers(
+            dtype,
+            &[bytes.len() / dtype.size()],
+            &bytes,
+            NonFinite::Tokens,
+            &mut out,
+        );
+        assert_eq!(
+            std::str::from_utf8(&out).expect("text"),
+            case[2].as_str().expect("text")
+        );
+    }
+}
+
 /// A tensor as numpy has it: its dtype, its sizes, and its bytes or strings in hexadecimal digits.
 fn shown(tensor: &Tensor<'_>) -> Value {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |bytes: &[u8]| {
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        digits
+            .filter_map(|digit| char::from_digit(digit.into(), 16))
+            .collect::<String>()
+    };
     let data = match &tensor.data {
         Data::Raw(bytes) => json!(hex(bytes)),
         Data::Bytes(bytes) => json!(hex(bytes)),
@@ -393,9 +484,9 @@ fn bodies_mean_what_they_mean_to_the_reference() {
         };
         let Ok(inputs) = inputs else {
             if case[3].is_null() {
-                refused += 1
+                refused += 1;
             } else {
-                left += 1
+                left += 1;
             }
             continue;
         };

@@ -1,0 +1,130 @@
+//! A small model in memory, which every fuzz target asks with the bytes that it is given.
+//!
+//! Model "m", version 3, label "stable": signature "serving_default" is a lookup of single, ragged and padded ids,
+//! "predict" a graph whose inputs and outputs have every dtype.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+use _native::declined::Declined;
+use _native::forms::Call;
+use _native::plan::{Effort, Graph, Inputs, Keep, ModelRoutes, RanData, RanOutput, Routes, Servable, Signature};
+use serde_json::{Value, json};
+
+const ROWS: usize = 50;
+const DIM: usize = 3;
+const DTYPES: [&str; 14] = [
+    "float32", "float64", "int32", "uint8", "int16", "int8", "string", "int64", "bool", "bfloat16", "uint16",
+    "float16", "uint32", "uint64",
+];
+/// An answer that would be larger is declined, so no request may make one allocate more.
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
+
+static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
+    let servable = Some(Arc::new(servable()));
+    let model = ModelRoutes {
+        versions: vec![(3, servable)],
+        labels: vec![("stable".to_owned(), 3)],
+    };
+    Routes::new(HashMap::from([("m".to_owned(), model)]))
+});
+
+/// Asks a form twice: as a connection's thread does, then with any effort and the other form of every setting.
+pub fn ask<T>(answer: impl Fn(&Call<'_>) -> Result<T, Declined>) {
+    for (effort, is_plain) in [(Effort::Small, true), (Effort::Any, false)] {
+        let _ = answer(&Call {
+            routes: &ROUTES,
+            effort,
+            max_response_bytes: MAX_RESPONSE_BYTES,
+            as_content: !is_plain,
+            strict_json: !is_plain,
+        });
+    }
+}
+
+/// Answers one element for each output.
+#[derive(Debug)]
+struct Zeros;
+
+impl Graph for Zeros {
+    fn run(
+        &self,
+        _: &Servable,
+        signature: &Signature,
+        _: &Inputs<'_>,
+        wanted: &[usize],
+    ) -> Result<Vec<RanOutput>, Declined> {
+        let zero = |&number: &usize| {
+            let dtype = signature.outputs[number].dtype;
+            let data = match DTYPES[number] {
+                "string" => RanData::Strings(vec![b"zero".to_vec()]),
+                _ => RanData::Numbers(Box::new(vec![0_u8; dtype.size()])),
+            };
+            RanOutput {
+                dtype,
+                dims: [1].into_iter().collect(),
+                data,
+            }
+        };
+        Ok(wanted.iter().map(zero).collect())
+    }
+}
+
+fn input(name: &str, dtype: &str, shape: Value, is_optional: bool) -> Value {
+    json!({"name": name, "dtype": dtype, "shape": shape, "is_optional": is_optional, "vocabulary_size": null,
+        "bounds": "none", "vocabulary": null, "takes_keys": false, "takes_strings": dtype == "string"})
+}
+
+fn feature(name: &str, ids: usize, more: &Value) -> Value {
+    let mut one = json!({"name": name, "ids": ids, "row_splits": null, "weights": null, "table": 0, "combiner": null,
+        "summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": false, "positive_only": false,
+        "max_ids": 0, "truncates": false, "length": 0, "ids_rank": 1, "needs_ids": "none"});
+    for (key, value) in more.as_object().expect("an object") {
+        one[key] = value.clone();
+    }
+    one
+}
+
+fn output(name: &str, dtype: &str, parts: &[usize]) -> Value {
+    json!({"name": name, "dtype": dtype, "parts": parts, "is_flat": false})
+}
+
+fn servable() -> Servable {
+    let rows = vec![0.5_f32; ROWS * DIM];
+    let one_size = json!([null]);
+    let lookup = json!({
+        "name": "serving_default", "kind": "lookup", "row_bytes": 16 * DIM, "max_rows": 1000, "graph": null,
+        "inputs": [
+            input("user", "int64", one_size.clone(), true),
+            input("tags__values", "int64", one_size.clone(), true),
+            input("tags__row_splits", "int64", one_size.clone(), true),
+            input("tags__weights", "float32", one_size.clone(), true),
+            input("path__values", "int32", one_size.clone(), true),
+            input("path__row_splits", "int64", one_size, true),
+            input("pair", "int64", json!([null, 2]), true),
+        ],
+        "features": [
+            feature("user", 0, &json!({})),
+            feature("tags", 1, &json!({"row_splits": 2, "weights": 3, "combiner": "mean", "on_bad_id": "drop"})),
+            feature("path", 4, &json!({"row_splits": 5, "length": 2})),
+            feature("pair", 6, &json!({"ids_rank": 2})),
+        ],
+        "outputs": [
+            output("user", "float32", &[0]), output("tags", "float32", &[1]), output("path", "float32", &[2]),
+            output("pair", "float32", &[3]), output("both", "float32", &[0, 1]),
+        ],
+    });
+    let predict = json!({
+        "name": "predict", "kind": "predict", "row_bytes": 0, "max_rows": null, "graph": {}, "features": [],
+        "inputs": DTYPES.map(|dtype| input(dtype, dtype, Value::Null, true)),
+        "outputs": DTYPES.map(|dtype| output(dtype, dtype, &[])),
+    });
+    let description = json!({
+        "model": "m", "version": 3, "vocabularies": [], "mark_at": 0, "signatures": [lookup, predict],
+        "tables": [{"name": "t", "dtype": "float32", "vocabulary_size": ROWS, "embedding_dim": DIM,
+            "rows_at": rows.as_ptr() as usize, "scales_at": 0}],
+    });
+    let description = serde_json::from_value(description).expect("a description");
+    // SAFETY: the servable keeps the rows.
+    unsafe { Servable::compile(description, Keep(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }.expect("a servable")
+}

@@ -1,0 +1,136 @@
+//! Sessions and tensors. What needs TensorFlow runs where `TENSORFLOW_LIBRARY` names its library.
+
+use std::path::Path;
+
+use super::c_api::Api;
+use super::session::{GraphError, Session};
+use super::tensor::{Block, Tensor, num_elements};
+
+const FLOAT: u32 = 1;
+const STRING: u32 = 7;
+
+/// Returns TensorFlow; None, with a message, where no variable names its library.
+fn tensorflow() -> Option<&'static Api> {
+    let Some(path) = std::env::var_os("TENSORFLOW_LIBRARY") else {
+        eprintln!("skipped: TENSORFLOW_LIBRARY names no libtensorflow_cc");
+        return None;
+    };
+    Some(Api::open(Path::new(&path)).unwrap())
+}
+
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let len = u8::try_from(bytes.len()).unwrap();
+    assert!(len < 128);
+    [&[number << 3 | 2, len], bytes].concat()
+}
+
+/// Returns a node of a `GraphDef`, with one attribute that holds a dtype.
+fn node(name: &str, op: &str, inputs: &[&str], attribute: &str, dtype: u8) -> Vec<u8> {
+    let value = field(2, &[6 << 3, dtype]);
+    let attribute = field(5, &[field(1, attribute.as_bytes()), value].concat());
+    let inputs: Vec<u8> = inputs.iter().flat_map(|input| field(3, input.as_bytes())).collect();
+    field(
+        1,
+        &[field(1, name.as_bytes()), field(2, op.as_bytes()), inputs, attribute].concat(),
+    )
+}
+
+fn doubling(dtype: u8) -> Vec<u8> {
+    [
+        node("x", "Placeholder", &[], "dtype", dtype),
+        node("y", "Add", &["x", "x"], "T", dtype),
+    ]
+    .concat()
+}
+
+fn floats(api: &'static Api, numbers: &[f32]) -> Tensor {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    Tensor::new(api, FLOAT, &[numbers.len().try_into().unwrap()], Block::copy_of(&bytes)).unwrap()
+}
+
+#[test]
+fn shapes_over_which_tensorflow_would_abort_are_refused() {
+    assert_eq!(num_elements(&[]), Some(1));
+    assert_eq!(num_elements(&[3, 0, 5]), Some(0));
+    assert_eq!(num_elements(&[2, 3]), Some(6));
+    for dims in [&[-1][..], &[1 << 40, 1 << 40], &[0, 1 << 40, 1 << 40], &[1; 255]] {
+        assert_eq!(num_elements(dims), None, "{dims:?}");
+    }
+}
+
+#[test]
+fn blocks_are_aligned() {
+    for len in [0, 1, 63, 64, 1000] {
+        let mut block = Block::new(len);
+        assert_eq!(block.memory().len(), len);
+        assert_eq!(block.memory().as_ptr().addr() % 64, 0);
+    }
+}
+
+#[test]
+fn a_graph_runs_from_tensors_to_tensors() {
+    let Some(api) = tensorflow() else { return };
+    let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    let call = session.call(&["x:0"], &["y:0"], &[]).unwrap();
+    let found = session.run(&call, &[floats(api, &[1.5, -2.0, 0.0])]).unwrap();
+    assert_eq!((found[0].dtype(), found[0].dims()), (FLOAT, vec![3]));
+    let numbers: Vec<f32> = found[0]
+        .bytes()
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect();
+    assert_eq!(numbers, [3.0, -4.0, 0.0]);
+    let empty = session.run(&call, &[floats(api, &[])]).unwrap();
+    assert_eq!((empty[0].dims(), empty[0].bytes()), (vec![0], &[][..]));
+}
+
+#[test]
+fn strings_go_in_and_out() {
+    let Some(api) = tensorflow() else { return };
+    let session = Session::open(api, &doubling(7), &[], &[]).unwrap();
+    let call = session.call(&["x:0"], &["y:0"], &[]).unwrap();
+    let long = [b'z'; 100];
+    let strings: [&[u8]; 3] = [b"a", b"", &long];
+    let sent = Tensor::of_strings(api, &[3, 1], strings.into_iter()).unwrap();
+    let found = session.run(&call, &[sent]).unwrap();
+    assert_eq!((found[0].dtype(), found[0].dims()), (STRING, vec![3, 1]));
+    assert_eq!(found[0].strings(), [&b"aa"[..], b"", &[b'z'; 200]]);
+    assert!(Tensor::of_strings(api, &[2], strings.into_iter()).is_none());
+}
+
+#[test]
+fn failures_are_told_in_tensorflows_words() {
+    let Some(api) = tensorflow() else { return };
+    let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    let call = session.call(&["x:0"], &["y:0"], &[]).unwrap();
+    let sent = Tensor::of_strings(api, &[1], std::iter::once(&b"1"[..])).unwrap();
+    let GraphError { code, message } = session.run(&call, &[sent]).unwrap_err();
+    assert_eq!(code, 3);
+    assert!(message.contains("float"), "{message}");
+    assert_eq!(session.run(&call, &[]).unwrap_err().code, 3);
+    assert_eq!(session.call(&["x:1"], &[], &[]).unwrap_err().code, 5);
+    assert_eq!(session.call(&[], &["z:0"], &[]).unwrap_err().code, 5);
+    assert!(Session::open(api, b"no graph", &[], &[]).is_err());
+    let other = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    assert!(other.run(&call, &[floats(api, &[1.0])]).is_err());
+}
+
+#[test]
+fn sessions_are_found_as_long_as_somebody_holds_them() {
+    let Some(api) = tensorflow() else { return };
+    let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    let number = session.number;
+    assert!(Session::of_number(number).is_some());
+    drop(session);
+    assert!(Session::of_number(number).is_none());
+}
+
+#[test]
+fn a_number_of_the_wrong_size_makes_no_tensor() {
+    let Some(api) = tensorflow() else { return };
+    assert!(Tensor::new(api, FLOAT, &[2], Block::copy_of(&[0; 4])).is_none());
+    assert!(Tensor::new(api, STRING, &[0], Block::new(0)).is_none());
+    assert!(Tensor::new(api, 20, &[0], Block::new(0)).is_none());
+}

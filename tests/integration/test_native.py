@@ -1,0 +1,136 @@
+"""The native core in a real server: it answers plain lookups, forwards the rest, and follows reloads and deltas."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.protos import message_class
+from tests.exposition import read_exposition
+from tests.integration.conftest import Serve, add_version
+from tests.integration.process import PATIENCE_S, ServerProcess, until
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
+)
+W1 = {
+    "user": np.array([1, 4], np.int64),
+    "tags__values": np.array([0, 1, 2], np.int64),
+    "tags__row_splits": np.array([0, 2, 3], np.int64),
+}
+
+
+def data_plane(server: ServerProcess) -> dict[str, Any]:
+    """Returns what the status page says of the data plane."""
+    found: dict[str, Any] = server.http.get("/v1/statusz").json()["data_plane"]
+    return found
+
+
+def counted(server: ServerProcess, name: str, by: str, **labels: str) -> dict[str, float]:
+    """Returns the samples of a family that have these labels, by another label."""
+    family = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
+    found = [(dict(told), value) for (_, told), value in family.samples.items()]
+    return {told[by]: value for told, value in found if labels.items() <= told.items()}
+
+
+def status_of(server: ServerProcess, path: str) -> int:
+    """Gets a path."""
+    return server.http.get(path).status_code
+
+
+def test_lookups_are_answered_by_the_core_as_python_answers_them(serve: Serve) -> None:
+    answers = {}
+    for plane in ("native", "python"):
+        server = serve(data_plane=plane).ready()
+        found = server.predict_grpc(W1, "lookup")
+        answers[plane] = {name: array.tolist() for name, array in found.items()}
+        assert data_plane(server)["kind"] == plane
+        assert data_plane(server).get("forwarded", {"grpc": 0})["grpc"] == 0
+    assert answers["native"] == answers["python"]
+    assert answers["native"]["user"] == [[1, 10], [4, 40]]
+
+
+def test_what_the_core_does_not_answer_comes_from_the_reference_servers(serve: Serve) -> None:
+    server = serve(data_plane="native").ready()
+    assert server.lookup({"user": [2]}) == {"user": [[2, 20]]}
+    paths = (
+        "/v1/models/default",
+        "/v1/models/default/metadata",
+        "/v2/health/ready",
+        "/docs",
+        "/openapi.json",
+        "/metrics",
+    )
+    assert {path: status_of(server, path) for path in paths} == dict.fromkeys(paths, 200)
+    refused = server.http.post("/v1/models/nobody:predict", json={"instances": [1]})
+    assert refused.status_code == 404
+    health = server.channel.unary_unary("/grpc.health.v1.Health/Check")
+    assert health(b"", timeout=PATIENCE_S) == b"\x08\x01"
+    metadata = message_class("tensorflow.serving.GetModelMetadataRequest")()
+    metadata.model_spec.name = "default"
+    metadata.metadata_field.append("signature_def")
+    call = server.channel.unary_unary("/tensorflow.serving.PredictionService/GetModelMetadata")
+    assert b"lookup" in call(metadata.SerializeToString(), timeout=PATIENCE_S)
+
+
+def test_each_request_is_counted_once(serve: Serve) -> None:
+    server = serve(data_plane="native").ready()
+    for _ in range(3):
+        server.predict_grpc(W1, "lookup")
+    server.lookup({"user": [2]})
+    assert counted(server, "requests_total", "api", code="OK", signature="lookup") == {"grpc": 3, "http": 1}
+    assert counted(server, "table_ids_total", "table") == {"user": 3 * 2 + 1, "tag": 3 * 3}
+
+
+def test_a_reload_under_load_answers_from_one_version_or_the_other(serve: Serve, base: Path) -> None:
+    server = serve(data_plane="native").ready()
+    stop, failures, seen = threading.Event(), list[BaseException](), set[float]()
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                seen.add(float(server.predict_grpc({"user": np.array([1])}, "lookup")["user"][0][1]))
+        except BaseException as error:
+            failures.append(error)
+
+    askers = [threading.Thread(target=ask) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    add_version(base, 2, scale=3)
+    until(lambda: 30.0 in seen or failures)
+    server.wait_for_log("version state", version=1, state="END")
+    stop.set()
+    for asker in askers:
+        asker.join(PATIENCE_S)
+    assert failures == []
+    assert seen == {10.0, 30.0}
+    assert data_plane(server)["forwarded"]["grpc"] == 0
+
+
+def test_rows_that_change_are_seen_by_the_core(serve: Serve, tmp_path: Path) -> None:
+    server = serve(data_plane="native", delta_journal_dir=tmp_path / "journal", admin_port=0).ready()
+    assert server.admin_port is not None
+    for number in range(1, 5):
+        body = {"ids": [1], "rows": [[number, number]]}
+        url = f"http://127.0.0.1:{server.admin_port}/v1/models/default/tables/user:upsert"
+        told = server.http.post(url, json=body)
+        assert told.status_code == 200, told.text
+        assert told.json()["is_visible"]
+        found = server.predict_grpc({"user": np.array([1])}, "lookup")["user"].tolist()
+        assert found == [[number, number]]
+    assert data_plane(server)["forwarded"]["grpc"] == 0
+
+
+def test_a_drain_lets_requests_end_and_leaves_nothing_behind(serve: Serve, tmp_path: Path) -> None:
+    server = serve(data_plane="native", grpc_socket_path=tmp_path / "grpc.sock").ready()
+    server.predict_grpc(W1, "lookup")
+    assert (tmp_path / "grpc.sock").exists()
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    assert "stopped" in server.text()

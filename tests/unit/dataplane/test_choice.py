@@ -1,0 +1,58 @@
+"""The native core answers where it is installed and the settings allow it; else Python does, and the log says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.configuration.settings import Settings
+from service.dataplane.choice import with_data_plane
+from service.start_error import StartError
+
+
+def chosen(*, is_installed: bool = True, **given: Any) -> Settings:
+    """Returns the settings that a server starts with."""
+    return with_data_plane(Settings(model_base_path="m", **given), lambda: is_installed)
+
+
+def test_the_core_is_taken_where_it_is_installed() -> None:
+    assert chosen().data_plane == "native"
+    assert chosen(data_plane="python").data_plane == "python"
+
+
+def test_python_stands_in_for_a_missing_core_and_says_how_to_get_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen(is_installed=False).data_plane == "python"
+    assert "pip install" in caplog.text
+    with pytest.raises(StartError, match="native core is not installed"):
+        chosen(is_installed=False, data_plane="native")
+
+
+def test_workers_become_threads() -> None:
+    found = chosen(workers="3")
+    assert (found.num_threads, found.num_workers) == (3, 1)
+    assert found.graph_threads == found.processors
+    assert chosen(workers="3", threads=5).num_threads == 5
+    assert chosen(workers="3", data_plane="python").num_workers == 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"grpc_transport": "grpcio"},
+        {"grpc_transport": "h2"},
+        {"grpc_channel_arguments": "grpc.max_connection_age_ms=1"},
+    ],
+)
+def test_settings_of_the_python_data_plane_keep_it(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen(**given).data_plane == "python"
+    assert "Python answers in place of the native core" in caplog.text
+
+
+@pytest.mark.parametrize(("verify", "wanted"), [("true", "python"), ("false", "native")])
+def test_names_of_client_certificates_need_python(tmp_path: Path, verify: str, wanted: str) -> None:
+    file = tmp_path / "ssl.txt"
+    file.write_text(f'server_key: "k" server_cert: "c" custom_ca: "a" client_verify: {verify}')
+    assert chosen(auth_config="a.toml", ssl_config_file=str(file)).data_plane == wanted
+    assert chosen(ssl_config_file=str(file)).data_plane == "native"
