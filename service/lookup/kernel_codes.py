@@ -1,4 +1,4 @@
-"""Numbers that kernels take and return: what a table's numbers are, what becomes of a bad id, where a kernel stopped."""
+"""Numbers that kernels take and return: kinds of table, combiners, policies for bad ids, and where a kernel stopped."""
 
 from __future__ import annotations
 

@@ -31,9 +31,10 @@ def native_slots(size: int) -> Any:
     return np.full(1 << (size * 3 // 2).bit_length(), EMPTY, np.int32)
 
 
-def _new_dict(size: int) -> Any:
+def new_dict(size: int) -> Any:
+    """Returns an index of dict_index that shall hold so many keys."""
     return {}
 
 
 # What index_strings and index_integers fill.
-new_index = native_slots if NATIVE_TABLES else _new_dict
+new_index = native_slots if NATIVE_TABLES else new_dict

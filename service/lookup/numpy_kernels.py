@@ -88,7 +88,7 @@ class _Table:
         if self._dtype == INT4:
             # The even column lies in a byte's low half; shifted to the left and back, it has its sign.
             pairs = np.stack([stored << 4 >> 4, stored >> 4], axis=2)
-            stored = pairs.reshape(len(numbers), -1)[:, : self._dim]
+            stored = pairs.reshape(len(numbers), 2 * stored.shape[1])[:, : self._dim]
         found: Array = stored.astype(np.float32)
         return found if self._scales is None else found * self._scales[numbers]
 

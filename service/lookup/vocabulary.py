@@ -25,7 +25,8 @@ class KeyIndex(NamedTuple):
     """The arrays of a vocabulary, and what its keys become: all that a lookup of keys needs.
 
     data: the file's bytes, of strings; else [0]. keys: [N+1] int64 where lines start, or the [N] int64 keys.
-    slots: the native index over them. first_id, first_bucket, oov_id, num_oov_buckets: as key_index's functions take them.
+    slots: the native index over them. first_id, first_bucket, oov_id, num_oov_buckets: as key_index.find_strings takes
+    them.
     empty_id: row of the empty string, None where it is a key like any other.
     refuses_strangers: a key that the vocabulary lacks is an error. is_hashed: there is no list of keys.
     """
