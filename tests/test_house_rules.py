@@ -410,7 +410,8 @@ def test_no_error_stands_in_a_table_twice() -> None:
 def test_the_server_starts_without_tensorflow() -> None:
     code = (
         "import sys, service.app, service.cli\n"
-        "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export', 'numba'}\n"
+        "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'}\n"
+        "heavy |= {'numba', 'llvmlite'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"
     )

@@ -50,7 +50,7 @@ def line_length(data: Array, starts: Array, line: int) -> int:
 
 
 def _lines(data: Array, starts: Array) -> Iterator[bytes]:
-    text = memoryview(data)
+    text = data.data
     for begin, behind in pairwise(starts.tolist()):
         yield bytes(text[begin : behind - 1]).removesuffix(b"\r")
 
@@ -108,7 +108,7 @@ def find_strings(
       first_bucket, num_oov_buckets: rows of the buckets; 0 for none.
       ids: [N] int64, written.
     """
-    text = memoryview(keys)
+    text = keys.data
     sent = [bytes(text[begin:end]) for begin, end in pairwise(splits.tolist())]
 
     def row_of(key: bytes) -> int | None:
