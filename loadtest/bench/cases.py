@@ -69,9 +69,13 @@ def _baseline(module: str, *more: str) -> Start:
 _LOOKUPS = "--graph_signatures=off"
 # The whole graph takes so long for W3 that requests would be refused, which is not what is measured.
 _PATIENT = ("--max_queue_ms=60000",)
+# One core for the server, so one thread of the core serves connections.
+_NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)
 SERVERS: Mapping[str, Start] = {
-    "service": _service("model", _LOOKUPS),
-    "service with TensorFlow": _service("model"),
+    "service": _service("model", _LOOKUPS, *_NATIVE),
+    "service with TensorFlow": _service("model", *_NATIVE, *_PATIENT),
+    "service, Python": _service("model", _LOOKUPS, *_PYTHON),
+    "service with TensorFlow, Python": _service("model", *_PYTHON, *_PATIENT),
     "service, grpcio": _service("model", _LOOKUPS, "--grpc_transport=grpcio"),
     "service with TensorFlow, grpcio": _service("model", "--grpc_transport=grpcio"),
     "TensorFlow lookup": _service("graph_lookup"),
@@ -98,7 +102,7 @@ ENCODE_ALONE = "orjson alone"
 
 def cases() -> Iterator[Case]:
     """Yields all cases in the order of the table."""
-    for row, suffix in (("gRPC", ""), ("gRPC, grpcio", ", grpcio")):
+    for row, suffix in (("gRPC", ""), ("gRPC, Python", ", Python"), ("gRPC, grpcio", ", grpcio")):
         for workload in WORKLOADS:
             server = "service with TensorFlow" if workload == "W5" else "service"
             yield Case(row, workload, server + suffix, GRPC)
@@ -112,6 +116,7 @@ def cases() -> Iterator[Case]:
             yield Case(f"{row}, {workers}", "W2", workers, wire, is_free=True)
     for workload in ("W1", "W2"):
         yield Case("JSON", workload, "service", JSON)
+        yield Case("JSON, Python", workload, "service, Python", JSON)
     for row, server, path in (
         ("JSON, ASGI constant", "ASGI", "constant"),
         ("JSON, ASGI around orjson", "ASGI", "orjson"),
@@ -122,6 +127,7 @@ def cases() -> Iterator[Case]:
     yield Case(ENCODE_ALONE, "W2", "orjson", JSON, is_constant=True)
     for workload in ("W1", "W2", "W3", "W4"):
         yield Case("binary", workload, "service", BINARY)
+        yield Case("binary, Python", workload, "service, Python", BINARY)
     yield from _foreign()
     for header_set in HEADER_SETS:
         for workload in ("W1", "W2"):
