@@ -32,8 +32,6 @@ $(READY): pyproject.toml requirements.lock
 	@echo "Installing into $(VENV) (TensorFlow included, a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
-	@echo "Compiling the kernels, once (half a minute) ..."
-	@$(BIN)/python -m service.compile_kernels
 	@touch $@
 
 # Removed first: a running server has the file mapped, so it must not be written over. Where no new one can be built, the
@@ -55,7 +53,6 @@ demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 
 test: core  ## all tests: the native core's, then the rest in two processes
 	$(call cargo,cargo,cargo test --locked --quiet)
-	@$(BIN)/python -m service.compile_kernels
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)  ## lint, format, types, generated files

@@ -14,7 +14,6 @@ from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
     SettingsError,
     flags_without_effect,
-    kernel_cache_dir,
     quiet_tensorflow,
     read_settings,
 )
@@ -87,18 +86,11 @@ def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], N
     import uvloop
 
     from service.core import request_context
-    from service.lookup import kernel_cache
 
     name_requests_in_log(request_context.request_id.get)
     quiet_tensorflow()
     raise_descriptor_limit()
     keep_freed_memory(settings.keep_freed_mib)
-    kernels = kernel_cache.use(kernel_cache_dir(settings.kernel_cache_dir))
-    if not kernel_cache.is_filled(kernels):
-        logger.info(
-            "compiling kernels, which this version does once; it takes a minute", extra={"folder": str(kernels)}
-        )
-    # Importing the app compiles the kernels, or reads them from the cache chosen above.
     from service.app import App
 
     # What importing made lives as long as the process: a full collection need not go through it each time.

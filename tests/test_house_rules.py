@@ -16,7 +16,6 @@ from typing import get_args
 import grpc
 import pytest
 
-from service import compile_kernels
 from service.core import errors
 from service.transports.grpc.status_codes import STATUS_CODES
 from service.transports.http.errors import HTTP_STATUS
@@ -31,15 +30,17 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.core.types": ({"service.core.errors"}, {"numpy"}),
     "service.core.errors": (set(), {"numpy"}),
     "service.core": ({"service.core"}, {"numpy"}),
-    # Its bus error handler is machine code.
-    "service.files": ({"service.core.types", "service.core.errors"}, {"numpy", "numba", "llvmlite"}),
+    # Checksums and the guard of maps are the native core's where it is there.
+    "service.files": ({"service.core.types", "service.core.errors", "service.native_tables"}, {"numpy"}),
     "service.lookup": (
         {
             *(f"service.core.{name}" for name in ("types", "errors", "manifest", "validation")),
             "service.files",
+            # Kernels are the native core's where it is there.
+            "service.native_tables",
         },
         # ml_dtypes where it is installed: bfloat16.
-        {"numpy", "numba", "llvmlite", "ml_dtypes"},
+        {"numpy", "ml_dtypes"},
     ),
     "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
     # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.graph": (
         {
             *("service.core.types", "service.core.errors", "service.core.manifest"),
-            # Rows of all tables that a tower reads are written by one compiled call.
+            # Rows of all tables that a tower reads are written side by side.
             *("service.lookup.row_blocks", "service.lookup.table", "service.lookup.plan"),
             # Sessions are the core's where it is there.
             "service._native",
@@ -180,8 +181,6 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.graph",
             "service.lookup",
             "service.loading.towers",
-            # Kernels that the server has compiled, `adopt` need not compile again.
-            "service.configuration.settings_reading",
             # It times them from bytes to bytes, as the server answers, for a run is the smaller part of that.
             "service.codecs.tensor_proto",
             "service.core.engine",
@@ -275,11 +274,6 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
         shown = {"model_export"}
     ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
     assert not [name for name in ours if not is_below(name, shown)]
-
-
-def test_every_kernel_is_compiled_ahead() -> None:
-    with_kernels = {module_name(f) for f in python_files("service") if "@njit(" in (ROOT / f).read_text("utf-8")}
-    assert with_kernels == set(compile_kernels.MODULES)
 
 
 def reads_environment(file: Path) -> bool:
@@ -415,12 +409,9 @@ def test_no_error_stands_in_a_table_twice() -> None:
 
 def test_the_server_starts_without_tensorflow() -> None:
     code = (
-        # Else all kernels are compiled anew.
-        "from service.configuration.settings_reading import kernel_cache_dir\n"
-        "from service.lookup import kernel_cache\n"
-        "kernel_cache.use(kernel_cache_dir())\n"
         "import sys, service.app, service.cli\n"
         "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'}\n"
+        "heavy |= {'numba', 'llvmlite'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"
     )

@@ -248,9 +248,6 @@ class ServerSettings:
     log_format: Literal["auto", "text", "json"] = setting(
         "auto", "Lines for people or JSON for machines; 'auto' is text on a terminal, else JSON."
     )
-    kernel_cache_dir: str = setting(
-        "", "Folder that keeps compiled kernels between starts; empty is embedding-server/ in the user's cache folder."
-    )
 
     @property
     def num_workers(self) -> int:

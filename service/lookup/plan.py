@@ -15,6 +15,7 @@ from service.core.manifest import LookupFeature, SignatureEntry
 from service.core.types import Array, TableCounts, Tensors
 from service.core.validation import id_out_of_range
 from service.lookup import kernels
+from service.lookup.kernel_codes import POLICIES
 from service.lookup.row_pool import Part, RowRunner, in_one_piece
 from service.lookup.signature_rules import LookupRules
 from service.lookup.table import MappedTable
@@ -22,14 +23,6 @@ from service.lookup.uncommon_lookups import gather_stored, sequence_stored, smal
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 _SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
-POLICIES = {
-    "error": kernels.ERROR,
-    "drop": kernels.DROP,
-    "drop_negative": kernels.DROP_NEGATIVE,
-    "default_row": kernels.DEFAULT_ROW,
-    "clamp": kernels.CLAMP,
-    "wrap": kernels.WRAP,
-}
 # Where a bad id reads a row of another id.
 _READ_INSTEAD = ("default_row", "clamp", "wrap")
 _NO_WEIGHTS = np.empty(0, np.float32)

@@ -24,7 +24,7 @@ from service.codecs.protos import message_class
 from tests.conformance.wires import fill_tensor, read_tensor
 
 ROOT = Path(__file__).parents[2]
-# Long enough for a slow machine to compile kernels and import TensorFlow; nothing waits for it in a good run.
+# Long enough for a slow machine to import TensorFlow; nothing waits for it in a good run.
 PATIENCE_S = 120
 
 

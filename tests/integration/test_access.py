@@ -42,7 +42,7 @@ ANSWER = [[1.0, 10.0]]
 class Guarded:
     """A server of models "shown" and "hidden" with callers: user may predict shown, reader see it, boss everything."""
 
-    def __init__(self, folder: Path, stack: ExitStack, transport: str, kernels: Path) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, transport: str) -> None:
         self.auth, self.models = folder / "auth.toml", folder / "models.conf"
         for name in ("shown", "hidden"):
             write_toy_model(folder / name / "1")
@@ -67,7 +67,6 @@ class Guarded:
                 admin_port=0,
                 graph_signatures="off",
                 grpc_transport=transport,
-                kernel_cache_dir=kernels,
                 log_level="debug",
             )
         ).answering()
@@ -109,11 +108,9 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def guarded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
-) -> Iterator[Guarded]:
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with ExitStack() as stack:
-        yield Guarded(tmp_path_factory.mktemp("guarded"), stack, request.param, kernel_cache)
+        yield Guarded(tmp_path_factory.mktemp("guarded"), stack, request.param)
 
 
 def spec(message: str, model: str, **more: Any) -> Any:
@@ -430,16 +427,16 @@ def test_secrets_show_nowhere(guarded: Guarded) -> None:
         assert not any(secret in text for secret in secrets)
 
 
-def test_a_file_of_callers_that_can_not_be_read_stops_the_start(tmp_path: Path, kernel_cache: Path) -> None:
+def test_a_file_of_callers_that_can_not_be_read_stops_the_start(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "m" / "1")
     path = tmp_path / "auth.toml"
     path.write_text('[[caller]]\nname = "a"\n')
-    with ServerProcess(model_base_path=tmp_path / "m", auth_config=path, kernel_cache_dir=kernel_cache) as server:
+    with ServerProcess(model_base_path=tmp_path / "m", auth_config=path) as server:
         assert server.exit_code() == 2
         assert 'caller "a" has neither token_sha256' in server.text()
 
 
-def test_all_workers_know_the_callers_and_any_takes_an_admins_request(tmp_path: Path, kernel_cache: Path) -> None:
+def test_all_workers_know_the_callers_and_any_takes_an_admins_request(tmp_path: Path) -> None:
     with ExitStack() as stack:
         write_toy_model(tmp_path / "m" / "1")
         auth, models = tmp_path / "auth.toml", tmp_path / "models.conf"
@@ -455,7 +452,6 @@ def test_all_workers_know_the_callers_and_any_takes_an_admins_request(tmp_path: 
                 model_config_file=models,
                 admin_port=0,
                 graph_signatures="off",
-                kernel_cache_dir=kernel_cache,
             )
         ).answering()
         admin_port = server.wait_for_log("listening")["admin_port"]

@@ -31,9 +31,7 @@ rights = ["predict"]
 
 
 @pytest.fixture(scope="module", params=["h2", "grpcio"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
-) -> Iterator[ServerProcess]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with TLS on both wires; HTTP is the same beside either gRPC transport."""
     folder = tmp_path_factory.mktemp("certificates")
     write_toy_model(folder / "model" / "1")
@@ -42,7 +40,6 @@ def server(
     with ServerProcess(
         model_base_path=folder / "model",
         graph_signatures="off",
-        kernel_cache_dir=kernel_cache,
         ssl_config_file=folder / "ssl.conf",
         rest_api_ssl_config_file=folder / "ssl.conf",
         auth_config=folder / "auth.toml",

@@ -31,12 +31,12 @@ Shared = tuple[Path, httpx.Client, Iterator[int]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, kernel_cache: Path, workers: int) -> None:
+def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, workers: int) -> None:
     # A page is what workers share to count connections, which is no file of a disk.
     limits = {resource.RLIMIT_FSIZE: os.sysconf("SC_PAGESIZE")}
     with (
         open("/dev/full", "wb") as full,
-        limited(base, kernel_cache, limits=limits, stderr=full, workers=workers) as (
+        limited(base, limits=limits, stderr=full, workers=workers) as (
             process,
             http,
         ),
@@ -49,24 +49,20 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, kernel_
         assert process.poll() is None
 
 
-def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path, kernel_cache: Path) -> None:
+def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as log:
         os.close(reading)
-        with limited(base, kernel_cache, stderr=log) as (_, http):
+        with limited(base, stderr=log) as (_, http):
             assert lookup(http, [1]) == ROW_1
             add_version(base, 2, scale=2)
             until(lambda: lookup(http, [1]) == [[2, 20]])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(
-    base: Path, kernel_cache: Path, workers: int
-) -> None:
+def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, workers: int) -> None:
     with ExitStack() as stack:
-        process, http = stack.enter_context(
-            limited(base, kernel_cache, limits={resource.RLIMIT_NOFILE: 80}, workers=workers)
-        )
+        process, http = stack.enter_context(limited(base, limits={resource.RLIMIT_NOFILE: 80}, workers=workers))
         assert lookup(http, [1]) == ROW_1
         address = (http.base_url.host, http.base_url.port)
         # More than all workers together have descriptors for.
@@ -94,8 +90,8 @@ def answers(http: httpx.Client) -> bool:
         return False
 
 
-def test_memory_that_runs_out_costs_a_worker_at_most_and_the_others_go_on(base: Path, kernel_cache: Path) -> None:
-    with limited(base, kernel_cache, workers=2) as (process, http):
+def test_memory_that_runs_out_costs_a_worker_at_most_and_the_others_go_on(base: Path) -> None:
+    with limited(base, workers=2) as (process, http):
         first = children(process.pid)
         for pid in first:
             # From here on 64 MiB more than it holds now.
@@ -162,11 +158,11 @@ def test_a_corrupt_manifest_is_a_version_that_does_not_load(shared: Shared, text
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[Shared]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """A server of version 1, whatever else comes, with the numbers of versions to come."""
     base = tmp_path_factory.mktemp("manifests") / "model"
     base.mkdir()
     add_version(base, 1)
     # A folder without a manifest that can be read is waited for as any foreign one.
-    with limited(base, kernel_cache, version_settle_s=0.1) as (_, http):
+    with limited(base, version_settle_s=0.1) as (_, http):
         yield base, http, count(2)

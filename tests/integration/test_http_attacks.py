@@ -32,12 +32,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(base: Path, kernel_cache: Path) -> Iterator[ServerProcess]:
+def server(base: Path) -> Iterator[ServerProcess]:
     """One impatient server that all attacks in this file fall on."""
     settings: dict[str, object] = {
         "model_base_path": base,
         "graph_signatures": "off",
-        "kernel_cache_dir": kernel_cache,
         "rest_api_head_timeout_s": TIMEOUT_S,
         "rest_api_stall_timeout_s": TIMEOUT_S,
         "rest_api_keep_alive_s": TIMEOUT_S,

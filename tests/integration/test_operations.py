@@ -23,7 +23,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Two workers for whom every request is slow, over grpcio."""
     base = tmp_path_factory.mktemp("models") / "toy"
     write_toy_model(base / "3")
@@ -34,7 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
         model_base_path=base,
         model_name="toy",
         graph_signatures="off",
-        kernel_cache_dir=kernel_cache,
     ) as running:
         yield running.ready()
 

@@ -29,10 +29,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("soak")
 
 
-def soak(exported: Path, kernel_cache: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
+def soak(exported: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
     """Starts a run on tiny tables, lookups only."""
     own = ["--sizes=tiny", f"--folder={exported}", f"--out={out}", "--sample_seconds=1", "--swap_seconds=2"]
-    flags = ["--graph_signatures=off", f"--kernel_cache_dir={kernel_cache}", "--file_system_poll_wait_seconds=0.1"]
+    flags = ["--graph_signatures=off", "--file_system_poll_wait_seconds=0.1"]
     command = [sys.executable, "-m", "loadtest.soak", *own, *arguments, "--", *flags]
     return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
 
@@ -46,11 +46,9 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     raise AssertionError(f"ended without {pattern!r}")
 
 
-def test_nothing_fails_but_what_kills_tear_and_the_report_has_its_rows(
-    exported: Path, kernel_cache: Path, tmp_path: Path
-) -> None:
+def test_nothing_fails_but_what_kills_tear_and_the_report_has_its_rows(exported: Path, tmp_path: Path) -> None:
     trouble = ["--workers=2", "--kill_seconds=6"]
-    with soak(exported, kernel_cache, tmp_path, "--minutes=0.25", "--rate=120", *trouble) as process:
+    with soak(exported, tmp_path, "--minutes=0.25", "--rate=120", *trouble) as process:
         text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     found = json.loads((tmp_path / "soak.json").read_text())
@@ -74,8 +72,8 @@ def test_nothing_fails_but_what_kills_tear_and_the_report_has_its_rows(
     assert (tmp_path / "soak.svg").read_text().count("<polyline") == 9
 
 
-def test_an_interrupted_run_reports_what_it_has(exported: Path, kernel_cache: Path, tmp_path: Path) -> None:
-    with soak(exported, kernel_cache, tmp_path, "--minutes=60") as process:
+def test_an_interrupted_run_reports_what_it_has(exported: Path, tmp_path: Path) -> None:
+    with soak(exported, tmp_path, "--minutes=60") as process:
         read_until(process, r"min: \d+ requests")
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=120)
@@ -83,8 +81,8 @@ def test_an_interrupted_run_reports_what_it_has(exported: Path, kernel_cache: Pa
     assert json.loads((tmp_path / "soak.json").read_text())["totals"]["requests"]["small lookup"] > 0
 
 
-def test_a_server_that_dies_fails_the_run(exported: Path, kernel_cache: Path, tmp_path: Path) -> None:
-    with soak(exported, kernel_cache, tmp_path, "--minutes=60") as process:
+def test_a_server_that_dies_fails_the_run(exported: Path, tmp_path: Path) -> None:
+    with soak(exported, tmp_path, "--minutes=60") as process:
         server = int(read_until(process, r"^server (\d+): ")[1])
         read_until(process, r"min: \d+ requests")
         os.kill(server, signal.SIGKILL)

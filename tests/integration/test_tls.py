@@ -70,9 +70,7 @@ SERVERS: dict[str, tuple[dict[str, object], tuple[Wire, ...], tuple[Wire, ...]]]
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
-) -> Iterator[Secured]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A server, with a Unix socket where there is one process."""
     folder = tmp_path_factory.mktemp("tls")
     write_toy_model(folder / "model" / "1")
@@ -83,7 +81,6 @@ def server(
     given: dict[str, object] = {
         "model_base_path": folder / "model",
         "graph_signatures": "off",
-        "kernel_cache_dir": kernel_cache,
         "file_system_poll_wait_seconds": 0.05,
         "tls_handshake_timeout_s": 3,
         **{flags[wire]: file for wire in wires},
@@ -393,10 +390,10 @@ def test_curl(server: Secured, tmp_path: Path) -> None:
     assert done.stdout == '{"embeddings":{"user":[[1.0,10.0],[4.0,40.0]]}}', done.stderr
 
 
-def test_a_file_that_can_not_be_used_stops_the_start(base: Path, kernel_cache: Path, tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_used_stops_the_start(base: Path, tmp_path: Path) -> None:
     one, other = AUTHORITY.issue(), AUTHORITY.issue()
     (tmp_path / "ssl.conf").write_text(ssl_config(Issued(one.key, other.cert)))
-    settings = {"model_base_path": base, "graph_signatures": "off", "kernel_cache_dir": kernel_cache}
+    settings = {"model_base_path": base, "graph_signatures": "off"}
     with ServerProcess(rest_api_ssl_config_file=tmp_path / "ssl.conf", **settings) as process:
         assert process.exit_code() == 2
         why = f"--rest_api_ssl_config_file={tmp_path}/ssl.conf: server_key does not belong to server_cert"

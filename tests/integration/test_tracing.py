@@ -28,7 +28,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, kernel_cache: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts one server that sends its spans to the collector, or does not."""
     write_toy_model(tmp_path / "toy" / "3")
     running: list[ServerProcess] = []
@@ -45,7 +45,6 @@ def start(tmp_path: Path, kernel_cache: Path, collector: Collector, monkeypatch:
             model_base_path=tmp_path / "toy",
             model_name="toy",
             graph_signatures="off",
-            kernel_cache_dir=kernel_cache,
         )
         running.append(server)
         return server

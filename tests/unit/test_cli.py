@@ -12,7 +12,6 @@ import pytest
 
 import service.cli
 from service.configuration.settings import Settings
-from service.lookup import kernel_cache
 from service.start_error import StartError
 
 
@@ -39,10 +38,8 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     app = type("App", (FakeApp,), {"seen": []})
     vars(module).update(App=app)
     monkeypatch.setitem(sys.modules, "service.app", module)
-    monkeypatch.setattr(kernel_cache, "use", lambda folder: folder)
     monkeypatch.setattr(service.cli, "quiet_tensorflow", lambda: None)
-    for name in ("EMB_MODEL_BASE_PATH", "EMB_KERNEL_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield app
@@ -80,23 +77,6 @@ def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], m
     monkeypatch.setattr(sys, "argv", ["embedding-server", "--model_base_path=from argv"])
     assert service.cli.main() == 0
     assert fake_app.seen[0].model_base_path == "from argv"
-
-
-def test_kernels_are_kept_where_the_settings_say(
-    fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    used: list[Path] = []
-
-    def use(folder: Path) -> Path:
-        used.append(folder)
-        return folder
-
-    monkeypatch.setattr(kernel_cache, "use", use)
-    for is_filled in (False, True):
-        service.cli.main(["--model_base_path=m", f"--kernel_cache_dir={tmp_path}"])
-        assert ("compiling kernels" in capsys.readouterr().err) != is_filled
-        (tmp_path / "gather.nbc").write_bytes(b"")
-    assert used == [tmp_path] * 2
 
 
 def test_flags_of_tensorflow_serving_without_effect_are_named(

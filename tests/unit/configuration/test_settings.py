@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import ENV_PREFIX, Settings
-from service.configuration.settings_reading import SettingsError, kernel_cache_dir, quiet_tensorflow, read_settings
+from service.configuration.settings_reading import SettingsError, quiet_tensorflow, read_settings
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[3]
@@ -113,7 +113,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "drain_timeout_s": ("0", 0.0),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
-    "kernel_cache_dir": ("/cache", "/cache"),
     "graph_towers": ("0", False),
     "tower_batch_rows": ("64", 64),
     "lookup_threads": ("4", 4),
@@ -347,19 +346,6 @@ def test_help_lists_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
         assert f"--{setting.name} " in text
         if setting.default != "":
             assert f"Default: {setting.default}." in text
-
-
-def test_the_kernel_cache_is_the_one_configured_or_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EMB_KERNEL_CACHE_DIR", raising=False)
-    assert kernel_cache_dir("/k") == Path("/k")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert kernel_cache_dir("") == kernel_cache_dir() == Path("/c/embedding-server/kernels")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/h")
-    assert kernel_cache_dir() == Path("/h/.cache/embedding-server/kernels")
-    monkeypatch.setenv("EMB_KERNEL_CACHE_DIR", "/e")
-    assert kernel_cache_dir() == Path("/e")
-    assert kernel_cache_dir("") == Path("/h/.cache/embedding-server/kernels"), "already read by read_settings"
 
 
 def test_tensorflows_own_log_level_is_left_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
