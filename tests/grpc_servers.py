@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.core.engine import Engine
 from service.direct.predict import DirectPredict
-from service.transports.grpc.grpcio_server import GrpcServer
 from service.transports.grpc.h2.server import H2Server
+
+from service.core.engine import Engine
+from service.transports.grpc.grpcio_server import GrpcServer
 
 TRANSPORTS = ("h2", "grpcio")
 

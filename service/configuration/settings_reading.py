@@ -66,10 +66,7 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
                 values[name] = _parse(types[name], text)
             except ValueError as error:
                 faults.append(f"--{name} is {text!r}: {error}")
-    settings = Settings(**values)
-    if "graph_threads" not in values:
-        settings = dataclasses.replace(settings, graph_threads=settings.processors)
-    return settings, faults
+    return Settings(**values), faults
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from service.direct.predict import DirectPredict
 
 from model_export.exporter.fingerprint import fingerprint64
 from service.codecs.protos import message_class
 from service.codecs.tensor_proto import decode_tensor, encode_tensor
 from service.core.engine import Engine
 from service.core.types import ModelRef
-from service.direct.predict import DirectPredict
 from service.transports.grpc.methods import service_methods
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import (

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import grpc
 import httpx
 import numpy as np
+from service.direct.http_bodies import DirectHttp
 
 from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.types import ModelRef
-from service.direct.http_bodies import DirectHttp
 from service.transports.http.calls import API
 from service.transports.http.http_app import create_http_app
 from tests.grpc_servers import grpc_server

@@ -22,10 +22,10 @@ import httpx
 import numpy as np
 import pytest
 import uvloop
+from service.transports.tls_listener import Handshakes, TlsListener
 
 from service.client import AsyncEmbeddingClient, EmbeddingClient
 from service.client.targets import Tls
-from service.transports.tls_listener import Handshakes, TlsListener
 from tests.certificates import Authority, Issued, ssl_config
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
 from tests.toy_model import write_toy_model

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import uvloop
-
-from loadtest.bench.baselines.answers import constant_answers, listening
 from service.transports.grpc.h2.connection import Connection
 from service.transports.grpc.h2.inbound import Budget
 from service.transports.grpc.h2.metadata import error_head, read_options
@@ -18,6 +16,8 @@ from service.transports.grpc.h2.route import Route, undivided
 from service.transports.grpc.h2.stream import Stream
 from service.transports.grpc.h2.unary import Runner, UnaryCall
 from service.transports.turns import Turns
+
+from loadtest.bench.baselines.answers import constant_answers, listening
 
 _MAX_BYTES = 1 << 28
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from service.core.shortcuts import Limits
 
 from service.core.engine import Engine
 from service.core.errors import DataLoss
 from service.core.registry import Registry
 from service.core.servable import Servable
-from service.core.shortcuts import Limits
 from service.core.types import ModelRef, State, VersionStatus
 from service.core.version_policy import All
 from service.files.guarded_files import GuardedFiles

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from service.direct.http_bodies import DirectHttp
 
 from service.core.engine import Engine
 from service.core.recording import Draw
 from service.core.types import ModelRef
-from service.direct.http_bodies import DirectHttp
 from service.transports.http.calls import API
 from tests.conftest import RecordingObserver, serving
 

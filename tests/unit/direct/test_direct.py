@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from service.direct.predict import DirectPredict
 
 from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.registry import Registry
 from service.core.types import ModelRef, TableCounts
-from service.direct.predict import DirectPredict
 from service.transports.grpc.methods import service_methods
 from tests.conftest import RecordingObserver, serving
 from tests.toy_policies import write_policy_model

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from service.direct.predict import WIRE_FORMAT, DirectPredict
 
 from service.core.engine import Engine
 from service.core.errors import InvalidRequest, ServiceError
 from service.core.registry import Registry
 from service.core.servable import Servable
-from service.direct.predict import WIRE_FORMAT, DirectPredict
 from service.loading.loader import ServableLoader
 from service.loading.tower_batching import TowerBatcher
 from service.transports.grpc.methods import service_methods

@@ -7,7 +7,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from service.direct import json_text
 from service.direct.float_text import MAX_CHARS, SLACK
 

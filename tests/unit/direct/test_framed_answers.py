@@ -10,11 +10,11 @@ import pytest
 from hyperframe.frame import DataFrame, Frame, HeadersFrame
 from hypothesis import given
 from hypothesis import strategies as st
-
 from service.codecs.framed_answer import FRAME_BYTES, FRAME_HEAD_BYTES, Envelope, Framed
 from service.direct import signature
 from service.direct.answer_shape import FramedShapeWriter, ShapeWriter
 from service.transports.grpc.h2.frame_run import FrameRun
+
 from tests.unit.direct.test_direct import FLOAT, INT64, ONE, RAGGED, SEQUENCES, Both, models, request, tensor
 
 __all__ = ["models"]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from service.direct.http_bodies import DirectHttp
 
 from service.core.engine import Engine
 from service.core.types import ModelRef
-from service.direct.http_bodies import DirectHttp
 from service.loading.loader import ServableLoader
 from tests.conformance.wires import HttpClient, http_client
 from tests.conftest import RecordingObserver, serving

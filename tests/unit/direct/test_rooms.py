@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from service.direct import rooms
 from service.direct.rooms import Rooms, starts
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from service.direct import thread_state
+from service.direct.predict import DirectPredict
 
 from service.core.engine import Engine
 from service.core.registry import Registry
 from service.core.types import ModelRef
-from service.direct import thread_state
-from service.direct.predict import DirectPredict
 from tests.conftest import RecordingObserver, serving
 from tests.unit.direct.test_direct import INT64, request, tensor
 

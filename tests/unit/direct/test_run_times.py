@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-
 from service.direct.run_times import RunTimes
 
 

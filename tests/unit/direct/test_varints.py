@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
 from service.direct.memory import address_of
 from service.direct.varints import DONE, UNUSUAL, read_varints
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from service.transports.grpc.h2.server import H2Server
 
 from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.registry import Registry
 from service.transports.grpc.grpcio_server import GrpcServer
-from service.transports.grpc.h2.server import H2Server
 from tests.grpc_servers import TRANSPORTS, grpc_server
 from tests.unit.transports.conftest import NumpyModel
 from tests.unit.transports.test_grpc_methods import PREDICTION, outputs, predict_request

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from hyperframe.frame import DataFrame, Frame, HeadersFrame
-
 from service.transports.grpc.h2.answers import answer_frames
 from service.transports.grpc.h2.metadata import OK_TRAILERS
+
 from tests.unit.transports.h2_client import framed
 
 

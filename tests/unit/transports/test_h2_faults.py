@@ -26,10 +26,10 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-
-from service.core.engine import Engine
 from service.transports.grpc.h2 import connection, server
 from service.transports.grpc.h2.server import H2Server
+
+from service.core.engine import Engine
 from tests.grpc_servers import grpc_server
 from tests.unit.transports.conftest import NumpyModel
 from tests.unit.transports.h2_client import PREDICT, H2Client, framed

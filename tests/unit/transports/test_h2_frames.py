@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from h2.errors import ErrorCodes
 from h2.events import PingAckReceived
+from service.transports.grpc.h2.connection import Connection
+from service.transports.grpc.h2.server import H2Server
 
 from service.codecs.protos import message_class
 from service.core.engine import Engine
-from service.transports.grpc.h2.connection import Connection
-from service.transports.grpc.h2.server import H2Server
 from tests.grpc_servers import grpc_server
 from tests.unit.transports.conftest import NumpyModel
 from tests.unit.transports.h2_client import PREDICT, H2Client, framed

@@ -6,7 +6,6 @@ import pytest
 from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
-
 from service.transports.grpc.h2.frames import ConnectionFault, StreamFault
 from service.transports.grpc.h2.header_blocks import header_block
 from service.transports.grpc.h2.header_decoder import HeaderDecoder, HeadersTooLarge

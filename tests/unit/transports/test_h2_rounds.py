@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from service.transports.grpc.h2 import quick_answers
 
 from service.core.engine import Engine
-from service.transports.grpc.h2 import quick_answers
 from tests.conftest import RecordingObserver, serving
 from tests.grpc_servers import grpc_server
 from tests.unit.direct.test_direct import INT64, request, tensor

@@ -6,8 +6,8 @@ import pytest
 from hyperframe.frame import DataFrame, PingFrame
 from hypothesis import given
 from hypothesis import strategies as st
-
 from service.transports.grpc.h2.whole_requests import whole_message
+
 from tests.unit.transports.h2_client import framed
 
 STREAM, MOST = 7, 200_000

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import uvicorn
-
-from service.core.engine import Engine
 from service.direct.http_bodies import DirectHttp
 from service.transports.http.hot_protocol import HotProtocol
-from service.transports.http.http_app import create_http_app
 from service.transports.http.known_heads import KnownHeads
 from service.transports.turns import Turns
+
+from service.core.engine import Engine
+from service.transports.http.http_app import create_http_app
 
 BODY = b'{"features": {"user": [1, 2]}}'
 # Larger than what is answered at once, and than what a connection buffers.

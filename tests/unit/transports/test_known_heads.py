@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from service.core.types import ModelRef
 from service.transports.http.hot_answers import Asked, Target
 from service.transports.http.known_heads import KnownHeads
+
+from service.core.types import ModelRef
 
 HEAD = b"POST /x HTTP/1.1\r\ncontent-length: 4\r\n\r\n"
 ASKED = Asked(Target(ModelRef("m"), "lookup"), "", b"", b"", 100, False)

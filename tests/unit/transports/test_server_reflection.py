@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from service.transports.grpc.h2.server import H2Server
 
 from service.core.engine import Engine
 from service.transports.grpc.grpcio_server import GrpcServer
-from service.transports.grpc.h2.server import H2Server
 from tests.grpc_servers import TRANSPORTS, grpc_server
 from tests.unit.transports.test_grpc_methods import PREDICTION, predict_request
 from tests.unit.transports.test_grpc_servers import X

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from service.transports.turns import Turns
 
 from service.transports import turns
-from service.transports.turns import Turns
 
 LARGE = b"L" * (64 << 10)
 

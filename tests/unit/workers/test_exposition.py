@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from service.workers.exposition import labels, parse, render
 
 from service.metrics.text import labels as write_labels
-from service.workers.exposition import labels, parse, render
 from tests.unit.metrics.reports import finish, new_metrics
 
 TEXT = """\

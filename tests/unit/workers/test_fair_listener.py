@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from service.workers.counts import ConnectionCounts
 from service.workers.fair_listener import FairListener
 

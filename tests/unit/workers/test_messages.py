@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from service.workers.messages import BadFrame, Frames, encode
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from service.workers.model_list import error_from_json, error_to_json, models_from_json, models_to_json
 
 from service.core.errors import BackendFailure, ConfigConflict, ServiceError
 from service.core.model_config import ModelConfig, RequestLogConfig
 from service.core.version_policy import All, Latest, Specific, VersionPolicy
-from service.workers.model_list import error_from_json, error_to_json, models_from_json, models_to_json
 
 
 @pytest.mark.parametrize("policy", [Latest(3), All(), Specific(frozenset({2**62, 1}))], ids=repr)

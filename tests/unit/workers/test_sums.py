@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
 from service.workers.exposition import Number, parse
 from service.workers.sums import Sums
+
 from tests.unit.workers.test_backoff import Clock
 
 

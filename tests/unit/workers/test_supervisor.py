@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from service.configuration.settings_reading import read_settings
 from service.workers import worker_process
 from service.workers.supervisor import Supervisor
+
+from service.configuration.settings_reading import read_settings
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ["numpy", "numba", "llvmlite", "fastapi", "uvicorn", "uvloop", "grpc", "google", "tensorflow", "orjson"]
