@@ -43,12 +43,6 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "ml_dtypes"},
     ),
     "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
-    # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
-    "service.direct": (
-        {"service.core", "service.lookup", "service.codecs"},
-        # llvmlite is what numba is made of: arrays and words at addresses.
-        {"numpy", "numba", "llvmlite", "orjson"},
-    ),
     "service.graph": (
         {
             *("service.core.types", "service.core.errors", "service.core.manifest"),
@@ -84,9 +78,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
-            "service.transports.turns",
         },
-        {"numpy", "fastapi", "starlette", "orjson", "uvicorn", "httptools"},
+        {"numpy", "fastapi", "starlette", "orjson"},
     ),
     "service.transports.grpc": (
         {
@@ -96,16 +89,14 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.engine",
             "service.core.inference",
             "service.core.request_context",
-            "service.core.shortcuts",
             "service.core.tracing",
             "service.core.types",
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
-            "service.transports.turns",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
-        {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message", "hpack", "uvloop"},
+        {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),
     "service.client": (
         {"service.core.types", "service.core.errors", "service.codecs"},
@@ -123,7 +114,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     # Where lookups, graphs and deltas become one servable.
     "service.loading": (
         {
-            *(f"service.{name}" for name in ("core", "files", "lookup", "direct", "deltas", "graph", "codecs")),
+            *(f"service.{name}" for name in ("core", "files", "lookup", "deltas", "graph", "codecs")),
             "service.configuration.settings",
             "service.configuration.text_file",
             "service.metrics.metrics",
@@ -186,7 +177,6 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.engine",
             "service.core.registry",
             "service.core.servable",
-            "service.direct.predict",
             "service.transports.grpc.methods",
             "service.transports.grpc.paths",
         },
@@ -260,9 +250,6 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     # What an example shows: the exporter's public names, or the client's, which is one of the stock clients too.
     shows_client = {"client.py", "stock_clients"}
     shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"service.client"})}.get(file.parts[1], set())
-    if file == Path("loadtest/bench/baselines/h2_constant.py"):
-        # What the transport costs with nothing behind it can not be asked over the wire.
-        shown = {"service.transports.grpc.h2", "service.transports.turns"}
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
         shown = {"service.files", "service.lookup.kernels"}

@@ -36,7 +36,7 @@ from tests.conftest import RecordingObserver, serving
 from tests.toy_described import described_signatures, described_tables, write_described_model
 from tests.toy_model import rewrite_manifest, saved_model, stored_numbers
 
-TENSOR_WIRES = ("engine", "grpc", "grpcio", "oip json", "oip binary", "oip grpc")
+TENSOR_WIRES = ("engine", "grpc", "oip json", "oip binary", "oip grpc")
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("described")
     write_described_model(base / "1")
     engine = Engine(serving(base, name="described"), RecordingObserver())
-    with http_client(engine) as http, grpc_channel(engine) as channel, grpc_channel(engine, "grpcio") as grpcio:
+    with http_client(engine) as http, grpc_channel(engine) as channel:
         wires: dict[str, Wire] = {
             "engine": EngineWire(engine),
             "grpc": GrpcWire(channel),
-            "grpcio": GrpcWire(grpcio),
             "oip json": OipHttpWire(http, is_binary=False),
             "oip binary": OipHttpWire(http, is_binary=True),
             "oip grpc": OipGrpcWire(channel, is_raw=True),

@@ -21,7 +21,7 @@ class FakeApp:
     seen: list[Settings] = []
     problem: str = ""
 
-    def __init__(self, settings: Settings, crew: object = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.seen.append(settings)
 
     async def run(self) -> list[str]:
@@ -98,15 +98,14 @@ def test_strict_ends_the_start_where_a_model_has_no_version(
     entries = " ".join(entry.format(name, tmp_path) for name in ("films", "film", "users"))
     config.write_text(f"model_config_list {{ {entries} }}")
     for flags in ([f"--model_config_file={config}"], [f"--model_base_path={tmp_path / 'film'}", "--model_name=film"]):
-        for workers in ("1", "2"):
-            assert service.cli.main(["--strict", "--log_format=text", f"--workers={workers}", *flags]) == 1
-            told = [
-                line.partition(" reason=")[2] for line in capsys.readouterr().err.splitlines() if "cannot start" in line
-            ]
-            gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
-            assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
-            by_file = [f"--strict: model users: {gone.format('users')}"]
-            assert told[1:] == (by_file if "config" in flags[0] else [])
+        assert service.cli.main(["--strict", "--log_format=text", *flags]) == 1
+        told = [
+            line.partition(" reason=")[2] for line in capsys.readouterr().err.splitlines() if "cannot start" in line
+        ]
+        gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
+        assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
+        by_file = [f"--strict: model users: {gone.format('users')}"]
+        assert told[1:] == (by_file if "config" in flags[0] else [])
     assert fake_app.seen == []
     assert service.cli.main(["--strict", f"--model_base_path={tmp_path / 'films'}"]) == 0
     assert service.cli.main([f"--model_base_path={tmp_path / 'film'}"]) == 0

@@ -95,9 +95,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
     "graph_signatures": ("off", "off"),
     "data_plane": ("python", "python"),
-    "threads": ("3", 3),
+    "threads": ("3", "3"),
     "workers": ("3", "3"),
-    "grpc_transport": ("grpcio", "grpcio"),
     "graph_threads": ("3", 3),
     "grpc_max_threads": ("3", 3),
     "max_request_bytes": ("2048", 2048),
@@ -223,19 +222,17 @@ def test_each_bad_value_is_named_with_what_was_wanted(argument: str, message: st
     assert faults_of([*BASE, argument]) == [message]
 
 
-def test_workers_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_another_name_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    threads = [
-        (settings.num_workers, settings.processors, settings.graph_threads)
-        for more in (["--workers=3"], ["--workers=20"], ["--workers=auto"], ["--workers=4", "--graph_threads=5"])
-        for settings in [read_settings([*BASE, *more], {})]
-    ]
-    assert threads == [(3, 2, 2), (20, 1, 1), (8, 1, 1), (4, 2, 5)]
+    given = ([], ["--threads=3"], ["--workers=3"], ["--workers=auto"])
+    assert [read_settings([*BASE, *more], {}).num_threads for more in given] == [8, 3, 3, 8]
+    assert faults_of([*BASE, "--workers=2", "--threads=2"]) == ["--workers is another name of --threads: give one"]
 
 
-@pytest.mark.parametrize("workers", ["0", "257", "-1", "two", "1.5", ""])
-def test_a_number_of_workers_that_makes_no_sense_is_refused(workers: str) -> None:
-    assert faults_of([*BASE, f"--workers={workers}"]) == [f"--workers is {workers!r}: expected 1 to 256, or 'auto'"]
+@pytest.mark.parametrize("name", ["threads", "workers"])
+@pytest.mark.parametrize("number", ["0", "1025", "-1", "two", "1.5"])
+def test_a_number_of_threads_that_makes_no_sense_is_refused(name: str, number: str) -> None:
+    assert faults_of([*BASE, f"--{name}={number}"]) == [f"--{name} is {number!r}: expected 1 to 1024, or 'auto'"]
 
 
 @pytest.mark.parametrize(
