@@ -117,7 +117,7 @@ fuzz-native:  ## send mutated bytes to each parser of the native core, with sani
 	$(call cargo,cargo,fuzz/run $(ARGS))
 
 soak: core  ## mixed load for MINUTES while versions are swapped, rows changed, workers killed: what failed or grew
-	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --workers=2 --kill_seconds=60 --sample_seconds=10 $(ARGS)
+	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --sample_seconds=10 $(ARGS)
 
 clean:  ## remove the virtual environment, what was built, caches and demo models
 	rm -rf $(VENV) models build dist native/target native/fuzz/target $(CORE) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

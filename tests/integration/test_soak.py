@@ -46,9 +46,8 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     raise AssertionError(f"ended without {pattern!r}")
 
 
-def test_nothing_fails_but_what_kills_tear_and_the_report_has_its_rows(exported: Path, tmp_path: Path) -> None:
-    trouble = ["--workers=2", "--kill_seconds=6"]
-    with soak(exported, tmp_path, "--minutes=0.25", "--rate=120", *trouble) as process:
+def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Path) -> None:
+    with soak(exported, tmp_path, "--minutes=0.25", "--rate=120") as process:
         text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     found = json.loads((tmp_path / "soak.json").read_text())
@@ -56,8 +55,6 @@ def test_nothing_fails_but_what_kills_tear_and_the_report_has_its_rows(exported:
     # Rows are changed where the server has a route for it.
     assert set(found["totals"]["requests"]) - {"upsert"} == KINDS
     assert found["totals"]["outcomes"]["health watch: SERVING"] >= 1
-    assert found["totals"]["outcomes"]["worker kill: replaced"] >= 1
-    assert len(found["kills_s"]) >= found["totals"]["outcomes"]["worker kill: replaced"]
     assert found["totals"]["outcomes"]["version swap: OK"] > 1
     assert 12 <= len(found["samples"]) <= 15
     assert all(
@@ -68,8 +65,7 @@ def test_nothing_fails_but_what_kills_tear_and_the_report_has_its_rows(exported:
     assert all(re.search(rf"^\| {kind} \| \d+ \| 0 \|", report, re.MULTILINE) for kind in KINDS)
     assert len(re.findall(r"^\| \d+\.\d \|", report, re.MULTILINE)) == len(found["samples"])
     assert re.search(r"^Growth in the second half, anonymous_mib: [+-]\d", report, re.MULTILINE)
-    assert "workers were killed, which tore" in report
-    assert (tmp_path / "soak.svg").read_text().count("<polyline") == 9
+    assert (tmp_path / "soak.svg").read_text().count("<polyline") == 7
 
 
 def test_an_interrupted_run_reports_what_it_has(exported: Path, tmp_path: Path) -> None:

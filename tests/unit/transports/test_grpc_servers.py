@@ -187,17 +187,6 @@ def test_a_unix_socket(
     assert not path.exists()
 
 
-def test_a_unix_socket_that_answers_is_not_taken_over(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> None:
-    # grpcio takes it over.
-    path = tmp_path_factory.mktemp("s") / "grpc"
-    server, other = (grpc_server(engine, socket_path=str(path)) for _ in range(2))
-    server.start()
-    with pytest.raises(OSError, match=f"gRPC can not listen on unix:{path}"):
-        other.start()
-    other.stop(0)
-    server.stop(0)
-
-
 SERVING, NOT_SERVING = 1, 2
 PREDICTION_NAME = PREDICTION.removeprefix("/")
 
