@@ -116,7 +116,7 @@ fuzz: core  ## attack a server of a tiny model: 100,000 requests over each wire,
 fuzz-native:  ## send mutated bytes to each parser of the native core, with sanitizers, a minute each
 	$(call cargo,cargo,fuzz/run $(ARGS))
 
-soak: core  ## mixed load for MINUTES while versions are swapped, rows changed, workers killed: what failed or grew
+soak: core  ## mixed load for MINUTES while versions are swapped, rows changed: what failed or grew
 	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --sample_seconds=10 $(ARGS)
 
 clean:  ## remove the virtual environment, what was built, caches and demo models

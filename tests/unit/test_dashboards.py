@@ -33,7 +33,7 @@ WORDS = {
 }
 # Where the documents name metrics, and where of these each one of ours is described.
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-DESCRIBED = ("monitoring.md", "deltas.md", "workers.md")
+DESCRIBED = ("monitoring.md", "deltas.md")
 # The supervising process tells these of its workers.
 OF_WORKERS = {f"embedding_server_{part}" for part in ("workers", "workers_silent", "worker_restarts_total")}
 # Of files that this server reads only where it is told to.
