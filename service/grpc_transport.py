@@ -39,7 +39,15 @@ def create_reference_grpc_server(
     settings: Settings, engine: Engine, socket_path: Path, access: Access | None = None
 ) -> GrpcServer:
     """Returns the server behind the native core, on a Unix socket, which has not started."""
-    return _create(settings, engine, access, address=f"unix:{socket_path}")
+    return _create(
+        settings,
+        engine,
+        access,
+        address=f"unix:{socket_path}",
+        # The core can not serve it: gRPC clients send the percent-encoded path of a Unix socket as :authority, which is
+        # no authority (RFC 3986), and the HTTP/2 of the core refuses the request.
+        socket_path=settings.grpc_socket_path,
+    )
 
 
 def _create(settings: Settings, engine: Engine, access: Access | None, **more: Any) -> GrpcServer:

@@ -93,12 +93,11 @@ class NativeServers:
 
     def _open_edge(self, listeners: dict[str, list[socket.socket]]) -> Edge:
         settings, metrics = self._settings, self._metrics
-        unix = [Path(settings.grpc_socket_path)] if settings.grpc_socket_path else []
         edge = Edge(
             settings,
             self._routes,
             self._tls,
-            listeners={"http": listeners["http"], "grpc": [*listeners["grpc"], *unix]},
+            listeners=listeners,
             upstreams=self._upstreams,
             max_connections=max_connections(settings.max_connections),
             max_table_rows=DEFAULT_MAX_TABLE_ROWS,

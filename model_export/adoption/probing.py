@@ -41,7 +41,7 @@ class Probe:
             placeholders = {node_of(rows): dtype for read, dtype in dtypes.items() for rows in read.rows}
             dense.add(graph.flat, left | placeholders.keys(), placeholders, graph.follow)
         try:
-            self.session = dense.open(opened.artifact, opened.handles, threads=1, inter_op_threads=1)
+            self.session = dense.open_in_python(opened.artifact, opened.handles)
         except (NotProven, ArtifactError, tf.errors.OpError) as error:
             raise ExportError(f"TensorFlow can not run the graph of {opened.artifact}: {error}") from error
 

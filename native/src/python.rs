@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::declined::Declined;
-use crate::edge::{self, Cors, Dispatch, Limits, Listen, Method, Target, Wire};
+use crate::edge::{self, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Wire};
 use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Description, Effort, Keep, ModelRoutes, Routes};
 use crate::python_log;
@@ -100,6 +100,11 @@ pub fn routes_of(models: &PythonRoutes) -> Routes {
     Routes::new(models.collect())
 }
 
+/// The forms as a server with its default settings has them.
+const FORMS: PlainForms = PlainForms {
+    max_table_rows: 1 << 20,
+};
+
 /// The module's forms without a socket, for tests that hold them against the reference's codecs.
 #[pyclass(frozen, module = "service._native")]
 pub struct Forms {
@@ -126,13 +131,7 @@ impl Forms {
     /// Returns the answer to one gRPC message, or the reason why the reference must answer it.
     fn grpc<'py>(&self, py: Python<'py>, path: &str, message: &[u8]) -> Result<Bound<'py, PyBytes>, PyErr> {
         let method = Method::of_path(path).ok_or_else(|| PyValueError::new_err("no such method"))?;
-        self.told(
-            py,
-            PlainForms {
-                max_table_rows: 1 << 20,
-            }
-            .grpc(method, &self.call(), message),
-        )
+        told(py, FORMS.grpc(method, &self.call(), message))
     }
 
     /// Returns the answer to the body of one HTTP request, or the reason why the reference must answer it.
@@ -146,13 +145,7 @@ impl Forms {
     ) -> Result<Bound<'py, PyBytes>, PyErr> {
         let target = edge::target(path).ok_or_else(|| PyValueError::new_err("no such path"))?;
         let target = Target { json_length, ..target };
-        self.told(
-            py,
-            PlainForms {
-                max_table_rows: 1 << 20,
-            }
-            .http(&target, &self.call(), body),
-        )
+        told(py, FORMS.http(&target, &self.call(), body))
     }
 }
 
@@ -166,12 +159,12 @@ impl Forms {
             strict_json: self.strict_json,
         }
     }
+}
 
-    fn told<'py>(&self, py: Python<'py>, answered: Result<Answered, Declined>) -> PyResult<Bound<'py, PyBytes>> {
-        match answered {
-            Ok(answered) => Ok(PyBytes::new(py, &answered.body)),
-            Err(declined) => Err(PyValueError::new_err(format!("{declined:?}"))),
-        }
+fn told(py: Python<'_>, answered: Result<Answered, Declined>) -> PyResult<Bound<'_, PyBytes>> {
+    match answered {
+        Ok(answered) => Ok(PyBytes::new(py, &answered.body)),
+        Err(declined) => Err(PyValueError::new_err(format!("{declined:?}"))),
     }
 }
 
@@ -179,6 +172,8 @@ impl Forms {
 #[pyclass(frozen, module = "service._native")]
 pub struct Server {
     inner: ArcSwapOption<edge::Server>,
+    /// What was counted until the server was closed.
+    last: ArcSwapOption<Snapshot>,
 }
 
 #[pymethods]
@@ -195,6 +190,7 @@ impl Server {
         let server = py.detach(|| edge::Server::start(config, dispatch))?;
         Ok(Server {
             inner: ArcSwapOption::from_pointee(server),
+            last: ArcSwapOption::empty(),
         })
     }
 
@@ -234,9 +230,13 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the JSON text of what was counted (edge/statistics.rs).
+    /// Returns the JSON text of what was counted (edge/statistics.rs), also after `close`.
     fn statistics(&self) -> PyResult<String> {
-        serde_json::to_string(&self.running()?.statistics()).map_err(value_error)
+        match (self.inner.load_full(), self.last.load_full()) {
+            (Some(server), _) => serde_json::to_string(&server.statistics()),
+            (None, last) => serde_json::to_string(&last.as_deref()),
+        }
+        .map_err(value_error)
     }
 
     /// Forgets what was counted for a version, and returns it as JSON text.
@@ -256,7 +256,14 @@ impl Server {
     /// Cuts all connections and ends the threads.
     fn close(&self, py: Python<'_>) {
         let server = self.inner.swap(None);
-        py.detach(|| drop(server));
+        py.detach(|| {
+            if let Some(server) = &server {
+                self.last.store(Some(Arc::new(server.statistics())));
+                // A drain that another thread waits for holds the server, too.
+                server.cut();
+            }
+            drop(server);
+        });
     }
 }
 
@@ -364,7 +371,7 @@ enum CorsConfig {
     Origins(Vec<String>),
 }
 
-/// Limits of service/configuration/server_settings.py; times in seconds.
+/// Limits of `service/configuration/server_settings.py`; times in seconds.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LimitsConfig {
@@ -385,11 +392,6 @@ impl ServerConfig {
     fn edge(self) -> PyResult<edge::Config> {
         let limits = self.limits;
         let time = |seconds: f64| Duration::try_from_secs_f64(seconds).map_err(value_error);
-        let listen = |one: Listener| match one {
-            Listener::Path(path) => Listen::Path(path),
-            // SAFETY: service/dataplane/edge.py has detached the descriptor, so nobody else owns it.
-            Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
-        };
         Ok(edge::Config {
             threads: self.threads,
             large_threads: self.large_threads,
@@ -425,6 +427,14 @@ impl ServerConfig {
             slow_from: self.slow_from_s.map_or(Ok(Duration::MAX), time)?,
             ..edge::Config::default()
         })
+    }
+}
+
+fn listen(one: Listener) -> Listen {
+    match one {
+        Listener::Path(path) => Listen::Path(path),
+        // SAFETY: service/dataplane/edge.py has detached the descriptor, so nobody else owns it.
+        Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
     }
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from service.graph.flat_graph import FlatGraph, flatten, node_of
-from service.graph.graph_session import GraphProgram, GraphSession, open_session
+from service.graph.graph_session import GraphProgram, GraphSession, open_python_session, open_session
 from service.graph.restoring import Saved, add_restore
 from service.graph.table_reads import NotProven
 
@@ -60,6 +60,16 @@ class DenseGraph:
 
     def open(self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int) -> DenseSession:
         """Returns a session with what is left restored; raises NotProven where that still reads a table."""
+        program, graph = self._program(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
+        return DenseSession(open_session(program, graph), graph)
+
+    def open_in_python(self, artifact: Path, saved: Mapping[str, Saved]) -> Any:
+        """Returns what open does as a tf.compat.v1.Session of one thread, whose graph may be extended."""
+        return open_python_session(*self._program(artifact, saved, threads=1, inter_op_threads=1))
+
+    def _program(
+        self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int
+    ) -> tuple[GraphProgram, Any]:
         import tensorflow as tf
         from tensorflow.python.saved_model.loader_impl import get_asset_tensors
 
@@ -85,8 +95,7 @@ class DenseGraph:
         steps: list[tuple[str, Mapping[str, bytes]]] = [(restored, {})]
         if init:
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
-        program = GraphProgram(graph_def.SerializeToString(), config.SerializeToString(), tuple(steps))
-        return DenseSession(open_session(program, graph), graph)
+        return GraphProgram(graph_def.SerializeToString(), config.SerializeToString(), tuple(steps)), graph
 
     def _add_init(self) -> str:
         name = _init_op(self._meta_graph)

@@ -159,10 +159,14 @@ def open_session(program: GraphProgram, graph: Any) -> GraphSession:
     Args:
       graph: the tf.Graph of the program.
     """
+    core = open_core_session(program)
+    return core if core is not None else PythonSession(open_python_session(program, graph), program.config)
+
+
+def open_python_session(program: GraphProgram, graph: Any) -> Any:
+    """Opens a graph as a tf.compat.v1.Session; raises what TensorFlow does. graph: the tf.Graph of the program."""
     import tensorflow as tf
 
-    if (core := open_core_session(program)) is not None:
-        return core
     v1 = tf.compat.v1
     session = v1.Session(graph=graph, config=v1.ConfigProto.FromString(program.config))
     try:
@@ -171,7 +175,7 @@ def open_session(program: GraphProgram, graph: Any) -> GraphSession:
     except Exception:
         session.close()
         raise
-    return PythonSession(session, program.config)
+    return session
 
 
 def _op_error(code: int, message: str) -> Exception:

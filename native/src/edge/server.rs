@@ -175,6 +175,11 @@ impl Server {
         self.hub.shared.statistics.retire(model, version)
     }
 
+    /// Cuts all connections now; a drain that waits for them ends.
+    pub fn cut(&self) {
+        self.hub.tell_all(Order::Cut);
+    }
+
     /// Accepts no more connections, lets open requests end for up to `timeout`, then cuts what is left. Blocks; says
     /// whether all requests ended. Not to be called from the edge's own threads.
     pub fn drain(&self, timeout: Duration) -> bool {
@@ -244,7 +249,7 @@ impl Hub {
     }
 
     /// Serves a connection in a task of its own, or drops it where there are too many.
-    fn admit<S>(self: &Arc<Self>, wire: Wire, stream: S, peer: String)
+    fn admit<S>(self: &Arc<Self>, wire: Wire, stream: S, peer: String, tls: Option<Arc<ServerConfig>>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -275,11 +280,15 @@ impl Hub {
         }
         tokio::spawn(async move {
             let hub = &registration.hub;
-            let Some(config) = hub.tls(wire).load_full() else {
+            let Some(config) = tls else {
                 return serve(wire, stream, connection, &hub.shared).await;
             };
             let handshake = TlsAcceptor::from(config).accept(stream);
             match tokio::time::timeout(hub.shared.limits.handshake_timeout, handshake).await {
+                // RFC 9113, section 3.2: HTTP/2 over TLS needs both sides' word for it.
+                Ok(Ok(stream)) if wire == Wire::Grpc && stream.get_ref().1.alpn_protocol() != Some(b"h2") => {
+                    hub.shared.statistics.count(Event::HandshakeFailedGrpc);
+                }
                 Ok(Ok(stream)) => {
                     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
                     if let Some(certificate) = certificate {
@@ -383,11 +392,12 @@ async fn accept_one(hub: &Arc<Hub>, wire: Wire, listener: &Listener) -> io::Resu
             let (stream, peer) = listener.accept().await?;
             let _ = stream.set_nodelay(true);
             let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-            hub.admit(wire, stream, peer.to_string());
+            hub.admit(wire, stream, peer.to_string(), hub.tls(wire).load_full());
         }
         Listener::Unix(listener, _) => {
             let (stream, _) = listener.accept().await?;
-            hub.admit(wire, stream, "unix:".into());
+            // Who may open the socket file is said by the system, so it is plaintext, as it is in gRPC's own server.
+            hub.admit(wire, stream, "unix:".into(), None);
         }
     }
     Ok(())

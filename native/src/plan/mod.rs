@@ -16,5 +16,5 @@ pub use description::{
 pub use graph::{Graph, OpenGraph, RanData, RanOutput};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use routes::{ModelRoutes, Routes};
-pub use servable::{Counts, FeaturePlan, InputPlan, Keep, NeedsIds, OutputPlan, Reading, Servable, Signature};
+pub use servable::{Counts, FeaturePlan, InputPlan, Keep, NeedsIds, OutputPlan, Reading, Role, Servable, Signature};
 pub use work::{Effort, Features, OutputShape, Work};

@@ -9,6 +9,17 @@ use super::inputs::DataType;
 use crate::tables::table::{Combiner, Combining, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
+/// What an input is to the features of its signature. Of all but `Free`, int32 and int64 stand for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A tensor that no feature reads.
+    Free,
+    /// Ids.
+    Ids,
+    /// Row splits or weights.
+    Part,
+}
+
 /// One input of a signature.
 #[derive(Debug)]
 pub struct InputPlan {
@@ -20,10 +31,8 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave it out.
     pub is_optional: bool,
-    /// Whether it holds ids, row splits or weights of a feature, so that int32 and int64 stand for each other.
-    pub takes_any_integer: bool,
-    /// Whether it holds row splits or weights of a feature.
-    pub is_part: bool,
+    /// What it is to the features.
+    pub role: Role,
     /// Number of the vocabulary that maps keys to ids.
     pub vocabulary: Option<usize>,
     /// Whether keys are sent and never ids.
@@ -383,10 +392,7 @@ fn signature(
         .iter()
         .flat_map(|f| f.row_splits.into_iter().chain(f.weights))
         .collect();
-    let ids: Vec<usize> = features
-        .iter()
-        .flat_map(|f| [f.ids].into_iter().chain(f.row_splits).chain(f.weights))
-        .collect();
+    let ids: Vec<usize> = features.iter().map(|f| f.ids).collect();
     let num_inputs = inputs.len();
     let inputs = inputs
         .into_iter()
@@ -413,8 +419,11 @@ fn signature(
                 dtype: input.dtype,
                 shape: input.shape,
                 is_optional: input.is_optional,
-                takes_any_integer: ids.contains(&number) || input.vocabulary_size.is_some(),
-                is_part: parts.contains(&number),
+                role: match input.vocabulary_size {
+                    _ if parts.contains(&number) => Role::Part,
+                    None if !ids.contains(&number) => Role::Free,
+                    _ => Role::Ids,
+                },
                 vocabulary: input.vocabulary,
                 takes_keys: input.takes_keys,
                 takes_strings: input.takes_strings,

@@ -7,13 +7,18 @@ use serde_json::{Value, json};
 use super::*;
 use crate::declined::Declined;
 
+#[allow(clippy::cast_precision_loss, reason = "the tables of tests hold numbers below 2^24")]
+fn small(number: usize) -> f32 {
+    number as f32
+}
+
 /// A servable over tables that live as long as it does.
 pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable {
     let memory: Vec<Vec<f32>> = tables
         .iter()
         .map(|&(size, dim)| {
             (0..size)
-                .flat_map(|row| (0..dim).map(move |d| (10 * row + d) as f32))
+                .flat_map(|row| (0..dim).map(move |d| small(10 * row + d)))
                 .collect()
         })
         .collect();
@@ -26,24 +31,29 @@ pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable
                 "rows_at": rows.as_ptr() as usize, "scales_at": 0})
         })
         .collect();
-    let description = json!({"model": "m", "version": 3, "tables": described, "vocabularies": [],
-        "signatures": signatures, "mark_at": 0});
+    let mut description = json!({"model": "m", "version": 3, "tables": described, "vocabularies": [], "mark_at": 0});
+    description["signatures"] = signatures;
     let description: Description = serde_json::from_value(description).expect("a description");
     // SAFETY: `memory` is kept by the servable.
     unsafe { Servable::compile(description, Keep(Box::new(memory)), &|_| Err("no graph".to_owned())) }.expect("fits")
 }
 
 pub(crate) fn input(name: &str, dtype: &str, shape: Value, is_optional: bool) -> Value {
-    json!({"name": name, "dtype": dtype, "shape": shape, "is_optional": is_optional, "vocabulary_size": null,
-        "bounds": "both", "vocabulary": null, "takes_keys": false, "takes_strings": false})
+    let mut one = json!({"name": name, "dtype": dtype, "is_optional": is_optional, "vocabulary_size": null,
+        "bounds": "both", "vocabulary": null, "takes_keys": false, "takes_strings": false});
+    one["shape"] = shape;
+    one
 }
 
 pub(crate) fn feature(name: &str, ids: usize, more: Value) -> Value {
     let mut one = json!({"name": name, "ids": ids, "row_splits": null, "weights": null, "table": 0, "combiner": null,
         "summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": false, "positive_only": false,
         "max_ids": 0, "truncates": false, "length": 0, "ids_rank": 1, "needs_ids": "none"});
-    for (key, value) in more.as_object().expect("an object") {
-        one[key] = value.clone();
+    let Value::Object(more) = more else {
+        panic!("an object is needed")
+    };
+    for (key, value) in more {
+        one[key] = value;
     }
     one
 }
@@ -80,6 +90,7 @@ pub(crate) fn toy() -> Servable {
     servable(json!([signature]), &[(5, 2)])
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "an input that was sent")]
 fn ints(numbers: &[i64]) -> Option<Tensor<'static>> {
     let dims = [numbers.len()].into_iter().collect();
     Some(Tensor {
@@ -93,11 +104,10 @@ fn nothing<'a>() -> Inputs<'a> {
     (0..7).map(|_| None).collect()
 }
 
-fn ask(
-    servable: &Servable,
-    inputs: Inputs<'_>,
-    wanted: &[&str],
-) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, Declined> {
+/// Name, shape and numbers of one output.
+type Found = (String, Vec<usize>, Vec<f32>);
+
+fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<Found>, Declined> {
     let plan = &servable.signatures()[0];
     let wanted: Vec<usize> = wanted
         .iter()

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::description::SignatureKind;
 use super::graph::{RanData, RanOutput};
 use super::inputs::{Data, DataType, Dims, Inputs, Tensor};
-use super::servable::{FeaturePlan, InputPlan, NeedsIds, Reading, Servable, Signature};
+use super::servable::{FeaturePlan, InputPlan, NeedsIds, Reading, Role, Servable, Signature};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, Out, Weights};
 
@@ -87,6 +87,7 @@ impl Sent<'_> {
     }
 }
 
+#[allow(clippy::large_enum_variant, reason = "a box would cost each lookup an allocation")]
 enum Content<'r> {
     Lookup {
         /// By feature; None: it was not sent.
@@ -404,7 +405,7 @@ fn judge_tensors<'r>(
                 input.vocabulary.is_some() && (is_lookup || !input.takes_keys)
             }
             (DataType::Int64 | DataType::Int32, DataType::Int64 | DataType::Int32)
-                if tensor.dtype == input.dtype || input.takes_any_integer =>
+                if tensor.dtype == input.dtype || input.role != Role::Free =>
             {
                 input.takes_keys && is_lookup
             }
@@ -450,7 +451,7 @@ fn judge_tensors<'r>(
 
 fn check_shape(kind: SignatureKind, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), Declined> {
     let Some(shape) = &input.shape else { return Ok(()) };
-    let is_described = kind == SignatureKind::Lookup || input.takes_any_integer;
+    let is_described = kind == SignatureKind::Lookup || input.role != Role::Free;
     if is_described && shape.len() != tensor.dims.len() {
         return Err(Declined::Unfit);
     }
@@ -477,7 +478,7 @@ fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize, Declined> 
             .features
             .iter()
             .find(|feature| feature.ids == number && feature.row_splits.is_some());
-        if ragged.is_some() || input.is_part {
+        if ragged.is_some() || input.role == Role::Part {
             continue;
         }
         let is_open = |shape: &Vec<Option<usize>>| shape.get(1).is_none_or(Option::is_none);

@@ -131,7 +131,7 @@ pub(super) fn widened(half: u16) -> f32 {
 /// Returns the signed number of four bits in the low half of a byte for an even column, in the high half for an odd.
 #[inline(always)]
 pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
-    let low_half_up = if column % 2 == 0 { byte << 4 } else { byte };
+    let low_half_up = if column.is_multiple_of(2) { byte << 4 } else { byte };
     f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
 }
 

@@ -22,7 +22,7 @@ impl Numbers {
             Dtype::Int8 => f32::from(self.raw[place] as i8) * self.scales[row],
             Dtype::Int4 => {
                 let byte = self.raw[row * self.dim.div_ceil(2) + column / 2];
-                let bits = if column % 2 == 0 { byte & 15 } else { byte >> 4 };
+                let bits = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
                 let number = if bits < 8 { bits as i8 } else { bits as i8 - 16 };
                 f32::from(number) * self.scales[row]
             }
@@ -104,10 +104,10 @@ pub(super) fn combine(
         for at in begin..end {
             missing += usize::from(!(0..table.size as i64).contains(&ids[at]));
             let weight = weights.map_or(1.0, |weights| weights[at]);
-            if let Some(row) = table.row_of(ids[at], at, policy)? {
-                if !how.positive_only || weight > 0.0 {
-                    terms.push((row, weight));
-                }
+            if let Some(row) = table.row_of(ids[at], at, policy)?
+                && (!how.positive_only || weight > 0.0)
+            {
+                terms.push((row, weight));
             }
         }
         let total = terms.iter().fold(0.0_f32, |sum, term| sum + term.1);

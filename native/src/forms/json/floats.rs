@@ -1,9 +1,9 @@
 //! Writes numbers, strings and nested lists as JSON text, byte for byte as orjson writes numpy arrays.
 //!
 //! A float has the shortest digits that read back as the same float, always with a point or an exponent; `NaN`,
-//! `Infinity` and `-Infinity` are bare tokens, or `null` where JSON is strict. zmij writes them as orjson does; a writer
-//! of our own, in double precision and with one pass over the digits, was as fast (18 ns a number) and is not here.
+//! `Infinity` and `-Infinity` are bare tokens, or `null` where JSON is strict. zmij writes them as orjson does.
 
+use super::float32_text;
 use crate::plan::DataType;
 
 /// What is written for numbers that plain JSON does not have.
@@ -26,7 +26,8 @@ impl NonFinite {
         }
     }
 
-    fn text(self, number: f64) -> &'static [u8] {
+    /// Returns the text of NaN or an infinity.
+    pub(super) fn text(self, number: f64) -> &'static [u8] {
         match self {
             NonFinite::Null => b"null",
             NonFinite::Tokens if number.is_nan() => b"NaN",
@@ -39,13 +40,13 @@ impl NonFinite {
 /// Room that is kept for a number and the comma behind it.
 const MOST_CHARS: usize = 17;
 
-/// A number or a boolean of a tensor: `SIZE` little-endian bytes, and its text.
+/// A number or a boolean of a tensor.
 trait Element {
     /// Bytes of one element in a tensor.
     const SIZE: usize;
 
-    /// Appends the text of the element in `bytes`, which are `SIZE`.
-    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>);
+    /// Appends the texts of the little-endian elements in `bytes`, with commas between them.
+    fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>);
 }
 
 /// A half of a float32: its value is written as that of a float32.
@@ -53,15 +54,30 @@ struct Float16;
 struct Bfloat16;
 struct Bool;
 
+/// Appends the text that `write` appends for each element, with commas between them.
+#[inline]
+fn write_each<const SIZE: usize>(bytes: &[u8], out: &mut Vec<u8>, write: impl Fn([u8; SIZE], &mut Vec<u8>)) {
+    let (elements, _) = bytes.as_chunks::<SIZE>();
+    out.reserve(elements.len() * MOST_CHARS);
+    for &element in elements {
+        write(element, out);
+        out.push(b',');
+    }
+    if !elements.is_empty() {
+        out.pop();
+    }
+}
+
 macro_rules! whole_number {
     ($($number:ty),*) => {$(
         impl Element for $number {
             const SIZE: usize = size_of::<$number>();
 
-            #[inline]
-            fn write(bytes: &[u8], _: NonFinite, out: &mut Vec<u8>) {
-                let number = <$number>::from_le_bytes(bytes.try_into().expect("SIZE bytes"));
-                out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+            fn write_row(bytes: &[u8], _: NonFinite, out: &mut Vec<u8>) {
+                write_each(bytes, out, |element, out| {
+                    let number = <$number>::from_le_bytes(element);
+                    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+                });
             }
         }
     )*};
@@ -72,55 +88,46 @@ whole_number!(i8, i16, i32, i64, u8, u16, u32, u64);
 impl Element for f32 {
     const SIZE: usize = 4;
 
-    #[inline]
-    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
-        write_f32(
-            f32::from_le_bytes(bytes.try_into().expect("SIZE bytes")),
-            non_finite,
-            out,
-        );
+    fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        float32_text::write_row(bytes, f32::from_le_bytes, non_finite, out);
     }
 }
 
 impl Element for f64 {
     const SIZE: usize = 8;
 
-    #[inline]
-    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
-        write_f64(
-            f64::from_le_bytes(bytes.try_into().expect("SIZE bytes")),
-            non_finite,
-            out,
-        );
+    fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        write_each(bytes, out, |element, out| {
+            write_f64(f64::from_le_bytes(element), non_finite, out);
+        });
     }
 }
 
 impl Element for Float16 {
     const SIZE: usize = 2;
 
-    #[inline]
-    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
-        let half = u16::from_le_bytes(bytes.try_into().expect("SIZE bytes"));
-        write_f32(of_half(half), non_finite, out);
+    fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        let value = |element| of_half(u16::from_le_bytes(element));
+        float32_text::write_row(bytes, value, non_finite, out);
     }
 }
 
 impl Element for Bfloat16 {
     const SIZE: usize = 2;
 
-    #[inline]
-    fn write(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
-        let upper = u16::from_le_bytes(bytes.try_into().expect("SIZE bytes"));
-        write_f32(f32::from_bits(u32::from(upper) << 16), non_finite, out);
+    fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
+        let value = |element| f32::from_bits(u32::from(u16::from_le_bytes(element)) << 16);
+        float32_text::write_row(bytes, value, non_finite, out);
     }
 }
 
 impl Element for Bool {
     const SIZE: usize = 1;
 
-    #[inline]
-    fn write(bytes: &[u8], _: NonFinite, out: &mut Vec<u8>) {
-        out.extend_from_slice(if bytes[0] == 0 { b"false" } else { b"true" });
+    fn write_row(bytes: &[u8], _: NonFinite, out: &mut Vec<u8>) {
+        write_each(bytes, out, |[byte], out| {
+            out.extend_from_slice(if byte == 0 { b"false" } else { b"true" });
+        });
     }
 }
 
@@ -135,16 +142,6 @@ fn of_half(half: u16) -> f32 {
         0 => f32::from_bits(sign | (fraction as f32 / 16_777_216.0).to_bits()),
         31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
         _ => f32::from_bits(sign | (exponent + 112) << 23 | fraction << 13),
-    }
-}
-
-/// Appends the text of a float32.
-#[inline]
-pub fn write_f32(number: f32, non_finite: NonFinite, out: &mut Vec<u8>) {
-    if number.is_finite() {
-        append_short(zmij::Buffer::new().format_finite(number).as_bytes(), out);
-    } else {
-        out.extend_from_slice(non_finite.text(number.into()));
     }
 }
 
@@ -172,7 +169,7 @@ fn append_short(text: &[u8], out: &mut Vec<u8>) {
 
 /// Appends the text of a float64.
 #[inline]
-pub fn write_f64(number: f64, non_finite: NonFinite, out: &mut Vec<u8>) {
+fn write_f64(number: f64, non_finite: NonFinite, out: &mut Vec<u8>) {
     if number.is_finite() {
         append_short(zmij::Buffer::new().format_finite(number).as_bytes(), out);
     } else {
@@ -245,25 +242,21 @@ fn write_elements<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinit
 /// Appends one level of lists.
 fn write_level<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
     let Some((&length, inner)) = dims.split_first() else {
-        E::write(bytes, non_finite, out);
+        E::write_row(bytes, non_finite, out);
         return;
     };
     out.push(b'[');
     if inner.is_empty() {
-        out.reserve(length * MOST_CHARS);
-        for one in bytes.chunks_exact(E::SIZE) {
-            E::write(one, non_finite, out);
-            out.push(b',');
-        }
+        E::write_row(bytes, non_finite, out);
     } else {
         let step = bytes.len().checked_div(length).unwrap_or(0);
         for i in 0..length {
             write_level::<E>(inner, &bytes[i * step..(i + 1) * step], non_finite, out);
             out.push(b',');
         }
-    }
-    if length > 0 {
-        out.pop();
+        if length > 0 {
+            out.pop();
+        }
     }
     out.push(b']');
 }

@@ -2,6 +2,7 @@
 
 pub mod base64;
 mod cursor;
+mod float32_text;
 pub mod floats;
 pub mod nested;
 pub mod outputs;

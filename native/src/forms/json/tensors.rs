@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::nested::{Leaves, Nested};
 use crate::declined::Declined;
-use crate::plan::{Data, DataType, Dims, InputPlan, Inputs, Signature, Strings, Tensor};
+use crate::plan::{Data, DataType, Dims, InputPlan, Inputs, Role, Signature, Strings, Tensor};
 
 /// Returns inputs of which none was sent.
 #[must_use]
@@ -18,7 +18,7 @@ pub fn nothing<'a>(signature: &Signature) -> Inputs<'a> {
 #[must_use]
 pub fn is_ragged_part(signature: &Signature, number: usize) -> bool {
     let mut ragged = signature.features.iter().filter(|feature| feature.row_splits.is_some());
-    signature.inputs[number].is_part || ragged.any(|feature| feature.ids == number)
+    signature.inputs[number].role == Role::Part || ragged.any(|feature| feature.ids == number)
 }
 
 /// Adds the nested lists of one input.

@@ -1,0 +1,400 @@
+//! Writes float32 as JSON text: the shortest digits that read back as the same number, in orjson's layout.
+//!
+//! A float is c 2^q. Scaled by the power of ten 10^-k for which one step of c is between 1 and 10, it is x, with seven
+//! to nine digits before the point. Half a step is below 5, so at most one multiple of ten is nearer to x than that.
+//! Where there is one, its digits are the shortest; else the digits of the integer next to x are. One product of 64-bit
+//! words gives x to 2^-36. zmij writes where a comparison is closer than that, where the digit is one, and where an
+//! exponent is written; also powers of two, because their neighbours are not equally far.
+//!
+//! Source: R. Giulietti, "The Schubfach way to render doubles" (2021), for the interval.
+
+use std::hint::select_unpredictable;
+
+use super::floats::NonFinite;
+
+/// Bytes that a number and the comma behind it may use. The widest, such as `-0.000012345679,`, take one fewer; the
+/// eight bytes behind the point of `-12345679.0` use all.
+const ROOM: usize = 18;
+
+/// Numbers whose digits are found before the first of them is written. One loop for both steps took 13 ns a number, two
+/// take 10 ns: the processor overlaps more short chains of instructions than long ones.
+const BLOCK: usize = 16;
+
+/// Bits behind the point of a [`Scale::step`].
+const POINT: u32 = 60;
+/// A difference in units of 2^-60 that the error of x, below 2^25 units, may have turned.
+const UNSURE: u64 = 1 << 26;
+
+const MANTISSA: u32 = 0x7F_FFFF;
+const IMPLICIT: u32 = 0x80_0000;
+const ZEROS: u64 = u64::from_le_bytes(*b"00000000");
+const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
+
+/// How floats of one exponent become digits.
+#[derive(Clone, Copy)]
+struct Scale {
+    /// 2^q 10^-k, in units of 2^-60, rounded down.
+    step: u64,
+    /// A power of ten. All x have as many digits as it has, or one fewer.
+    threshold: u32,
+    /// What makes nine digits of an x below the threshold.
+    if_below: u8,
+    /// What makes nine digits of the others.
+    if_above: u8,
+    /// The exponent of the first digit, for an x that reaches the threshold.
+    exponent: i8,
+}
+
+/// By biased exponent.
+static SCALES: [Scale; 256] = scales();
+
+const fn scales() -> [Scale; 256] {
+    // 123 bits behind the point: the error of 150 doublings or halvings is far below that of the 60 bits kept.
+    const ONE: u128 = 1 << 123;
+    let mut table = [Scale {
+        step: 0,
+        threshold: 0,
+        if_below: 0,
+        if_above: 0,
+        exponent: 0,
+    }; 256];
+    let (mut step, mut exponent, mut biased) = (ONE, 0, 150);
+    while biased < 256 {
+        table[biased] = scale(step, exponent);
+        step *= 2;
+        if step >= 10 * ONE {
+            step /= 10;
+            exponent += 1;
+        }
+        biased += 1;
+    }
+    (step, exponent, biased) = (ONE, 0, 150);
+    while biased > 0 {
+        biased -= 1;
+        if step < 2 * ONE {
+            step *= 10;
+            exponent -= 1;
+        }
+        step /= 2;
+        table[biased] = scale(step, exponent);
+    }
+    table
+}
+
+/// Returns the scale of floats with a step in units of 2^-123.
+#[allow(clippy::cast_possible_truncation)] // A step is below 10.
+const fn scale(step: u128, k: i8) -> Scale {
+    let step = (step >> (123 - POINT)) as u64;
+    // The least mantissa, 2^23, says which power of ten is inside the range.
+    let is_short = (step as u128) << 23 < 10_000_000 << POINT;
+    Scale {
+        step,
+        threshold: if is_short { 10_000_000 } else { 100_000_000 },
+        if_below: if is_short { 100 } else { 10 },
+        if_above: if is_short { 10 } else { 1 },
+        exponent: if is_short { k + 7 } else { k + 8 },
+    }
+}
+
+/// A float, and its digits where they are known.
+#[derive(Clone, Copy, Default)]
+struct Decimal {
+    number: f32,
+    /// The shortest digits, with zeros behind them up to nine.
+    digits: u32,
+    /// Exponent of the first digit; [`RARE`] where the digits are not sure.
+    exponent: i32,
+}
+
+const RARE: i32 = i32::MAX;
+
+/// Appends the numbers of one list, with commas between them. `value` makes a number of its little-endian bytes.
+pub fn write_row<const SIZE: usize>(
+    bytes: &[u8],
+    value: impl Fn([u8; SIZE]) -> f32,
+    non_finite: NonFinite,
+    out: &mut Vec<u8>,
+) {
+    let (numbers, _) = bytes.as_chunks::<SIZE>();
+    if numbers.is_empty() {
+        return;
+    }
+    out.reserve(numbers.len() * ROOM);
+    let mut length = out.len();
+    let mut decimals = [Decimal::default(); BLOCK];
+    for block in numbers.chunks(BLOCK) {
+        for (&number, decimal) in block.iter().zip(&mut decimals) {
+            *decimal = nine_digits(value(number));
+        }
+        for &decimal in &decimals[..block.len()] {
+            debug_assert!(out.capacity() - length >= ROOM);
+            // SAFETY: the capacity has ROOM bytes for each number, and no number before this one took more.
+            length += unsafe { write(decimal, non_finite, out.as_mut_ptr().add(length)) };
+        }
+    }
+    // SAFETY: each number wrote its bytes, within the capacity. The last one is a comma.
+    unsafe { out.set_len(length - 1) };
+}
+
+/// Returns the shortest digits of a float. Zero, NaN, infinity and subnormals have any digits, and rare exponents.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // Below 2^24 times 10; and the bits behind the point, on purpose.
+fn nine_digits(number: f32) -> Decimal {
+    let bits = number.to_bits();
+    let scale = &SCALES[(bits >> 23 & 0xFF) as usize];
+    // 64 bits behind the point.
+    let x = u128::from((bits & MANTISSA | IMPLICIT) << 4) * u128::from(scale.step);
+    let whole = (x >> 64) as u32;
+    let rest = x as u64;
+
+    let tens = (whole + 5) / 10 * 10;
+    let nearest = whole + (rest >> 63) as u32;
+    // x - tens, between -5 and 5, and half a step: in units of 2^-60.
+    let beyond = u64::from(whole).wrapping_sub(u64::from(tens)) << POINT | rest >> 4;
+    let distance = beyond.cast_signed().unsigned_abs();
+    let half = scale.step / 2;
+    let digits = select_unpredictable(distance < half, tens, nearest);
+
+    let is_below = digits < scale.threshold;
+    let factor = select_unpredictable(is_below, scale.if_below, scale.if_above);
+    let is_unsure = distance.wrapping_sub(half - UNSURE) < 2 * UNSURE
+        || (rest >> 4).wrapping_sub((1 << (POINT - 1)) - UNSURE) < 2 * UNSURE
+        || bits & MANTISSA == 0;
+    Decimal {
+        number,
+        digits: digits * u32::from(factor),
+        exponent: if is_unsure {
+            RARE
+        } else {
+            i32::from(scale.exponent) - i32::from(is_below)
+        },
+    }
+}
+
+/// Writes a number and a comma at `at`; returns how many bytes they are, at most [`ROOM`].
+///
+/// # Safety
+/// [`ROOM`] bytes may be written at `at`.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Each says what it is at most.
+unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
+    let Decimal {
+        number,
+        digits,
+        exponent,
+    } = decimal;
+    let upper = digits / 10_000;
+    let first = upper / 10_000;
+    let ones = one_digit_a_byte(upper - first * 10_000, digits - upper * 10_000);
+    if !(-6..=7).contains(&exponent) || ones == 0 {
+        // SAFETY: as this function's.
+        return unsafe { write_rare(number, non_finite, at) };
+    }
+    // From 2 to 9.
+    let count = 9 - ones.swap_bytes().trailing_zeros() as usize / 8;
+    let eight = ones | ZEROS;
+
+    // One of these two is 0: digits before the point without the first, up to 7; zeros before the first digit, up to 6.
+    let before = exponent.max(0) as usize;
+    let zeros = (-exponent).max(0) as usize;
+    let sign = usize::from(number.is_sign_negative());
+    let start = if zeros > 0 { zeros + 1 } else { 0 };
+    // SAFETY: the stores end at or before sign + before + zeros + 2 + 8, at most ROOM; the comma's index is at most
+    // sign + count + zeros + 1, at most ROOM - 1.
+    unsafe {
+        at.write(b'-');
+        let at = at.add(sign);
+        // Each store of eight replaces what the one before it wrote too far.
+        store(ZERO_POINT, at);
+        at.add(start).write(b'0' + first as u8);
+        store(eight, at.add(start + 1));
+        at.add(before + 1).write(b'.');
+        store(eight >> (8 * before), at.add(before + zeros + 2));
+        let end = count.max(before + 2) + zeros + 1;
+        at.add(end).write(b',');
+        sign + end + 1
+    }
+}
+
+/// Stores eight bytes, the lowest first.
+///
+/// # Safety
+/// Eight bytes may be written at `at`.
+#[inline(always)]
+unsafe fn store(bytes: u64, at: *mut u8) {
+    // SAFETY: as this function's; the address need not be aligned.
+    unsafe { at.cast::<[u8; 8]>().write_unaligned(bytes.to_le_bytes()) };
+}
+
+/// Returns eight digits as numbers, each in a byte of its own, the first one lowest.
+#[inline(always)]
+fn one_digit_a_byte(first_four: u32, last_four: u32) -> u64 {
+    // A part n becomes n / 100 below n % 100, then each of these n / 10 below n % 10.
+    let fours = u64::from(last_four) << 32 | u64::from(first_four);
+    let upper = ((fours * 10_486) >> 20) & 0x7F_0000_007F;
+    let twos = (fours << 16) - upper * ((100 << 16) - 1);
+    let upper = ((twos * 103) >> 10) & 0x000F_000F_000F_000F;
+    (twos << 8) - upper * ((10 << 8) - 1)
+}
+
+/// Writes any float as [`write`] does.
+///
+/// # Safety
+/// [`ROOM`] bytes may be written at `at`.
+#[inline(never)]
+unsafe fn write_rare(number: f32, non_finite: NonFinite, at: *mut u8) -> usize {
+    let mut buffer = zmij::Buffer::new();
+    let text = if number.is_finite() {
+        buffer.format_finite(number).as_bytes()
+    } else {
+        non_finite.text(number.into())
+    };
+    assert!(text.len() < ROOM, "a float32 takes at most 16 characters");
+    // SAFETY: the text and the comma are at most ROOM bytes.
+    unsafe {
+        at.copy_from_nonoverlapping(text.as_ptr(), text.len());
+        at.add(text.len()).write(b',');
+    }
+    text.len() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What zmij writes.
+    fn plain(number: f32, out: &mut Vec<u8>) {
+        if number.is_finite() {
+            out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());
+        } else {
+            out.extend_from_slice(NonFinite::Tokens.text(number.into()));
+        }
+    }
+
+    fn assert_as_zmij(numbers: &[f32]) {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let (mut ours, mut zmijs) = (Vec::new(), Vec::new());
+        write_row(&bytes, f32::from_le_bytes, NonFinite::Tokens, &mut ours);
+        for &number in numbers {
+            plain(number, &mut zmijs);
+            zmijs.push(b',');
+        }
+        zmijs.pop();
+        if ours != zmijs {
+            assert_eq!(String::from_utf8(ours).unwrap(), String::from_utf8(zmijs).unwrap());
+        }
+    }
+
+    /// Floats of every exponent and both signs.
+    fn of_all_exponents() -> Vec<f32> {
+        let mantissas = [
+            0, 1, 2, 3, 0x12_3456, 0x3F_FFFF, 0x40_0000, 0x40_0001, 0x7F_FFFE, 0x7F_FFFF,
+        ];
+        (0..512)
+            .flat_map(|upper: u32| mantissas.map(|mantissa| f32::from_bits(upper << 23 | mantissa)))
+            .collect()
+    }
+
+    #[test]
+    fn floats_of_all_exponents_are_as_zmij_writes_them() {
+        assert_as_zmij(&of_all_exponents());
+        assert_as_zmij(&[]);
+    }
+
+    #[test]
+    fn decimals_are_as_zmij_writes_them() {
+        let mut numbers = Vec::new();
+        for exponent in -46..39 {
+            for digits in (1..=1200).chain([99_999, 123_456, 999_999, 1_234_567, 16_777_217, 99_999_999]) {
+                numbers.push(format!("{digits}e{exponent}").parse().unwrap());
+            }
+        }
+        assert_as_zmij(&numbers);
+    }
+
+    #[test]
+    fn no_number_writes_beyond_its_room() {
+        const UNTOUCHED: u8 = 0xA5;
+        let widest = [
+            -1.234_567_9e-5,
+            -9.876_543e-6,
+            -12_345_679.0,
+            -8.5e12,
+            f32::NEG_INFINITY,
+        ];
+        let mut used = 0;
+        for number in of_all_exponents().into_iter().chain(widest) {
+            let mut room = [UNTOUCHED; 2 * ROOM];
+            // SAFETY: there are twice the ROOM bytes.
+            let length = unsafe { write(nine_digits(number), NonFinite::Tokens, room.as_mut_ptr()) };
+            assert!(length <= ROOM, "{number:e}");
+            assert_eq!(room[length - 1], b',', "{number:e}");
+            used = used.max(2 * ROOM - room.iter().rev().take_while(|&&byte| byte == UNTOUCHED).count());
+        }
+        assert_eq!(used, ROOM);
+    }
+
+    proptest! {
+        #[test]
+        fn rows_are_as_zmij_writes_them(
+            numbers in prop::collection::vec(prop_oneof![
+                8 => -4.0f32..4.0,
+                1 => -0.01f32..0.01,
+                1 => -1e8f32..1e8,
+                2 => any::<u32>().prop_map(f32::from_bits),
+            ], 0..100),
+        ) {
+            assert_as_zmij(&numbers);
+        }
+    }
+
+    #[test]
+    #[ignore = "two minutes, in --release: after a change of this file or of zmij"]
+    fn every_float_is_as_zmij_writes_it() {
+        for upper in 0..1_u32 << 20 {
+            let numbers: Vec<f32> = (0..1 << 12).map(|lower| f32::from_bits(upper << 12 | lower)).collect();
+            assert_as_zmij(&numbers);
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement, in --release with --nocapture"]
+    fn time_of_a_number() {
+        // Standard normal, as sums of twelve.
+        let mut random = fastrand::Rng::with_seed(1);
+        let count = 128 * 160;
+        let numbers: Vec<f32> = (0..count)
+            .map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0)
+            .collect();
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let mut out = Vec::new();
+        let mut best = |write: &dyn Fn(&mut Vec<u8>)| {
+            let mut best = Duration::MAX;
+            for _ in 0..2000 {
+                out.clear();
+                let start = Instant::now();
+                write(&mut out);
+                best = best.min(start.elapsed());
+            }
+            best.as_secs_f64() * 1e9 / f64::from(count)
+        };
+        let ours = best(&|out| {
+            for row in bytes.chunks(4 * 160) {
+                out.push(b'[');
+                write_row(row, f32::from_le_bytes, NonFinite::Tokens, out);
+                out.extend_from_slice(b"],");
+            }
+        });
+        let zmijs = best(&|out| {
+            for &number in &numbers {
+                plain(number, out);
+                out.push(b',');
+            }
+        });
+        println!("{ours:.1} ns a number; zmij {zmijs:.1} ns");
+    }
+}
