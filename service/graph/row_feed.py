@@ -76,8 +76,6 @@ class RowFeed:
         self.blocks = tuple(dict.fromkeys(value.parts for value in (*written.values(), *alone.values())))
         self._written = [(self.blocks.index(value.parts), value) for value in written.values()]
         self._alone = [(sources[value.parts[0]], value.shape) for value in alone.values()]
-        values = [*written.values(), *alone.values()]
-        self._in_shape = [(self.blocks.index(value.parts), value.shape) for value in values]
         self._copied: list[_Copied] = []
         self._combined: list[_Combined] = []
         blocks = [parts for parts in self.blocks if not _is_alone(sources, parts)]
@@ -116,12 +114,6 @@ class RowFeed:
     def apart(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array]:
         """Returns the rows of each source; raises InvalidRequest."""
         return [source.rows(inputs, computed) for source in self._sources.values()]
-
-    def in_shape(self, blocks: Sequence[Array]) -> list[Array]:
-        """Returns the arrays to feed that have the bytes of [B, ...] blocks, which are in the order of `blocks`."""
-        return [
-            blocks[number] if shape is None else blocks[number].reshape(-1, *shape) for number, shape in self._in_shape
-        ]
 
     def _row_shape(self, name: str) -> _Shape:
         source = self._sources[name]

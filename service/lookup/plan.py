@@ -221,14 +221,6 @@ class SignaturePlan:
         """How many rows a request may have, None where there is no limit."""
         return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
 
-    @property
-    def plain_outputs(self) -> Mapping[str, FeaturePlan]:
-        """The features by output, where each output holds one alone, and each feature is in one output; else none."""
-        parts = [part for output in self.outputs.values() for part in output.parts]
-        if len(parts) > len(self.outputs) or len(set(parts)) < len(parts):
-            return {}
-        return {name: self.features[output.parts[0]] for name, output in self.outputs.items()}
-
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns the outputs whose features were all sent, each feature looked up once.
 

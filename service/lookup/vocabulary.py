@@ -216,7 +216,7 @@ def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVo
 
 
 def _map(path: Path, guarded: GuardedFiles) -> Array:
-    # Mapped and not read: the workers of a machine share its pages.
+    # Mapped and not read: the servers of a machine share its pages.
     try:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
