@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -54,24 +55,23 @@ impl Servable {
         Arc::strong_count(&self.inner) - 1
     }
 
-    /// Returns (signature, number of the feature, ids, ids without a row, keys without a row) of all lookups so far.
-    fn counts(&self) -> Vec<(String, usize, u64, u64, u64)> {
-        use std::sync::atomic::Ordering::Relaxed;
+    /// Returns (signature, number of the feature, ids, ids without a row) of all lookups so far.
+    fn counts(&self) -> Vec<(String, usize, u64, u64)> {
         let of_signature = self.inner.signatures().iter().zip(self.inner.counts());
         of_signature
             .flat_map(|(signature, features)| {
                 features.iter().enumerate().map(|(number, counts)| {
                     let (ids, missing) = (counts.ids.load(Relaxed), counts.missing.load(Relaxed));
-                    (
-                        signature.name.clone(),
-                        number,
-                        ids,
-                        missing,
-                        counts.strangers.load(Relaxed),
-                    )
+                    (signature.name.clone(), number, ids, missing)
                 })
             })
             .collect()
+    }
+
+    /// Returns how many keys that a vocabulary lacks were sent so far, by vocabulary of the description.
+    fn strangers(&self) -> Vec<u64> {
+        let strangers = self.inner.strangers().iter();
+        strangers.map(|count| count.load(Relaxed)).collect()
     }
 }
 

@@ -8,6 +8,7 @@ reference servers.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,9 +31,8 @@ _DTYPES = frozenset(
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     }
 )
-# A signature's name and the number of a feature there; ids that it was sent, those of them without a row, and keys that
-# its vocabulary lacks.
-FeatureCounts = tuple[str, int, int, int, int]
+# A signature's name and the number of a feature there; ids that it was sent, and how many of them have no row.
+FeatureCounts = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,14 @@ class Described:
     """A description, and what belongs to it on this side.
 
     text: the JSON. tables: the tables' names, in its order. features: by signature, the features in its order.
-    keep: what owns the memory that the text names.
+    keep: what owns the memory that the text names. key_tables: by vocabulary, the table that its keys are looked up in.
     """
 
     text: str
     tables: tuple[str, ...]
     features: Mapping[str, tuple[FeaturePlan, ...]]
     keep: tuple[object, ...]
+    key_tables: tuple[str, ...]
 
     def addresses(self, tables: Mapping[str, MappedTable]) -> list[tuple[int, int]]:
         """Returns where the rows and the scales of tables of these names lie, in the order of the description."""
@@ -56,20 +57,24 @@ class Described:
         """Returns what to keep for the same description on other tables."""
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
-    def table_counts(self, counts: Iterable[FeatureCounts]) -> dict[str, TableCounts]:
+    def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
         """Returns by table what the core read.
 
         Args:
           counts: of each feature, since the servable was compiled.
+          strangers: keys that each vocabulary lacks; features that share an input share its keys.
         """
         totals: dict[str, TableCounts] = {}
-        for signature, number, ids, missing, strangers in counts:
+        for signature, number, ids, missing in counts:
             plan = self.features[signature][number]
-            read = plan.read_counts(ids, missing)._replace(oov_keys=strangers)
-            name = plan.table.info.name
-            before = totals.get(name, TableCounts())
-            totals[name] = TableCounts(*(a + b for a, b in zip(before, read, strict=True)))
+            _add(totals, plan.table.info.name, plan.read_counts(ids, missing))
+        for name, oov_keys in zip(self.key_tables, strangers, strict=True):
+            _add(totals, name, TableCounts(oov_keys=oov_keys))
         return totals
+
+
+def _add(totals: dict[str, TableCounts], table: str, more: TableCounts) -> None:
+    totals[table] = TableCounts(*map(operator.add, totals.get(table, TableCounts()), more))
 
 
 def describe(
@@ -85,7 +90,7 @@ def describe(
       lookups: of its manifest, if it has one.
       signatures, graphs: by name, its signatures and the graphs of predicts.
     """
-    writer = _Writer(lookups.tables if lookups is not None else {})
+    writer = _Writer(lookups)
     written = []
     features: dict[str, tuple[FeaturePlan, ...]] = {}
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
@@ -112,7 +117,7 @@ def describe(
         "mark_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
     }
     files = () if lookups is None else (lookups.files,)
-    return Described(json.dumps(document), writer.table_names, features, (*files, *writer.keep))
+    return Described(json.dumps(document), writer.table_names, features, (*files, *writer.keep), writer.key_tables)
 
 
 def _is_predict_expressible(spec: SignatureSpec, graph: NativeGraph) -> bool:
@@ -168,15 +173,22 @@ def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
 class _Writer:
     """Numbers tables and vocabularies as signatures name them."""
 
-    def __init__(self, tables: Mapping[str, MappedTable]) -> None:
-        self._tables = tables
+    def __init__(self, lookups: OpenedLookups | None) -> None:
+        self._tables: Mapping[str, MappedTable] = {} if lookups is None else lookups.tables
         self._table_numbers: dict[str, int] = {}
         self._vocabularies: list[OpenedVocabulary] = []
+        by_table = {} if lookups is None else lookups.backend.vocabularies
+        self._key_tables = {id(one): table for table, vocabularies in by_table.items() for one in vocabularies}
 
     @property
     def table_names(self) -> tuple[str, ...]:
         """The tables that signatures read, by number."""
         return tuple(self._table_numbers)
+
+    @property
+    def key_tables(self) -> tuple[str, ...]:
+        """The tables that keys of the vocabularies are looked up in, by number of the vocabulary."""
+        return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
     @property
     def keep(self) -> tuple[object, ...]:

@@ -38,7 +38,7 @@ class CompiledServable:
 
     def table_counts(self) -> Mapping[str, TableCounts]:
         """See core.servable.NativeServable."""
-        return self.described.table_counts(self.compiled.counts())
+        return self.described.table_counts(self.compiled.counts(), self.compiled.strangers())
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
         """See core.servable.NativeServable."""

@@ -29,6 +29,11 @@ class LookupBackend:
         self._plans = plans
         self._vocabularies = vocabularies
 
+    @property
+    def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
+        """The vocabularies that count strangers, by the table that their keys are looked up in."""
+        return self._vocabularies
+
     def plan(self, signature_name: str) -> SignaturePlan:
         """Returns how a signature is run."""
         return self._plans[signature_name]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// What these threads leave to others: the threads that serve connections run first.
-const NICENESS: i32 = 10;
+const NICENESS: i32 = 5;
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -3,6 +3,7 @@
 mod description;
 mod graph;
 mod inputs;
+mod names;
 mod routes;
 mod servable;
 #[cfg(test)]

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::description::{Description, FeatureDescription, SignatureDescription, SignatureKind, TableDescription};
+use super::description::{
+    Description, FeatureDescription, OutputDescription, SignatureDescription, SignatureKind, TableDescription,
+};
 use super::graph::{Graph, OpenGraph};
 use super::inputs::DataType;
+use super::names::Names;
 use crate::tables::table::{Combiner, Combining, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
@@ -105,7 +108,7 @@ pub struct OutputPlan {
     pub is_flat: bool,
 }
 
-/// One signature. Names of inputs are found by a linear search, which is fastest for the few that signatures have.
+/// One signature.
 #[derive(Debug)]
 pub struct Signature {
     /// Its name.
@@ -124,6 +127,10 @@ pub struct Signature {
     pub max_rows: Option<usize>,
     /// Of a predict: what it does behind its lookups.
     pub graph: Option<Box<dyn Graph>>,
+    input_names: Names,
+    output_names: Names,
+    /// Of features with row splits.
+    ragged_names: Names,
 }
 
 impl Signature {
@@ -131,21 +138,19 @@ impl Signature {
     #[must_use]
     #[inline]
     pub fn input(&self, name: &[u8]) -> Option<usize> {
-        self.inputs.iter().position(|input| input.name.as_bytes() == name)
+        self.input_names.number(name)
     }
 
     /// Returns the number of the feature under this name in JSON bodies, of a feature with row splits.
     #[must_use]
     pub fn ragged_feature(&self, name: &[u8]) -> Option<usize> {
-        self.features
-            .iter()
-            .position(|feature| feature.row_splits.is_some() && feature.name.as_bytes() == name)
+        self.ragged_names.number(name)
     }
 
     /// Returns the number of the output of this name.
     #[must_use]
     pub fn output(&self, name: &[u8]) -> Option<usize> {
-        self.outputs.iter().position(|output| output.name.as_bytes() == name)
+        self.output_names.number(name)
     }
 }
 
@@ -156,8 +161,6 @@ pub struct Counts {
     pub ids: AtomicU64,
     /// Those of them that have no row.
     pub missing: AtomicU64,
-    /// Keys that its vocabulary lacks.
-    pub strangers: AtomicU64,
 }
 
 /// Owns memory whose addresses a servable reads; dropped with the last request that holds the servable.
@@ -184,6 +187,8 @@ pub struct Shared {
     pub vocabularies: Vec<Vocabulary>,
     /// By signature and feature.
     pub counts: Vec<Vec<Counts>>,
+    /// By vocabulary: keys that it lacks, each counted once for the input that it was sent in.
+    pub strangers: Vec<AtomicU64>,
     mark: *const AtomicU64,
     has_serving_default: bool,
     /// Owns the memory of the vocabularies and of the mark.
@@ -227,7 +232,7 @@ impl Servable {
             .into_iter()
             .map(|one| signature(one, &tables, vocabularies.len(), open_graph));
         let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
-        let vocabularies = vocabularies
+        let vocabularies: Vec<_> = vocabularies
             .into_iter()
             .map(|v| {
                 let data = (v.data.0 as *const u8, v.data.1);
@@ -241,6 +246,7 @@ impl Servable {
             .iter()
             .map(|s| s.features.iter().map(|_| Counts::default()).collect())
             .collect();
+        let strangers = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
         // SAFETY: the caller promises it.
         let mapped = tables
             .iter()
@@ -255,6 +261,7 @@ impl Servable {
             tables,
             vocabularies,
             counts,
+            strangers,
             mark,
             has_serving_default,
             _keep: keep,
@@ -343,6 +350,12 @@ impl Servable {
     #[must_use]
     pub fn counts(&self) -> &[Vec<Counts>] {
         &self.shared.counts
+    }
+
+    /// How many keys that a vocabulary lacks were sent so far, by vocabulary.
+    #[must_use]
+    pub fn strangers(&self) -> &[AtomicU64] {
+        &self.shared.strangers
     }
 
     /// Says whether a file of the servable was damaged. Ask after the rows were read.
@@ -437,25 +450,8 @@ fn signature(
         .collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs
         .into_iter()
-        .map(|output| {
-            if output.parts.iter().any(|&part| part >= features.len()) {
-                return Err(format!("output {:?} has no such feature", output.name));
-            }
-            if kind == SignatureKind::Lookup && (output.parts.is_empty() || output.dtype != DataType::Float32) {
-                return Err(format!("output {:?} is no float32 vector of features", output.name));
-            }
-            let is_sequence = |part: &usize| matches!(features[*part].reading, Reading::Sequence { .. });
-            if output.parts.len() > 1 && !output.is_flat && output.parts.iter().any(is_sequence) {
-                return Err(format!("output {:?} joins a sequence row by row", output.name));
-            }
-            Ok(OutputPlan {
-                name: output.name,
-                dtype: output.dtype,
-                parts: output.parts,
-                is_flat: output.is_flat,
-            })
-        })
-        .collect::<Result<Vec<_>, String>>()?;
+        .map(|one| output(one, kind, &features))
+        .collect::<Result<Vec<_>, _>>()?;
     let graph = match (kind, graph) {
         (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph)?),
         (SignatureKind::Lookup, None) => None,
@@ -465,6 +461,13 @@ fn signature(
             ));
         }
     };
+    let input_names = Names::new(inputs.iter().enumerate().map(|(i, input)| (input.name.as_str(), i)));
+    let output_names = Names::new(outputs.iter().enumerate().map(|(o, output)| (output.name.as_str(), o)));
+    let ragged = features
+        .iter()
+        .enumerate()
+        .filter(|(_, feature)| feature.row_splits.is_some());
+    let ragged_names = Names::new(ragged.map(|(f, feature)| (feature.name.as_str(), f)));
     Ok(Signature {
         name,
         kind,
@@ -474,6 +477,28 @@ fn signature(
         row_bytes,
         max_rows,
         graph,
+        input_names,
+        output_names,
+        ragged_names,
+    })
+}
+
+fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan]) -> Result<OutputPlan, String> {
+    if one.parts.iter().any(|&part| part >= features.len()) {
+        return Err(format!("output {:?} has no such feature", one.name));
+    }
+    if kind == SignatureKind::Lookup && (one.parts.is_empty() || one.dtype != DataType::Float32) {
+        return Err(format!("output {:?} is no float32 vector of features", one.name));
+    }
+    let is_sequence = |part: &usize| matches!(features[*part].reading, Reading::Sequence { .. });
+    if one.parts.len() > 1 && !one.is_flat && one.parts.iter().any(is_sequence) {
+        return Err(format!("output {:?} joins a sequence row by row", one.name));
+    }
+    Ok(OutputPlan {
+        name: one.name,
+        dtype: one.dtype,
+        parts: one.parts,
+        is_flat: one.is_flat,
     })
 }
 

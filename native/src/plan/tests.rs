@@ -14,6 +14,10 @@ fn small(number: usize) -> f32 {
 
 /// A servable over tables that live as long as it does.
 pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable {
+    servable_with(signatures, tables, json!([]))
+}
+
+fn servable_with(signatures: Value, tables: &[(usize, usize)], vocabularies: Value) -> Servable {
     let memory: Vec<Vec<f32>> = tables
         .iter()
         .map(|&(size, dim)| {
@@ -31,8 +35,9 @@ pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable
                 "rows_at": rows.as_ptr() as usize, "scales_at": 0})
         })
         .collect();
-    let mut description = json!({"model": "m", "version": 3, "tables": described, "vocabularies": [], "mark_at": 0});
+    let mut description = json!({"model": "m", "version": 3, "tables": described, "mark_at": 0});
     description["signatures"] = signatures;
+    description["vocabularies"] = vocabularies;
     let description: Description = serde_json::from_value(description).expect("a description");
     // SAFETY: `memory` is kept by the servable.
     unsafe { Servable::compile(description, Keep(Box::new(memory)), &|_| Err("no graph".to_owned())) }.expect("fits")
@@ -318,4 +323,26 @@ fn limits_and_effort_are_judged_before_rows_are_read() {
         Work::prepare(&servable, 0, many, &[], Effort::Small, 1 << 30).err(),
         Some(Declined::TooLarge)
     );
+}
+
+#[test]
+fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
+    static SLOTS: [i32; 1] = [crate::tables::key_index::EMPTY];
+    let rows = json!({"first_id": 0, "first_bucket": 0, "num_oov_buckets": 0, "oov_id": 1, "refuses_strangers": false,
+        "empty_id": null, "is_hashed": false});
+    let vocabulary = json!({"has_strings": false, "data": [0, 0], "keys": [0, 0],
+        "slots": [SLOTS.as_ptr() as usize, 1], "rows": rows});
+    let mut keyed = input("keyed", "int64", json!([null]), true);
+    (keyed["vocabulary"], keyed["takes_keys"]) = (json!(0), json!(true));
+    let signature = json!({"name": "lookup", "kind": "lookup", "row_bytes": 16, "max_rows": null, "graph": null,
+        "inputs": [keyed],
+        "features": [feature("one", 0, json!({})), feature("other", 0, json!({"table": 1}))],
+        "outputs": [output("one", &[0], false), output("other", &[1], false)]});
+    let servable = servable_with(json!([signature]), &[(5, 2), (5, 2)], json!([vocabulary]));
+    let keys: Inputs<'_> = [ints(&[70, 71, 72])].into_iter().collect();
+    let found = ask(&servable, keys, &[]).expect("an answer");
+    assert!(found.iter().all(|(_, _, numbers)| numbers[..2] == [10.0, 11.0]));
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    assert_eq!(servable.strangers()[0].load(relaxed), 3);
+    assert_eq!(servable.counts()[0][1].ids.load(relaxed), 3);
 }

@@ -250,9 +250,8 @@ impl<'s, 'r> Work<'s, 'r> {
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
         }
-        for &(feature, count) in &self.strangers {
-            let counts = &self.servable.counts()[self.signature][feature];
-            counts.strangers.fetch_add(count as u64, Ordering::Relaxed);
+        for &(vocabulary, count) in &self.strangers {
+            self.servable.strangers()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
         }
         if let Content::Lookup { sent, missing } = &self.content {
             let counts = &self.servable.counts()[self.signature];
@@ -386,7 +385,8 @@ fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), Declined> {
     Ok(())
 }
 
-/// How many keys of a feature's input its vocabulary lacks.
+/// Numbers of vocabularies, and how many keys of an input each lacks. An input has one vocabulary, and the features that
+/// share the input share the count.
 type Strangers = SmallVec<[(usize, usize); 2]>;
 
 /// Returns the inputs with keys as ids, after dtypes, ranks, sizes and the ids of a predict were checked.
@@ -396,7 +396,7 @@ fn judge_tensors<'r>(
     mut inputs: Inputs<'r>,
 ) -> Result<(Inputs<'r>, Strangers), Declined> {
     let mut strangers = Strangers::new();
-    for (number, (slot, input)) in inputs.iter_mut().zip(&plan.inputs).enumerate() {
+    for (slot, input) in inputs.iter_mut().zip(&plan.inputs) {
         let Some(tensor) = slot else { continue };
         let is_lookup = plan.kind == SignatureKind::Lookup;
         check_shape(plan.kind, input, tensor)?;
@@ -413,20 +413,15 @@ fn judge_tensors<'r>(
             _ => return Err(Declined::Unfit),
         };
         if is_key {
-            let vocabulary = &servable.vocabularies()[input.vocabulary.ok_or(Declined::Unfit)?];
+            let number = input.vocabulary.ok_or(Declined::Unfit)?;
+            let vocabulary = &servable.vocabularies()[number];
             let (ids, lacking) = match &tensor.data {
                 Data::Strings(keys) => vocabulary.rows_of_strings(keys.parts.iter().map(AsRef::as_ref)),
                 _ => vocabulary.rows_of_integers(integers(tensor).iter().copied()),
             }
             .map_err(|_| Declined::Unfit)?;
             if lacking > 0 {
-                let of_input = |feature: &FeaturePlan| feature.ids == number;
-                strangers.extend(
-                    plan.features
-                        .iter()
-                        .position(of_input)
-                        .map(|feature| (feature, lacking)),
-                );
+                strangers.push((number, lacking));
             }
             tensor.data = Data::Ints(ids);
             // Vocabularies give int64, which an int32 input takes as well.

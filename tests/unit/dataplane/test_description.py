@@ -165,18 +165,14 @@ def test_ids_that_read_another_row_count_as_read(tmp_path: Path) -> None:
     drops, clamps = (
         next(i for i, plan in enumerate(plans) if plan.feature.on_bad_id == policy) for policy in ("drop", "clamp")
     )
-    counts = found.table_counts([("lookup", drops, 5, 2, 0), ("lookup", clamps, 5, 2, 1)])
+    counts = found.table_counts([("lookup", drops, 5, 2), ("lookup", clamps, 5, 2)], [0] * len(found.key_tables))
     row_bytes = [plans[number].table.row_bytes for number in (drops, clamps)]
     tables = [plans[number].table.info.name for number in (drops, clamps)]
     wanted: dict[str, TableCounts] = {}
-    for table, ids, read_bytes, strangers in zip(
-        tables, (5, 5), (3 * row_bytes[0], 5 * row_bytes[1]), (0, 1), strict=True
-    ):
+    for table, read_bytes in zip(tables, (3 * row_bytes[0], 5 * row_bytes[1]), strict=True):
         before = wanted.get(table, TableCounts())
-        wanted[table] = TableCounts(
-            before.ids + ids, before.missing_ids + 2, before.oov_keys + strangers, before.read_bytes + read_bytes
-        )
-    assert counts == wanted
+        wanted[table] = TableCounts(before.ids + 5, before.missing_ids + 2, 0, before.read_bytes + read_bytes)
+    assert {name: count for name, count in counts.items() if any(count)} == wanted
 
 
 @pytest.mark.parametrize("write", [write_toy_model, write_policy_model, write_described_model])
@@ -186,10 +182,16 @@ def test_the_core_compiles_what_it_is_told(tmp_path: Path, write: Any) -> None:
     found, document = described(tmp_path / "1")
     compiled = native.Servable(found.text, found.keep)
     assert compiled.num_leases == 0
-    counted = [(name, number) for name, number, *counts in compiled.counts() if counts == [0, 0, 0]]
+    counted = [(name, number) for name, number, *counts in compiled.counts() if counts == [0, 0]]
     assert len(counted) == sum(len(one["features"]) for one in document["signatures"])
     tables = {
         name: plan.table for plans in found.features.values() for plan in plans for name in [plan.table.info.name]
     }
     moved = compiled.on_tables(found.addresses(tables), found.keep_with(tables))
     assert moved.counts() == compiled.counts()
+
+
+def test_keys_that_a_vocabulary_lacks_are_counted_for_its_table(toy_model: Path) -> None:
+    found, document = described(toy_model / "1")
+    assert len(found.key_tables) == len(document["vocabularies"]) == 1
+    assert found.table_counts([("lookup", 0, 0, 0)], [2])["tag"] == TableCounts(oov_keys=2)

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "two minutes, in --release: after a change of this file or of zmij"]
+    #[ignore = "two and a half minutes in --release: after a change of this file or of zmij"]
     fn every_float_is_as_zmij_writes_it() {
         for upper in 0..1_u32 << 20 {
             let numbers: Vec<f32> = (0..1 << 12).map(|lower| f32::from_bits(upper << 12 | lower)).collect();
