@@ -19,7 +19,7 @@ pytestmark = pytest.mark.tf
 KINDS = {
     *("small lookup", "lookup", "tensor_content", "gzip", "large lookup", "bad request", "unknown model"),
     *("short deadline", "cancelled", "channel closed", "metadata", "status", "HTTP", "health watch", "version swap"),
-    *("HTTP small lookup", "worker kill"),
+    "HTTP small lookup",
 }
 
 
