@@ -66,26 +66,21 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/venv/bin/python install -c /requirements/requirements.lock -r /requirements/load.txt
 
 
-# The package and its compiled kernels, the same for every target: /opt/app is laid over the target's /opt/venv.
+# The package, the same for every target: /opt/app is laid over the target's /opt/venv.
 FROM dependencies-serve AS code
-ENV EMB_KERNEL_CACHE_DIR=/opt/kernel-cache \
-    PIP_CONSTRAINT=/requirements/requirements.lock
+ENV PIP_CONSTRAINT=/requirements/requirements.lock
 COPY pyproject.toml README.md LICENSE /src/
 COPY service /src/service
 COPY model_export /src/model_export
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
-    pip --python /opt/venv/bin/python install --no-deps --prefix=/opt/app /src \
-    && cp --archive /opt/app/. /opt/venv/ \
-    && python -m service.compile_kernels
+    pip --python /opt/venv/bin/python install --no-deps --prefix=/opt/app /src
 COPY --from=native /native/_native.abi3.so /opt/app/lib/python3.11/site-packages/service/
 
 
 FROM base AS runtime
-# Where numba finds its kernels, and what is served unless a flag or a variable says otherwise. HOME: TensorFlow's
-# dependencies write there.
+# What is served unless a flag or a variable says otherwise. HOME: TensorFlow's dependencies write there.
 ENV EMB_HOST=0.0.0.0 \
-    EMB_KERNEL_CACHE_DIR=/opt/kernel-cache \
     EMB_MODEL_BASE_PATH=/models/movielens \
     EMB_MODEL_NAME=movielens \
     HOME=/tmp
@@ -120,11 +115,9 @@ HEALTHCHECK NONE
 FROM runtime AS full
 COPY --from=dependencies-full /opt/venv /opt/venv
 COPY --from=code /opt/app /opt/venv
-COPY --from=code /opt/kernel-cache /opt/kernel-cache
 
 
 # Last, so that a build that names no target makes this one.
 FROM runtime AS serve
 COPY --from=dependencies-serve /opt/venv /opt/venv
 COPY --from=code /opt/app /opt/venv
-COPY --from=code /opt/kernel-cache /opt/kernel-cache

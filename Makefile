@@ -34,8 +34,6 @@ $(READY): pyproject.toml requirements.lock
 	@echo "Installing into $(VENV) (TensorFlow included, a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
-	@echo "Compiling the kernels, once (half a minute) ..."
-	@$(BIN)/python -m service.compile_kernels
 	@touch $@
 
 # Removed first: a running server has the file mapped, so it must not be written over. Where no new one can be built, the
@@ -57,7 +55,6 @@ demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 
 test: core  ## all tests: the native core's, then the rest in two processes
 	$(call cargo,cargo,$(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) cargo test --locked --quiet)
-	@$(BIN)/python -m service.compile_kernels
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)  ## lint, format, types, generated files
@@ -121,8 +118,8 @@ fuzz: core  ## attack a server of a tiny model: 100,000 requests over each wire,
 fuzz-native:  ## send mutated bytes to each parser of the native core, with sanitizers, a minute each
 	$(call cargo,cargo,fuzz/run $(ARGS))
 
-soak: core  ## mixed load for MINUTES while versions are swapped, rows changed, workers killed: what failed or grew
-	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --workers=2 --kill_seconds=60 --sample_seconds=10 $(ARGS)
+soak: core  ## mixed load for MINUTES while versions are swapped, rows changed: what failed or grew
+	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --sample_seconds=10 $(ARGS)
 
 clean:  ## remove the virtual environment, what was built, caches and demo models
 	rm -rf $(VENV) models build dist native/target native/fuzz/target $(CORE) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# Enough for a slow machine to compile kernels and import TensorFlow.
+# Enough for a slow machine to import TensorFlow.
 _PATIENCE_S = 180
 # Of a traceback: where it was raised, and what.
 _LAST_LINES = 3

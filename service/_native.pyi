@@ -1,6 +1,7 @@
 """Types of the native core; native/src/python.rs has the documentation."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 class Servable:
     def __init__(self, description: str, keep: object) -> None: ...
@@ -50,6 +51,8 @@ class GraphSession:
     ) -> GraphSession: ...
     def call(self, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]) -> GraphCall: ...
     def close(self) -> None: ...
+
+tables: Any
 
 def predict(
     servable: Servable,

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-import uvicorn
 
 from service.access import Access
 from service.core.engine import Engine
-from service.http_server import HttpServer
-from service.transports.http.access import state_with_names
+from service.http_server import HttpServer, uvicorn_config
 from service.transports.http.admin_app import create_admin_app
-from service.transports.http.connection_guard import ConnectionGuard
-from service.transports.http.guarded_protocol import GuardedProtocol
 from service.transports.http.upsert_routes import add_upsert_routes
 
 Text = tuple[bytes, str]
@@ -28,8 +23,7 @@ class AdminServer:
     Args:
       listener: listens already.
       render, reload_config: as in create_admin_app.
-      guard: of its connections.
-      open_listener: as HttpServer has it: with TLS where the other HTTP port has it.
+      tls: as in uvicorn_config; there where the other HTTP port has it.
     """
 
     def __init__(
@@ -40,8 +34,7 @@ class AdminServer:
         listener: socket.socket,
         render: Callable[[], Text],
         reload_config: Callable[[Engine, str | None], Sequence[str]],
-        guard: ConnectionGuard,
-        open_listener: Callable[..., Any] | None,
+        tls: Callable[[], ssl.SSLContext] | None,
         max_body_bytes: int,
         drain_timeout_s: float,
     ) -> None:
@@ -54,21 +47,7 @@ class AdminServer:
             add_routes=[partial(add_upsert_routes, engine=seen, max_body_bytes=max_body_bytes)],
         )
         self._listener = listener
-        self._server = HttpServer(
-            uvicorn.Config(
-                app,
-                loop="none",
-                http=partial(_Protocol, guard=guard),  # type: ignore[arg-type]
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
-            ),
-            guard,
-            open_listener,
-        )
+        self._server = HttpServer(uvicorn_config(app, drain_timeout_s=drain_timeout_s, tls=tls, lifespan="off"))
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -85,11 +64,3 @@ class AdminServer:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
-
-
-class _Protocol(GuardedProtocol):
-    """uvicorn's connection, which tells requests of the client's certificate."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.app_state = state_with_names(self.app_state, transport)

@@ -37,7 +37,6 @@ from service.statusz.collect import Statusz
 from service.statusz.overload import overload
 from service.tls.wires import TlsError, Wires
 from service.tracing.start import TracingUnavailable, start_tracing
-from service.workers.crew import Crew, Own
 
 if TYPE_CHECKING:
     from service.native_servers import NativeServers
@@ -51,13 +50,10 @@ class App:
 
     Order at shutdown: readiness fails, listeners close, requests in flight finish, models unload.
 
-    Args:
-      crew: the other workers that it is one of; None: it is the only process.
     """
 
-    def __init__(self, settings: Settings, crew: Crew | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._crew = crew
         self._request_logs = RequestLogs(
             tags=sorted(settings.tags),
             max_bytes=settings.request_log_file_mib << 20,
@@ -76,7 +72,7 @@ class App:
         self._verification = table_verification(
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
         )
-        self._tracing = _start_tracing(settings, crew)
+        self._tracing = _start_tracing(settings)
         rules = create_load_rules(
             settings,
             self._metrics,
@@ -97,7 +93,7 @@ class App:
             on_change=self._show_health,
             on_commit=self._request_logs.configure,
         )
-        self._lists = ModelLists(settings, self._models, crew)
+        self._lists = ModelLists(settings, self._models)
         self._engine = Engine(
             self._registry,
             self._metrics.requests,
@@ -121,7 +117,6 @@ class App:
             settings,
             self._engine,
             self._metrics,
-            crew,
             self._access,
             self._tls,
             statusz=self._statusz().read,
@@ -141,9 +136,6 @@ class App:
         settings = self._settings
         stop = asyncio.Event()
         configs = self._lists.first()
-        if self._crew is not None:
-            # Before anything listens: a listener asks the crew whether it may.
-            self._join(self._crew, stop)
         admin = create_admin_server(self._http_parts, self._lists.reload_config)
         ports = await self._servers.start(stop.set)
         self._handle_signals(stop)
@@ -156,11 +148,8 @@ class App:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         self._lists.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
-        if self._crew is None:
-            all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
-            logger.info("listening", extra={"host": settings.host, **all_ports})
-        else:
-            self._crew.listening()
+        all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
+        logger.info("listening", extra={"host": settings.host, **all_ports})
         await stop.wait()
         await self._shut_down()
         if admin is not None:
@@ -173,21 +162,6 @@ class App:
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.stop)
 
-    def _join(self, crew: Crew, stop: asyncio.Event) -> None:
-        loop = asyncio.get_running_loop()
-
-        def leave() -> None:
-            loop.call_soon_threadsafe(stop.set)
-
-        crew.join(
-            Own(
-                reload=self._models.reload,
-                render=self._metrics.render,
-                is_ready=lambda: self._registry.is_ready,
-                leave=leave,
-            )
-        )
-
     def _statusz(self) -> Statusz:
         admission = self._engine.admission
         return Statusz(
@@ -196,8 +170,6 @@ class App:
             self._registry,
             self._recent,
             lambda: self._metrics.requests.read()[0],
-            workers=self._crew.workers if self._crew else tuple,
-            place=self._crew.place if self._crew else None,
             logs=self._request_logs.read,
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
@@ -206,7 +178,7 @@ class App:
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
         if self._routes is None:
-            return PythonServers(settings, engine, parts, crew=self._crew, tls=self._tls, access=self._access)
+            return PythonServers(settings, engine, parts, tls=self._tls, access=self._access)
         # Not above: it imports the core, which may not be there.
         from service.native_servers import NativeServers
 
@@ -249,8 +221,6 @@ class App:
         self._stop_watching.set()
         await asyncio.to_thread(self._request_logs.stop)
         self._follower.stop()
-        if self._crew is not None:
-            self._crew.leave()
         logger.info("stopped")
 
     async def _stop_models(self) -> list[str]:
@@ -286,8 +256,8 @@ def _admission(settings: Settings, metrics: Metrics) -> Admission:
     return Admission(limits, metrics.admission)
 
 
-def _start_tracing(settings: Settings, crew: Crew | None) -> OtelTracing | None:
+def _start_tracing(settings: Settings) -> OtelTracing | None:
     try:
-        return start_tracing(settings, crew.place if crew else None)
+        return start_tracing(settings)
     except TracingUnavailable as error:
         raise StartError(str(error)) from error

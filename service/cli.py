@@ -6,15 +6,14 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
+from service.configuration.model_config import base_path_faults
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
     SettingsError,
     flags_without_effect,
-    kernel_cache_dir,
     quiet_tensorflow,
     read_settings,
 )
@@ -24,9 +23,6 @@ from service.process_limits import raise_descriptor_limit
 from service.process_memory import keep_freed_memory
 from service.start_error import StartError
 
-if TYPE_CHECKING:
-    from service.workers.crew import Crew
-
 logger = logging.getLogger(__name__)
 
 
@@ -34,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the server.
 
     Returns:
-      The exit status: 0 after a drain, 2 for settings that can not be used, 1 for workers that end before they listen
-      and, with --strict, for a model that has no version to load.
+      The exit status: 0 after a drain, 2 for settings that can not be used, 1 with --strict for a model that has no
+      version to load.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -47,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger.info("settings", extra=asdict(settings))
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
-    if settings.strict and (missing := _base_path_faults(settings)):
+    if settings.strict and (missing := base_path_faults(settings)):
         for reason in missing:
             logger.error("cannot start", extra={"reason": f"--strict: {reason}"})
         return 1
@@ -56,57 +52,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartError as error:
         sys.stderr.write(f"embedding-server can not start:\n{error}\n")
         return 2
-    if settings.num_workers > 1:
-        return _supervise(settings)
-    return serve(settings, None, lambda reason: logger.error("cannot start", extra={"reason": reason}))
+    return _serve(settings)
 
 
-def _base_path_faults(settings: Settings) -> list[str]:
-    # A supervisor of workers imports nothing of what a server needs.
-    from service.configuration.model_config import base_path_faults
-
-    return base_path_faults(settings)
-
-
-def _supervise(settings: Settings) -> int:
-    # Here and not above: a single process needs none of it, and this one nothing of the server.
-    import asyncio
-
-    from service.workers.supervisor import Supervisor
-
-    return asyncio.run(Supervisor(settings).run())
-
-
-def serve(settings: Settings, crew: Crew | None, cannot_start: Callable[[str], None]) -> int:
-    """Runs a server in this process; returns the exit status, see main.
-
-    Args:
-      crew: the other workers that it is one of.
-      cannot_start: told the reason.
-    """
+def _serve(settings: Settings) -> int:
+    # Here and not above: what is wrong with a command line is told before all this is imported.
     import uvloop
 
     from service.core import request_context
-    from service.lookup import kernel_cache
 
     name_requests_in_log(request_context.request_id.get)
     quiet_tensorflow()
     raise_descriptor_limit()
     keep_freed_memory(settings.keep_freed_mib)
-    kernels = kernel_cache.use(kernel_cache_dir(settings.kernel_cache_dir))
-    if not kernel_cache.is_filled(kernels):
-        logger.info(
-            "compiling kernels, which this version does once; it takes a minute", extra={"folder": str(kernels)}
-        )
-    # Importing the app compiles the kernels, or reads them from the cache chosen above.
     from service.app import App
 
     # What importing made lives as long as the process: a full collection need not go through it each time.
     gc.freeze()
     try:
-        loading = uvloop.run(App(settings, crew).run())
+        loading = uvloop.run(App(settings).run())
     except StartError as error:
-        cannot_start(str(error))
+        logger.error("cannot start", extra={"reason": str(error)})
         return 2
     if loading:
         logger.warning("not waiting for models that still load", extra={"models": loading})

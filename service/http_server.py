@@ -4,69 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.transports.http.connection_guard import ConnectionGuard
-
-# Ticks of uvicorn's, a tenth of a second each, from one look at the connections to the next.
-_SWEEP_TICKS = 5
+from service.transports.http.access import state_with_names
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is App's decision.
-
-    Args:
-      guard: cuts connections whose clients take too long.
-      open_listener: listens in place of the event loop's own server, see workers.fair_listener, tls_listener.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, guard: ConnectionGuard, open_listener: Callable[..., Any] | None = None
-    ) -> None:
-        super().__init__(config)
-        self._guard = guard
-        self._open_listener = open_listener
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on sockets."""
-        if self._open_listener is None:
-            await super().startup(sockets)
-            return
-        await super().startup([])
-        for one in sockets or []:
-            loop = asyncio.get_running_loop()
-            self.servers.append(self._open_listener(loop, self._protocol, one, self._num_connections))
-
-    async def on_tick(self, counter: int) -> bool:
-        """Looks at the connections once in a while."""
-        if counter % _SWEEP_TICKS == 0:
-            connections: Any = self.server_state.connections
-            self._guard.sweep(connections, asyncio.get_running_loop().time())
-        return await super().on_tick(counter)
-
-    def _num_connections(self) -> int:
-        return len(self.server_state.connections)
-
-    def _protocol(self) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        return made
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
-        yield
-
-
-class UnixHttpServer(uvicorn.Server):
-    """uvicorn behind the native core, which alone connects to its Unix socket and sets the limits.
-
-    Args:
-      config: with `uds`.
 
     begun: set once it listens, or has ended.
     """
@@ -91,3 +41,35 @@ class UnixHttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals alone."""
         yield
+
+
+class NamedClients(HttpToolsProtocol):
+    """uvicorn's connection, which tells its requests the names in the client's certificate."""
+
+    def connection_made(self, transport: Any) -> None:
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self.app_state = state_with_names(self.app_state, transport)
+
+
+def uvicorn_config(
+    http_app: Any, *, drain_timeout_s: float, tls: Callable[[], ssl.SSLContext] | None = None, **more: Any
+) -> uvicorn.Config:
+    """Returns uvicorn's settings.
+
+    Args:
+      tls: makes what its connections begin with; None: they are plaintext.
+      more: of uvicorn's own.
+    """
+    return uvicorn.Config(
+        http_app,
+        loop="none",
+        http=NamedClients,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
+        ssl_context_factory=None if tls is None else lambda config, default: tls(),
+        **more,
+    )

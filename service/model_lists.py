@@ -1,4 +1,4 @@
-"""Where the list of models comes from: flags, a file, requests, and the other workers."""
+"""Where the list of models comes from: flags, a file, and requests."""
 
 from __future__ import annotations
 
@@ -14,40 +14,25 @@ from service.core.errors import ConfigConflict, ServiceError
 from service.core.model_config import ModelConfig
 from service.core.model_set import ModelSet
 from service.start_error import StartError
-from service.workers.crew import Crew
 
 
 class ModelLists:
-    """The list of models that holds, and how another takes its place. Concurrency: any thread.
+    """The list of models that holds, and how another takes its place. Concurrency: any thread."""
 
-    Args:
-      crew: the other workers, which take a list all or none.
-    """
-
-    def __init__(self, settings: Settings, models: ModelSet, crew: Crew | None) -> None:
+    def __init__(self, settings: Settings, models: ModelSet) -> None:
         self._settings = settings
         self._models = models
-        self._crew = crew
         self._file: ConfigFile | None = None
         if settings.model_config_file:
-            self._file = ConfigFile(
-                Path(settings.model_config_file),
-                settings.load_retry_interval_s,
-                on_taken=crew.config_taken if crew else lambda text: None,
-            )
+            self._file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
 
     def first(self) -> tuple[ModelConfig, ...]:
         """Returns the models to begin with; raises StartError."""
         settings = self._settings
-        if self._crew is not None and self._crew.models is not None:
-            # What holds now may have come by request.
-            if self._file is not None:
-                self._file.take(self._crew.config_text)
-            return self._crew.models
         if self._file is None:
             return single_model(settings)
         try:
-            configs = self._file.read(self._crew.config_text if self._crew else None)
+            configs = self._file.read()
             self._models.check(configs)
         except ServiceError as error:
             hint = ""
@@ -57,11 +42,8 @@ class ModelLists:
         return configs
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the list, in all workers; blocks. See core.model_set for what it raises."""
-        if self._crew is None:
-            self._models.reload(models, deadline_s)
-        else:
-            self._crew.reload(models, deadline_s, self._settings.model_reload_timeout_s)
+        """Replaces the list; blocks. See core.model_set for what it raises."""
+        self._models.reload(models, deadline_s)
 
     def reload_config(self, engine: Engine, text: str | None) -> list[str]:
         """Takes a list by an engine that knows who asks for it; see create_admin_app."""
@@ -76,8 +58,7 @@ class ModelLists:
 
     def watch(self, stop: threading.Event) -> None:
         """Begins to look at the file, in a thread of its own; not at all where nothing asks for that."""
-        polls = self._crew is None or self._crew.polls_config_file
         interval_s = self._settings.model_config_file_poll_wait_seconds
-        if self._file is not None and polls and interval_s > 0:
+        if self._file is not None and interval_s > 0:
             arguments = (self.reload, stop, interval_s)
             threading.Thread(target=self._file.run, args=arguments, name="config-file", daemon=True).start()

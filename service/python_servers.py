@@ -1,4 +1,4 @@
-"""The servers of both wires where Python answers them: each on its public port."""
+"""The reference servers of both wires on the public ports, where the native core does not answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from service.access import Access
 from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.grpc_transport import create_grpc_server
-from service.http_server import HttpServer
 from service.http_transport import HttpParts, create_http_server, listen
 from service.start_error import StartError
 from service.tls.wires import Wires
-from service.workers.crew import Crew
 
 
 class Ports(NamedTuple):
@@ -32,20 +30,11 @@ class PythonServers:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        http_parts: HttpParts,
-        *,
-        crew: Crew | None,
-        tls: Wires,
-        access: Access | None,
+        self, settings: Settings, engine: Engine, http_parts: HttpParts, *, tls: Wires, access: Access | None
     ) -> None:
         self._settings = settings
-        self._crew = crew
-        self._grpc = create_grpc_server(settings, engine, crew, tls, access)
-        self._http_parts = http_parts
-        self._http: HttpServer | None = None
+        self._grpc = create_grpc_server(settings, engine, tls, access)
+        self._http = create_http_server(http_parts)
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, on_end: Callable[[], None]) -> Ports:
@@ -58,14 +47,13 @@ class PythonServers:
           StartError: a port is in use.
         """
         settings = self._settings
-        http_socket = self._crew.http_listener if self._crew else listen(settings.host, settings.rest_api_port)
+        http_socket = listen(settings.host, settings.rest_api_port)
         try:
             grpc_port = self._grpc.start()
         except OSError as error:
             http_socket.close()
             raise StartError(f"{error} Choose another with --port.") from error
         http_port = http_socket.getsockname()[1]
-        self._http = create_http_server(self._http_parts)
         self._serving = asyncio.create_task(self._http.serve(sockets=[http_socket]))
         self._serving.add_done_callback(lambda _: on_end())
         return Ports(http_port, grpc_port)
@@ -76,14 +64,13 @@ class PythonServers:
 
     async def stop(self) -> None:
         """Stops accepting and waits for the requests in flight, for as long as the settings allow."""
-        assert self._http is not None and self._serving is not None  # it was started
+        assert self._serving is not None  # it was started
         self._http.should_exit = True
         await asyncio.gather(self._serving, asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s))
 
     def stop_now(self) -> None:
         """Makes stop end without waiting for requests."""
-        if self._http is not None:
-            self._http.force_exit = True
+        self._http.force_exit = True
         self._grpc.stop(0)
 
     def state(self) -> dict[str, Any]:

@@ -11,12 +11,6 @@ from typing import Any
 import hypothesis
 import pytest
 
-from service.configuration.settings_reading import kernel_cache_dir
-from service.lookup import kernel_cache
-
-# Before anything imports a kernel: as servers do, so that one run compiles for all.
-kernel_cache.use(kernel_cache_dir())
-
 from service.core.engine import Engine
 from service.core.registry import Registry
 from service.loading.loader import ServableLoader

@@ -16,7 +16,6 @@ from typing import get_args
 import grpc
 import pytest
 
-from service import compile_kernels
 from service.core import errors
 from service.transports.grpc.status_codes import STATUS_CODES
 from service.transports.http.errors import HTTP_STATUS
@@ -31,27 +30,23 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.core.types": ({"service.core.errors"}, {"numpy"}),
     "service.core.errors": (set(), {"numpy"}),
     "service.core": ({"service.core"}, {"numpy"}),
-    # Its bus error handler is machine code.
-    "service.files": ({"service.core.types", "service.core.errors"}, {"numpy", "numba", "llvmlite"}),
+    # Checksums and the guard of maps are the native core's where it is there.
+    "service.files": ({"service.core.types", "service.core.errors", "service.native_tables"}, {"numpy"}),
     "service.lookup": (
         {
             *(f"service.core.{name}" for name in ("types", "errors", "manifest", "validation")),
             "service.files",
+            # Kernels are the native core's where it is there.
+            "service.native_tables",
         },
         # ml_dtypes where it is installed: bfloat16.
-        {"numpy", "numba", "llvmlite", "ml_dtypes"},
+        {"numpy", "ml_dtypes"},
     ),
     "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
-    # Request bytes to response bytes in one step, so it knows both what is on the wire and where the tables are.
-    "service.direct": (
-        {"service.core", "service.lookup", "service.codecs"},
-        # llvmlite is what numba is made of: arrays and words at addresses.
-        {"numpy", "numba", "llvmlite", "orjson"},
-    ),
     "service.graph": (
         {
             *("service.core.types", "service.core.errors", "service.core.manifest"),
-            # Rows of all tables that a tower reads are written by one compiled call.
+            # Rows of all tables that a tower reads are written side by side.
             *("service.lookup.row_blocks", "service.lookup.table", "service.lookup.plan"),
             # Sessions are the core's where it is there.
             "service._native",
@@ -83,9 +78,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
-            "service.transports.turns",
         },
-        {"numpy", "fastapi", "starlette", "orjson", "uvicorn", "httptools"},
+        {"numpy", "fastapi", "starlette", "orjson"},
     ),
     "service.transports.grpc": (
         {
@@ -95,16 +89,14 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.engine",
             "service.core.inference",
             "service.core.request_context",
-            "service.core.shortcuts",
             "service.core.tracing",
             "service.core.types",
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
-            "service.transports.turns",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
-        {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message", "hpack", "uvloop"},
+        {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),
     "service.client": (
         {"service.core.types", "service.core.errors", "service.codecs"},
@@ -122,7 +114,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     # Where lookups, graphs and deltas become one servable.
     "service.loading": (
         {
-            *(f"service.{name}" for name in ("core", "files", "lookup", "direct", "deltas", "graph", "codecs")),
+            *(f"service.{name}" for name in ("core", "files", "lookup", "deltas", "graph", "codecs")),
             "service.configuration.settings",
             "service.configuration.text_file",
             "service.metrics.metrics",
@@ -180,14 +172,11 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.graph",
             "service.lookup",
             "service.loading.towers",
-            # Kernels that the server has compiled, `adopt` need not compile again.
-            "service.configuration.settings_reading",
             # It times them from bytes to bytes, as the server answers, for a run is the smaller part of that.
             "service.codecs.tensor_proto",
             "service.core.engine",
             "service.core.registry",
             "service.core.servable",
-            "service.direct.predict",
             "service.transports.grpc.methods",
             "service.transports.grpc.paths",
         },
@@ -261,9 +250,6 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     # What an example shows: the exporter's public names, or the client's, which is one of the stock clients too.
     shows_client = {"client.py", "stock_clients"}
     shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"service.client"})}.get(file.parts[1], set())
-    if file == Path("loadtest/bench/baselines/h2_constant.py"):
-        # What the transport costs with nothing behind it can not be asked over the wire.
-        shown = {"service.transports.grpc.h2", "service.transports.turns"}
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
         shown = {"service.files", "service.lookup.kernels"}
@@ -275,11 +261,6 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
         shown = {"model_export"}
     ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
     assert not [name for name in ours if not is_below(name, shown)]
-
-
-def test_every_kernel_is_compiled_ahead() -> None:
-    with_kernels = {module_name(f) for f in python_files("service") if "@njit(" in (ROOT / f).read_text("utf-8")}
-    assert with_kernels == set(compile_kernels.MODULES)
 
 
 def reads_environment(file: Path) -> bool:
@@ -415,12 +396,9 @@ def test_no_error_stands_in_a_table_twice() -> None:
 
 def test_the_server_starts_without_tensorflow() -> None:
     code = (
-        # Else all kernels are compiled anew.
-        "from service.configuration.settings_reading import kernel_cache_dir\n"
-        "from service.lookup import kernel_cache\n"
-        "kernel_cache.use(kernel_cache_dir())\n"
         "import sys, service.app, service.cli\n"
         "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'}\n"
+        "heavy |= {'numba', 'llvmlite'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"
     )

@@ -76,44 +76,40 @@ SERVERS: Mapping[str, Start] = {
     "service with TensorFlow": _service("model", *_NATIVE, *_PATIENT),
     "service, Python": _service("model", _LOOKUPS, *_PYTHON),
     "service with TensorFlow, Python": _service("model", *_PYTHON, *_PATIENT),
-    "service, grpcio": _service("model", _LOOKUPS, "--grpc_transport=grpcio"),
-    "service with TensorFlow, grpcio": _service("model", "--grpc_transport=grpcio"),
     "TensorFlow lookup": _service("graph_lookup"),
     "TensorFlow predict": _service("graph_predict"),
     "foreign, adopted": _service(foreign_model.ADOPTED, *_PATIENT),
     "foreign, whole": _service(foreign_model.WHOLE, *_PATIENT),
-    "one worker": _service("model", _LOOKUPS, "--workers=1"),
-    "two workers": _service("model", _LOOKUPS, "--workers=2"),
+    "one thread": _service("model", _LOOKUPS, "--data_plane=native", "--threads=1"),
+    "two threads": _service("model", _LOOKUPS, "--data_plane=native", "--threads=2"),
     "grpcio constant": _baseline("grpcio_constant"),
-    "h2 constant": _baseline("h2_constant"),
     "ASGI": _baseline("asgi_constant"),
     "FastAPI": _baseline("fastapi_constant"),
     "orjson": _baseline("asgi_constant", "W2"),
 }
 # Flags that a server may not have (yet): what needs them is left out.
 FLAGS_NEEDED = {
-    "service, grpcio": "--grpc_transport",
-    "service with TensorFlow, grpcio": "--grpc_transport",
-    "one worker": "--workers",
-    "two workers": "--workers",
+    "one thread": "--threads",
+    "two threads": "--threads",
 }
 ENCODE_ALONE = "orjson alone"
 
 
 def cases() -> Iterator[Case]:
     """Yields all cases in the order of the table."""
-    for row, suffix in (("gRPC", ""), ("gRPC, Python", ", Python"), ("gRPC, grpcio", ", grpcio")):
+    for row, suffix in (("gRPC", ""), ("gRPC, Python", ", Python")):
         for workload in WORKLOADS:
             server = "service with TensorFlow" if workload == "W5" else "service"
             yield Case(row, workload, server + suffix, GRPC)
     yield Case("gRPC, TensorFlow signature", "W2", "TensorFlow lookup", GRPC)
     yield Case("gRPC, TensorFlow signature", "W5", "TensorFlow predict", GRPC)
-    for row, server in (("gRPC, grpcio constant", "grpcio constant"), ("gRPC, our HTTP/2 constant", "h2 constant")):
-        for workload in ("W1", "W2", "W3"):
-            yield Case(row, workload, server, GRPC, f"/constant/{workload}", is_constant=True)
-    for workers in ("one worker", "two workers"):
+    for workload in ("W1", "W2", "W3"):
+        yield Case(
+            "gRPC, grpcio constant", workload, "grpcio constant", GRPC, f"/constant/{workload}", is_constant=True
+        )
+    for threads in ("one thread", "two threads"):
         for row, wire in (("gRPC", GRPC), ("JSON", JSON)):
-            yield Case(f"{row}, {workers}", "W2", workers, wire, is_free=True)
+            yield Case(f"{row}, {threads}", "W2", threads, wire, is_free=True)
     for workload in ("W1", "W2"):
         yield Case("JSON", workload, "service", JSON)
         yield Case("JSON, Python", workload, "service, Python", JSON)
@@ -154,7 +150,7 @@ RATIOS = (
     Ratio("JSON/W1", "JSON, ASGI constant/W1", 0.7),
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     # Server and generator share two cores: over gRPC the generator's part of them is no longer small.
-    Ratio("JSON, two workers/W2", "JSON, one worker/W2", 1.6),
+    Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
     *(
         Ratio(case.name, f"{case.row.replace('adopted', 'whole')}/{case.workload}", 1.5)
         for case in _foreign()

@@ -1,6 +1,6 @@
 """Measures how long one-row lookups take beside larger work on the same server.
 
-python -m loadtest.bench.mixed                    both data planes, two threads or workers
+python -m loadtest.bench.mixed                    both data planes, the native one with two threads
 python -m loadtest.bench.mixed --seconds 5 --rounds 5
 """
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     everything = frozenset(os.sched_getaffinity(0))
     servers = {
         "native": Service(everything, (*where, "--data_plane=native", "--threads=2")),
-        "python": Service(everything, (*where, "--data_plane=python", "--workers=2")),
+        "python": Service(everything, (*where, "--data_plane=python")),
     }
     shots: dict[tuple[str, str], list[Shot]] = {}
     try:

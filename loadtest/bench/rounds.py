@@ -83,7 +83,7 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
                 cores = everything if case.is_free else options.server_cores
                 servers[case.server] = SERVERS[case.server](place(case).folder, cores)
                 if len(servers) == 1:
-                    # The first may have kernels to compile; the others find them.
+                    # The first reads files that the others find in memory.
                     servers[case.server].wait()
         for server in servers.values():
             server.wait()

@@ -2,7 +2,6 @@
 
     python -m loadtest.soak --minutes 60
     python -m loadtest.soak --minutes 5 --rate 100 --out build/soak -- --graph_signatures=off
-    python -m loadtest.soak --minutes 30 --workers 2 --kill_seconds 60
 
 Every answer is held against the expected one. Exit status 1 where a request failed, a version did not come, or the
 server logged an error or is gone. Ctrl-C ends it with the report so far.
@@ -31,7 +30,6 @@ from loadtest.soak.calls import Calls
 from loadtest.soak.load import Trouble, running
 from loadtest.soak.report import Report, Sample, sampled
 from loadtest.soak.tally import Tally
-from loadtest.soak.workers import Kills
 
 _SIZES = {"small": SMALL, "tiny": TINY}
 
@@ -39,9 +37,6 @@ _SIZES = {"small": SMALL, "tiny": TINY}
 def main(arguments: list[str] | None = None) -> int:
     """Returns 1 where anything went wrong."""
     options = _parser().parse_args(arguments)
-    if options.kill_seconds and options.workers < 2:
-        _say("--kill_seconds needs --workers=2 or more: one of them lives as long as the run")
-        return 2
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
@@ -53,14 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
         flags = [
             f"--model_name={MODEL}",
             f"--model_base_path={models}",
-            f"--workers={options.workers}",
             f"--delta_journal_dir={models.parent / 'journal'}",
             *options.server_flags,
         ]
         with LiveServer(*flags) as server:
             _soak(server.ready(), models, report, options, interrupted)
         # What it says when it stops counts too.
-        report.faults = _unexpected(server, report)
+        report.faults = dict(server.faults)
     report.write(options.out)
     _say(report.markdown())
     _say(f"{'ok' if report.is_good else 'FAILED'}; all samples: {options.out / 'soak.json'}")
@@ -74,56 +68,41 @@ def _soak(
     has_predict = "--graph_signatures=off" not in options.server_flags
     calls = Calls(server.grpc, server.http, Data(_SIZES[options.sizes]), has_predict=has_predict)
     report.problems = tally.problems
-    kills = Kills(server.pid) if options.kill_seconds else None
     troubles: list[Trouble] = []
-    if kills is not None:
-        troubles.append(lambda stop: kills.run(tally, stop, options.kill_seconds))
     address = server.http.removeprefix("http://")
     if options.upsert_seconds:
         data = Data(_SIZES[options.sizes])
         period_s = options.upsert_seconds
-        troubles.append(
-            lambda stop: upserts.run(server.admin, address, data, tally, stop, interval_s=period_s, kills=kills)
-        )
+        troubles.append(lambda stop: upserts.run(server.admin, address, data, tally, stop, interval_s=period_s))
     else:
         _say("no rows are changed: --upsert_seconds is 0")
     _say(f"server {server.pid}: {server.held()}")
     start_s = time.monotonic()
     end_s = start_s + options.minutes * 60
     more: dict[str, Any] = {"rate": options.rate, "swap_s": options.swap_seconds}
-    with running(calls, tally, models, kills=kills, troubles=troubles, **more):
+    with running(calls, tally, models, troubles=troubles, **more):
         next_s = start_s + options.sample_seconds
         while next_s < end_s and not interrupted.wait(max(0.0, next_s - time.monotonic())) and server.is_alive:
-            _sample(server, tally, report, start_s, kills)
+            _sample(server, tally, report, start_s)
             report.write(options.out)
             next_s += options.sample_seconds
         if server.is_alive:
             interrupted.wait(max(0.0, end_s - time.monotonic()))
     # With what was still under way.
-    _sample(server, tally, report, start_s, kills)
+    _sample(server, tally, report, start_s)
 
 
-def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float, kills: Kills | None) -> None:
-    survivor = kills.survivor if kills is not None else None
+def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) -> None:
     try:
-        sample = sampled(server.pid, time.monotonic() - start_s, tally.take(), survivor)
+        sample = sampled(server.pid, time.monotonic() - start_s, tally.take())
     except (OSError, KeyError) as error:
         # Ctrl-C reaches the server too.
         tally.failed("server", f"it is gone: {error}")
         return
     report.samples.append(sample)
-    report.kills_s = [at_s - start_s for at_s in kills.at_s] if kills is not None else []
-    report.faults = _unexpected(server, report)
+    report.faults = dict(server.faults)
     done, failed = sum(sample.requests.values()), sum(sample.failures.values())
     _say(f"{sample.at_s / 60:.1f} min: {done} requests, {failed} failures, p99 {sample.p99_ms:.2f} ms, {_held(sample)}")
-
-
-def _unexpected(server: LiveServer, report: Report) -> dict[str, int]:
-    """Returns what the server logged as errors, but for the end of workers that were killed."""
-    faults = dict(server.faults)
-    for fault in [fault for fault in faults if fault.startswith("worker ended")]:
-        faults[fault] -= min(faults[fault], len(report.kills_s))
-    return {fault: count for fault, count in faults.items() if count}
 
 
 def _held(sample: Sample) -> Held:
@@ -133,7 +112,7 @@ def _held(sample: Sample) -> Held:
 def _about(options: argparse.Namespace) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     given = {name: getattr(options, name) for name in ("minutes", "rate", "sizes", "swap_seconds", "server_flags")}
-    given |= {name: getattr(options, name) for name in ("workers", "kill_seconds", "upsert_seconds")}
+    given |= {"upsert_seconds": options.upsert_seconds}
     return {"commit": commit, "python": platform.python_version(), "began": time.time(), **given}
 
 
@@ -143,8 +122,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=200.0, help="requests per second (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder (default: %(default)s)")
     parser.add_argument("--swap_seconds", type=float, default=30.0, help="between versions (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=1, help="of the server (default: %(default)s)")
-    parser.add_argument("--kill_seconds", type=float, default=0.0, help="between kills of a worker; 0: none is killed")
     parser.add_argument(
         "--upsert_seconds",
         type=float,

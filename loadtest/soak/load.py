@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,7 +17,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from loadtest.bench.workloads import MODEL
 from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.tally import Tally
-from loadtest.soak.workers import Kills
 
 THREADS = 8
 # Half of the threads open their channel anew so often.
@@ -38,7 +36,6 @@ def running(
     *,
     rate: float,
     swap_s: float,
-    kills: Kills | None = None,
     troubles: Sequence[Trouble] = (),
 ) -> Iterator[None]:
     """Sends requests until the context ends.
@@ -47,7 +44,6 @@ def running(
       models: the folder that the server serves, with version 1 in it.
       rate: requests per second, of all threads.
       swap_s: seconds from one new version to the next.
-      kills: of workers; what they tear is no failure.
       troubles: what else goes on.
     """
     stop = threading.Event()
@@ -56,16 +52,16 @@ def running(
         threading.Thread(
             target=_client,
             args=(calls, tally, stop),
-            kwargs={"number": n, "rate": rate, "at_s": begin_s, "kills": kills},
+            kwargs={"number": n, "rate": rate, "at_s": begin_s},
         )
         for n in range(THREADS)
     ]
-    swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s, kills))
+    swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s))
     others = [threading.Thread(target=trouble, args=(stop,)) for trouble in troubles]
     with calls.channel() as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=MODEL))]
-        watcher = threading.Thread(target=_watch, args=(stub, watches, tally, stop, kills))
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=MODEL))
+        watcher = threading.Thread(target=_watch, args=(watch, tally, stop))
         threads = [*clients, swapper, watcher, *others]
         for thread in threads:
             thread.start()
@@ -73,7 +69,7 @@ def running(
             yield
         finally:
             stop.set()
-            watches[-1].cancel()
+            watch.cancel()
             for thread in threads:
                 thread.join()
 
@@ -86,7 +82,6 @@ def _client(
     number: int,
     rate: float,
     at_s: float,
-    kills: Kills | None,
 ) -> None:
     kinds = list(calls.share)
     weights = [share for share, _ in calls.share.values()]
@@ -101,10 +96,7 @@ def _client(
             outcome = calls.share[kind][1](channel, source)
         except Exception as error:
             # Whatever it is, it is counted: a thread that ended would send nothing more, and that would look well.
-            if kills is not None and kills.tore(error, start_s):
-                tally.done(kind, "torn by a kill", None, start_s - at_s)
-            else:
-                tally.failed(kind, _words(error))
+            tally.failed(kind, _words(error))
         else:
             seconds = time.monotonic() - start_s
             tally.done(kind, outcome, seconds if kind == SMALL_LOOKUP else None, start_s - at_s)
@@ -121,20 +113,8 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__} {error}"
 
 
-def _watch(
-    stub: health_pb2_grpc.HealthStub, watches: list[Any], tally: Tally, stop: threading.Event, kills: Kills | None
-) -> None:
-    """Every change of the health is one too many, after the first; a watch that a kill ends begins anew."""
-    while not stop.is_set() and _watch_one(watches[-1], tally, stop, kills):
-        watches.append(stub.Watch(health_pb2.HealthCheckRequest(service=MODEL), wait_for_ready=True))
-        if stop.is_set():
-            watches[-1].cancel()
-
-
-def _watch_one(
-    watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event, kills: Kills | None
-) -> bool:
-    """Returns whether it ended by a kill."""
+def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event) -> None:
+    """Counts every change of the health after the first as one too many."""
     serving = health_pb2.HealthCheckResponse.SERVING
     try:
         for answer in watch:
@@ -145,19 +125,12 @@ def _watch_one(
         why = "the server ended it"
     except grpc.RpcError as error:
         why = _words(error)
-        if kills is not None and kills.tore(error, time.monotonic()):
-            tally.done("health watch", "torn by a kill", None, 0)
-            return True
     if not stop.is_set():
         tally.failed("health watch", why)
-    return False
 
 
-def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float, kills: Kills | None) -> None:
-    """Puts a copy of the version into place under the next number, and takes away the one before the old one.
-
-    That one stays, for a worker that has just been started may still be loading it.
-    """
+def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float) -> None:
+    """Puts a copy of the version into place under the next number, and takes away the one before the old one."""
     version = 1
     with calls.channel() as channel:
         while not stop.wait(swap_s):
@@ -173,9 +146,8 @@ def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_
                         tally.done("version swap", "OK", None, 0)
                         break
                 except grpc.RpcError as error:
-                    if kills is None or not kills.tore(error, time.monotonic()):
-                        tally.failed("version swap", _words(error))
-                        return
+                    tally.failed("version swap", _words(error))
+                    return
                 if time.monotonic() - start_s > _MAX_LOAD_S:
                     tally.failed("version swap", f"version {version} is not AVAILABLE after {_MAX_LOAD_S:.0f} s")
                     return

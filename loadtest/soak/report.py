@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.charts import Mark, Series, line_chart, stacked
+from loadtest.charts import Series, line_chart, stacked
+from loadtest.soak.held import held_now
 from loadtest.soak.tally import Window
-from loadtest.soak.workers import anonymous_mib, held_by_all
 
 _MAX_ROWS = 15
 _COLUMNS = (
@@ -39,7 +39,6 @@ class Sample:
 
     anonymous_mib: memory that is no file's. Of a file's pages (TensorFlow's libraries are hundreds of MiB), PSS and
       private memory count more or less as other processes come and go; growth shows in this one.
-    survivor_mib: anonymous memory of one process, which lives as long as the run.
     deleted_maps: mapped files that are no longer there, as of versions that were not let go.
     """
 
@@ -58,20 +57,14 @@ class Sample:
     p99_ms: float
     max_ms: float
     behind_ms: float
-    survivor_mib: float = 0.0
 
 
-def sampled(pid: int, at_s: float, window: Window, survivor: int | None = None) -> Sample:
-    """Reads what a server's processes hold now; raises OSError where it is gone.
-
-    Args:
-      survivor: the process whose memory is told by itself; None: the server.
-    """
+def sampled(pid: int, at_s: float, window: Window) -> Sample:
+    """Reads what a server holds now; raises OSError where it is gone."""
     times = np.array(window.seconds or [0.0]) * 1e3
     return Sample(
         at_s=at_s,
-        **asdict(held_by_all(pid)),
-        survivor_mib=anonymous_mib(survivor or pid),
+        **asdict(held_now(pid)),
         requests=dict(window.requests),
         failures=dict(window.failures),
         outcomes=dict(window.outcomes),
@@ -95,14 +88,12 @@ class Report:
     """A run so far.
 
     problems: failures in words, with how often and when first; faults: what the server logged as errors.
-    kills_s: when workers were killed.
     """
 
     about: dict[str, Any]
     samples: list[Sample] = field(default_factory=list)
     problems: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     faults: Mapping[str, int] = field(default_factory=dict)
-    kills_s: list[float] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -113,7 +104,6 @@ class Report:
         """Writes soak.json, soak.md and soak.svg into a folder."""
         out.mkdir(parents=True, exist_ok=True)
         document = {**self.about, "totals": self._totals(), "problems": self.problems, "faults": self.faults}
-        document |= {"kills_s": self.kills_s}
         document |= {"slopes_mib_per_hour": self._slopes(), "samples": [asdict(sample) for sample in self.samples]}
         (out / "soak.json").write_text(json.dumps(document, indent=1))
         (out / "soak.md").write_text(self.markdown())
@@ -124,10 +114,7 @@ class Report:
         return {name: dict(sum((Counter(getattr(s, name)) for s in self.samples), Counter())) for name in names}
 
     def _slopes(self) -> dict[str, float | None]:
-        return {
-            what: slope_mib_per_hour(self.samples, what)
-            for what in ("anonymous_mib", "survivor_mib", "private_mib", "pss_mib")
-        }
+        return {what: slope_mib_per_hour(self.samples, what) for what in ("anonymous_mib", "private_mib", "pss_mib")}
 
     def markdown(self) -> str:
         """Returns tables of the samples, some together so that they fit a page, and of the totals."""
@@ -159,9 +146,6 @@ class Report:
             ended = [f"{outcome} {n}" for of, outcome, n in outcomes if of == kind]
             lines.append(f"| {kind} | {count} | {totals['failures'].get(kind, 0)} | {', '.join(ended)} |")
         lines += ["", f"All: {sum(totals['requests'].values())} requests, {sum(totals['failures'].values())} failures."]
-        torn = sum(map(_lost, self.samples))
-        if self.kills_s:
-            lines.append(f"{len(self.kills_s)} workers were killed, which tore {torn:.0f} requests.")
         for what, slope in self._slopes().items():
             if slope is not None:
                 lines.append(f"Growth in the second half, {what}: {slope:+.1f} MiB per hour.")
@@ -171,16 +155,11 @@ class Report:
 
     def picture(self) -> str:
         """Returns times, memory, descriptors and requests over time, as SVG."""
-        marks = [Mark(at_s / 60) for at_s in self.kills_s]
         charts = []
         for title, unit, shown in _CHARTS:
             series = [Series(name, [(s.at_s / 60, read(s)) for s in self.samples]) for name, read in shown]
-            charts.append(line_chart(title, series, x_label="minutes", y_label=unit, marks=marks))
+            charts.append(line_chart(title, series, x_label="minutes", y_label=unit))
         return stacked(charts)
-
-
-def _lost(sample: Sample) -> float:
-    return sum(count for outcome, count in sample.outcomes.items() if outcome.endswith(": torn by a kill"))
 
 
 _CHARTS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Sample], float]], ...]], ...] = (
@@ -190,18 +169,16 @@ _CHARTS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Sample], float]], ...]
         "MiB",
         (
             ("share of all (PSS)", lambda s: s.pss_mib),
-            ("anonymous, all processes", lambda s: s.anonymous_mib),
-            ("anonymous, one process of the whole run", lambda s: s.survivor_mib),
+            ("anonymous", lambda s: s.anonymous_mib),
         ),
     ),
-    ("Open file descriptors, all processes", "", (("descriptors", lambda s: float(s.descriptors)),)),
+    ("Open file descriptors", "", (("descriptors", lambda s: float(s.descriptors)),)),
     (
         "Requests in each sample",
         "",
         (
             ("requests", lambda s: float(sum(s.requests.values()))),
             ("failures", lambda s: float(sum(s.failures.values()))),
-            ("torn by a kill", _lost),
         ),
     ),
 )

@@ -12,7 +12,6 @@ import numpy as np
 
 from loadtest.bench.workloads import MODEL, WORKLOADS, Data
 from loadtest.soak.tally import Tally
-from loadtest.soak.workers import Kills
 
 _TABLE, _FEATURE = "user", "user"
 _PATIENCE_S = 30.0
@@ -27,9 +26,7 @@ def free_row(data: Data) -> int:
     return next(row for row in range(data.sizes.tables[_TABLE][0]) if row not in used)
 
 
-def run(
-    admin: str, address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float, kills: Kills | None
-) -> None:
+def run(admin: str, address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
     """Changes one row every interval_s until stop is set.
 
     Args:
@@ -40,15 +37,11 @@ def run(
     while not stop.wait(interval_s):
         number += 1
         wanted = np.full(dim, number, np.float32).tolist()
-        begun_s = time.monotonic()
         try:
             _post(admin, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
             outcome = _seen(address, row, wanted, stop)
         except Exception as error:
-            if kills is not None and kills.tore(error, begun_s):
-                tally.done(_KIND, "torn by a kill", None, 0)
-            else:
-                tally.failed(_KIND, f"{type(error).__name__} {error}")
+            tally.failed(_KIND, f"{type(error).__name__} {error}")
             continue
         if outcome:
             tally.done(_KIND, outcome, None, 0)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-import model_export.kernel_cache  # noqa: F401  # first: kernels are compiled where their modules are imported
 from model_export.adoption.discovery import discover
 from model_export.adoption.opened_graph import OpenedGraph, open_graph
 from model_export.errors import ExportError

@@ -17,11 +17,10 @@ from service.core.errors import ServiceError
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
 from service.core.servable import Servable
 from service.core.types import Array, Backend, SignatureSpec
-from service.direct import predict
 from service.graph.run_comparison import compare_runs
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
-from service.loading.towers import open_towers, tower_shortcuts
+from service.loading.towers import open_towers
 from service.lookup.backend import OpenedLookups, open_lookups
 
 # Rows of the timed requests; the summary shows the times of the largest.
@@ -84,8 +83,7 @@ def measured(
 def _adopted(lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
     cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)
     backends: dict[str, Backend] = {**dict.fromkeys(lookups.lookup_names, lookups.backend), **cuts}
-    ways = predict.shortcuts(lookups, _MODEL, 1) | tower_shortcuts(cuts, _MODEL, 1)
-    return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables, shortcuts=ways)
+    return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables)
 
 
 def _compared(adopted: Answer, original: Answer, requests: Mapping[int, bytes]) -> tuple[float | None, Times | None]:

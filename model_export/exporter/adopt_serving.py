@@ -10,9 +10,8 @@ from service.core.engine import Engine
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.core.types import Array, SignatureKind
-from service.direct.predict import DirectPredict
 from service.transports.grpc.methods import service_methods
-from service.transports.grpc.paths import API, PREDICT
+from service.transports.grpc.paths import PREDICT
 
 # A serialized PredictRequest to a serialized PredictResponse; raises ServiceError.
 Answer = Callable[[bytes], bytes]
@@ -37,13 +36,13 @@ class _Unobserved:
 
 
 def answering(servable: Servable) -> Answer:
-    """Returns a function that answers a version's Predict requests as the gRPC server does, shortcuts included."""
+    """Returns a function that answers a version's Predict requests as the reference gRPC server does."""
     registry = Registry(lambda model, status: None)
     registry.add_model(servable.name)
     registry.start(servable.name, servable.version)
     registry.publish(servable)
     engine = Engine(registry, _Unobserved())
-    predict = service_methods(engine, predict_directly=DirectPredict(engine, API))[PREDICT]
+    predict = service_methods(engine)[PREDICT]
     return lambda request: predict(request, None)
 
 

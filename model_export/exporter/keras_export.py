@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import model_export.kernel_cache  # noqa: F401  # first: kernels are compiled where their modules are imported
 from model_export.adoption.names import valid
 from model_export.errors import ExportError
 from model_export.exporter.adopt import Say, adopt

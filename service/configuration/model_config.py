@@ -47,9 +47,6 @@ class ConfigFile:
     retry_interval_s later where a model had to be loaded to find out.
 
     Concurrency: one caller at a time, but for reload_now.
-
-    Args:
-      on_taken: told each text that was taken.
     """
 
     def __init__(
@@ -57,29 +54,19 @@ class ConfigFile:
         path: Path,
         retry_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
-        on_taken: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._path = path
         self._retry_interval_s = retry_interval_s
         self._clock = clock
-        self._on_taken = on_taken
         self._taken: bytes | None = None
         self._failed: bytes | None = None
         self._retry_at_s = 0.0
         self._complaint = ""
         self._turn = threading.Lock()
 
-    def take(self, text: str | None) -> None:
-        """Regards a text as taken, as another process has done; None: no text was."""
-        self._taken = None if text is None else text.encode()
-
-    def read(self, text: str | None = None) -> Models:
-        """Reads the file at the start; an empty one lists no models. Raises InvalidRequest.
-
-        Args:
-          text: what was read of it already.
-        """
-        data = self._read_bytes() if text is None else text.encode()
+    def read(self) -> Models:
+        """Reads the file at the start; an empty one lists no models. Raises InvalidRequest."""
+        data = self._read_bytes()
         models = self._parse(data) or ()
         self._taken = data
         return models
@@ -111,7 +98,6 @@ class ConfigFile:
                 logger.error("model config refused", extra={"path": str(self._path), "reason": error.message})
             return
         self._taken, self._complaint = data, ""
-        self._on_taken(data.decode())
         logger.info("model config taken", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
@@ -129,8 +115,7 @@ class ConfigFile:
                 raise InvalidRequest(_EMPTY.format(self._path))
             reload(models)
             self._taken, self._complaint = data, ""
-            self._on_taken(data.decode())
-        return models
+            return models
 
     def run(
         self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float

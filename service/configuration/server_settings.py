@@ -71,11 +71,12 @@ class ServerSettings:
     host: str = setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
     port: int = setting(8500, "gRPC port; 0 picks a free one.", 0, 65535)
     rest_api_port: int = setting(8501, "HTTP port; 0 picks a free one.", 0, 65535)
-    workers: str = setting(
-        "1",
-        "Processes that answer together on the same ports, over the same pages of the tables; 'auto' is one for each "
-        "processor. The native core has threads in their place.",
+    threads: str = setting(
+        "auto",
+        "Threads of the native core that serve connections; 'auto' is one for each processor. Python has one event "
+        "loop for HTTP, and grpc_max_threads.",
     )
+    workers: str = setting("", "The same as threads, which it was called once; not used with threads.")
     file_system_poll_wait_seconds: float = setting(
         1.0, "Seconds between looks for new versions; 0 looks once, at the start.", 0, 86400
     )
@@ -107,10 +108,10 @@ class ServerSettings:
     )
     graph_threads: int = setting(
         _num_processors(),
-        "TensorFlow threads, and graph runs at the same time over HTTP; of each worker.",
+        "TensorFlow threads, and graph runs at the same time over HTTP.",
         1,
         1024,
-        default_about="number of processors, by workers",
+        default_about="number of processors",
     )
     graph_towers: bool = setting(
         True,
@@ -142,11 +143,6 @@ class ServerSettings:
         "Whether batching goes by batching_params.pbtxt in each version's folder, and a version without one is not "
         "batched; only num_batch_threads and thread_pool_name are then read from that other file.",
     )
-    grpc_transport: Literal["auto", "h2", "grpcio"] = setting(
-        "auto",
-        "What carries gRPC: 'h2' is this server's own HTTP/2, which answers lookups without a change of thread, "
-        "'grpcio' is Google's library; 'auto' is h2, or grpcio where grpc_channel_arguments are given.",
-    )
     lookup_threads: int = setting(
         1,
         "Threads that share the rows of one large lookup (512 KB of answer for each); more only help a server that has "
@@ -154,7 +150,7 @@ class ServerSettings:
         1,
         64,
     )
-    grpc_max_threads: int = setting(8, "gRPC requests handled at the same time, by each worker.", 1, 1024)
+    grpc_max_threads: int = setting(8, "gRPC requests handled at the same time in Python.", 1, 1024)
     max_request_bytes: int = setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
     )
@@ -163,17 +159,13 @@ class ServerSettings:
     )
     max_bytes_in_flight: int = setting(
         1 << 30,
-        "Bytes of requests and answers, as arrays, that are worked on at the same time by each worker; what is more is "
+        "Bytes of requests and answers, as arrays, that are worked on at the same time; what is more is "
         "refused as overload.",
         1024,
         1 << 62,
     )
-    max_rows_in_flight: int = setting(
-        16_000_000, "Rows of requests that are worked on at the same time, by each worker.", 1, 1 << 62
-    )
-    max_queued_requests: int = setting(
-        1024, "Requests that may wait for a thread, on each wire of each worker.", 0, 1_000_000
-    )
+    max_rows_in_flight: int = setting(16_000_000, "Rows of requests that are worked on at the same time.", 1, 1 << 62)
+    max_queued_requests: int = setting(1024, "Requests that may wait for a thread, on each wire.", 0, 1_000_000)
     max_queue_ms: int = setting(
         200,
         "Milliseconds that a request may wait for a thread; one that is expected to wait longer is refused at once.",
@@ -182,20 +174,23 @@ class ServerSettings:
     )
     max_connections: int = setting(
         0,
-        "HTTP connections of each worker; 0: half of the file descriptors that the system allows.",
+        "HTTP connections, and gRPC's over the native core; 0: half of the file descriptors that the system allows.",
         0,
         1_000_000,
     )
-    rest_api_max_head_bytes: int = setting(65536, "Largest request line with headers (HTTP), in bytes.", 1024, 1 << 24)
+    rest_api_max_head_bytes: int = setting(
+        65536, "Largest request line with headers (HTTP), in bytes; by the native core.", 1024, 1 << 24
+    )
     rest_api_head_timeout_s: float = setting(
         10.0,
-        "Seconds that a client gets for a request's line and headers, from connecting at first.",
+        "Seconds that a client gets for a request's line and headers, from connecting at first; by the native core.",
         0.1,
         3600,
     )
     rest_api_stall_timeout_s: float = setting(
         20.0,
-        "Seconds in which a client must have sent some of a body, or read some of an answer: 1 KB for each second.",
+        "Seconds in which a client must have sent some of a body, or read some of an answer: 1 KB for each second; by "
+        "the native core.",
         0.1,
         3600,
     )
@@ -248,31 +243,19 @@ class ServerSettings:
     log_format: Literal["auto", "text", "json"] = setting(
         "auto", "Lines for people or JSON for machines; 'auto' is text on a terminal, else JSON."
     )
-    kernel_cache_dir: str = setting(
-        "", "Folder that keeps compiled kernels between starts; empty is embedding-server/ in the user's cache folder."
-    )
 
     @property
-    def num_workers(self) -> int:
-        """How many processes answer; 0: the setting is no number."""
-        if self.workers == "auto":
+    def num_threads(self) -> int:
+        """Threads of the native core that serve connections; 0: the setting is no number."""
+        text = self.workers or self.threads
+        if text == "auto":
             return _num_processors()
-        return int(self.workers) if self.workers.isascii() and self.workers.isdigit() else 0
-
-    @property
-    def processors(self) -> int:
-        """Processors for each worker: its share of those that this process may use."""
-        return max(_num_processors() // max(self.num_workers, 1), 1)
+        return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
     def load_retry_interval_s(self) -> float:
         """Seconds between tries of a version that failed to load."""
         return max(self.load_retry_interval_micros, 0) / 1e6
-
-    @property
-    def grpc_takes_sockets(self) -> bool:
-        """Whether gRPC is carried by our own transport, which can be given sockets; grpcio takes addresses only."""
-        return self.grpc_transport != "grpcio" and not self.channel_arguments
 
     @property
     def parallelism(self) -> tuple[int, int]:

@@ -17,15 +17,8 @@ class Settings(ServerSettings):
 
     data_plane: Literal["auto", "native", "python"] = setting(
         "auto",
-        "What answers requests: 'native' is the compiled core, one process with many threads, 'python' is slower and "
-        "answers the same; 'auto' is native where the core is installed and the other settings allow it.",
-    )
-    threads: int = setting(
-        0,
-        "Threads of the native core that serve connections; 0: as many as --workers says where that is not 1, else one "
-        "for each processor.",
-        0,
-        1024,
+        "What answers requests: 'native' is the compiled core, with many threads, 'python' is slower and answers "
+        "the same; 'auto' is native where the core is installed and the other settings allow it.",
     )
     warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
@@ -47,7 +40,7 @@ class Settings(ServerSettings):
         "them. A version that is wrong is not loaded, or is taken out.",
     )
     verify_tables_mib_per_s: float = setting(
-        512.0, "MiB of tables that are verified in a second, in each worker; 0: as many as there are.", 0, 1_000_000
+        512.0, "MiB of tables that are verified in a second; 0: as many as there are.", 0, 1_000_000
     )
     table_pages: Literal["auto", "normal", "random", "huge"] = setting(
         "auto",
@@ -61,14 +54,7 @@ class Settings(ServerSettings):
         0,
         3600,
     )
-    delta_journal_dir: str = setting(
-        "", "Folder that keeps upserts over a restart, shared by all workers; without one upserts are refused."
-    )
+    delta_journal_dir: str = setting("", "Folder that keeps upserts over a restart; without one upserts are refused.")
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
     delta_max_file_mib: int = setting(256, "Largest delta file, in MiB.", 1, 2047)
     delta_journal_max_mib: int = setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of the native core that serve connections."""
-        return self.threads or (self.num_workers if self.num_workers > 1 else self.processors)

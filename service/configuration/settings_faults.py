@@ -8,7 +8,7 @@ import re
 
 from service.configuration.settings import Settings
 
-_MAX_WORKERS = 256
+_MAX_THREADS = 1024
 _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
 
 
@@ -32,12 +32,11 @@ def faults_of(settings: Settings) -> list[str]:
     for origin in settings.cors_origins:
         if not re.fullmatch(_ORIGIN, origin):
             found.append(f"--rest_api_cors_origins: {origin!r}: expected https://host or https://host:port")
-    if not 1 <= settings.num_workers <= _MAX_WORKERS:
-        found.append(f"--workers is {settings.workers!r}: expected 1 to {_MAX_WORKERS}, or 'auto'")
-    if settings.num_workers > 1 and settings.grpc_socket_path and not settings.grpc_takes_sockets:
-        found.append("--grpc_socket_path can not be shared by --workers: gRPC opens it in each of them")
-    if settings.grpc_transport == "h2" and settings.grpc_channel_arguments:
-        found.append("--grpc_channel_arguments are grpcio's: leave --grpc_transport=h2 out")
+    if settings.workers and settings.threads != "auto":
+        found.append("--workers is another name of --threads: give one")
+    elif not 1 <= settings.num_threads <= _MAX_THREADS:
+        name = "workers" if settings.workers else "threads"
+        found.append(f"--{name} is {getattr(settings, name)!r}: expected 1 to {_MAX_THREADS}, or 'auto'")
     if not settings.tags:
         found.append("--saved_model_tags names no tag")
     own = (settings.tensorflow_intra_op_parallelism, settings.tensorflow_inter_op_parallelism)

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
@@ -67,10 +66,7 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
                 values[name] = _parse(types[name], text)
             except ValueError as error:
                 faults.append(f"--{name} is {text!r}: {error}")
-    settings = Settings(**values)
-    if "graph_threads" not in values:
-        settings = dataclasses.replace(settings, graph_threads=settings.processors)
-    return settings, faults
+    return Settings(**values), faults
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
@@ -91,14 +87,6 @@ def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], li
         except ValueError as error:
             faults.append(f"--{name} is {text!r}: {error}")
     return asking, faults
-
-
-def kernel_cache_dir(configured: str | None = None) -> Path:
-    """Returns the folder of compiled kernels: the configured one, or one in the user's cache folder."""
-    configured = os.environ.get(ENV_PREFIX + "KERNEL_CACHE_DIR", "") if configured is None else configured
-    if configured:
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedding-server" / "kernels"
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:

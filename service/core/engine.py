@@ -10,7 +10,6 @@ from types import MappingProxyType
 from service.core.admission.admission import Admission
 from service.core.bound import Bound, Observer
 from service.core.deltas import Upsert, UpsertReceipt
-from service.core.direct_answers import DirectAnswers
 from service.core.errors import (
     ConfigConflict,
     DeltaRefused,
@@ -62,8 +61,6 @@ class Engine:
       recorders: what keeps requests, by model; may change at any time.
       tracing: what traces requests; None: nothing does.
       on_damage: told the name of a model whose files were found damaged by a request.
-
-    directly: answers plain requests.
     """
 
     def __init__(
@@ -88,14 +85,6 @@ class Engine:
         self._observer = observer
         self._max_response_bytes = max_response_bytes
         self._clock = clock
-        self.directly = DirectAnswers(
-            registry,
-            observer,
-            clock,
-            max_response_bytes=max_response_bytes,
-            recorders=recorders,
-            tracing=tracing,
-        )
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -12,38 +12,11 @@ from service.core.access import Grant, Right
 from service.core.admission.admission import Admission
 from service.core.bound import Bound
 from service.core.deltas import Upsert, UpsertReceipt
-from service.core.direct_answers import DirectAnswers
 from service.core.engine import Engine, ModelDescription
 from service.core.errors import PermissionDenied, ServiceError
 from service.core.model_config import ModelConfig
-from service.core.shortcuts import Begun
 from service.core.tracing import Tracing
 from service.core.types import Array, ModelRef, TableInfo, VersionStatus
-
-
-class GuardedDirectAnswers(DirectAnswers):
-    """Direct answers for one caller at a time: right "predict"; whoever has it not is refused on the general path."""
-
-    # Not DirectAnswers' own __init__: what is not overridden here must not work by chance.
-    def __init__(self, directly: DirectAnswers, grant: Callable[[], Grant]) -> None:
-        self._directly = directly
-        self._grant = grant
-
-    def answer(self, ref: ModelRef, signature_name: str, request: Any, **options: Any) -> Any | None:
-        """See DirectAnswers."""
-        if "predict" not in self._grant().rights(ref.name):
-            return None
-        return self._directly.answer(ref, signature_name, request, **options)
-
-    def begin(self, ref: ModelRef, signature_name: str, request: Any, **options: Any) -> Begun | None:
-        """See DirectAnswers."""
-        if "predict" not in self._grant().rights(ref.name):
-            return None
-        return self._directly.begin(ref, signature_name, request, **options)
-
-    def finish(self, begun: Begun) -> Any | None:
-        """See DirectAnswers; the right was looked at when it began."""
-        return self._directly.finish(begun)
 
 
 class GuardedEngine(Engine):
@@ -63,7 +36,6 @@ class GuardedEngine(Engine):
         self._engine = engine
         self._absent = absent
         self._grant = grant
-        self.directly = GuardedDirectAnswers(engine.directly, grant)
 
     def of(self, grant: Grant) -> GuardedEngine:
         """Returns this engine for one caller for good."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 from service.core.deltas import Deltas
 from service.core.errors import DataLoss, GraphUnavailable, SignatureNotFound
-from service.core.shortcuts import Shortcut
 from service.core.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
 
 
@@ -79,7 +78,6 @@ class Servable:
 
     backends: by signature name; a signature without one is listed in metadata but can not run here.
     table_counts: tells what was read of each table so far.
-    shortcuts: by wire format and signature name.
     files: what is read for an answer; its mark is looked at behind each run.
     deltas: what changes rows of its tables; None: they are as they were saved.
     signature_faults: why signatures that a manifest describes are left to their graphs, by name.
@@ -92,7 +90,6 @@ class Servable:
     backends: Mapping[str, Backend]
     tables: Mapping[str, Table] = field(default_factory=dict)
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
-    shortcuts: Mapping[tuple[str, str], Shortcut] = field(default_factory=dict)
     files: Files = NoFiles()
     deltas: Deltas | None = None
     signature_faults: Mapping[str, str] = field(default_factory=dict)

@@ -11,14 +11,6 @@ from service.core.types import SignatureSpec
 class Tracing(Protocol):
     """Makes spans of requests that are to be traced, and of what they run. Concurrency: any thread."""
 
-    def takes(self) -> bool:
-        """Says whether the request of this context is to be traced, so that the direct path must leave it alone."""
-        ...
-
-    def not_answered(self) -> None:
-        """The request that takes() said no of is not answered directly after all."""
-        ...
-
     def request(self, name: str) -> AbstractContextManager[None]:
         """Spans a request; its parent is the sender's, where request_context has one."""
         ...

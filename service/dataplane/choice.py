@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from service.codecs.ssl_config_proto import parse_ssl_config_text
 from service.configuration.settings import Settings
+from service.core.errors import InvalidRequest
 from service.start_error import StartError
 
 logger = logging.getLogger(__name__)
@@ -32,8 +34,6 @@ def has_core() -> bool:
 def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core) -> Settings:
     """Returns the settings with a data plane that is "native" or "python", and logs why where the user may wonder.
 
-    The native core has threads in place of workers, so its settings have one worker and the threads that there are.
-
     Raises:
       StartError: --data_plane=native, and the core is not installed.
     """
@@ -47,19 +47,11 @@ def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core)
     if why := _not_native(settings):
         logger.warning("Python answers in place of the native core", extra={"reason": why})
         return replace(settings, data_plane="python")
-    alone = replace(settings, data_plane="native", threads=settings.num_threads, workers="1")
-    if settings.graph_threads == settings.processors:
-        # The default, of a worker among others.
-        alone = replace(alone, graph_threads=alone.processors)
-    return alone
+    return replace(settings, data_plane="native")
 
 
 def _not_native(settings: Settings) -> str:
     """Returns which settings only the Python data plane can have; "" where there are none."""
-    if settings.grpc_transport == "grpcio":
-        return "--grpc_transport=grpcio asks for Google's library"
-    if settings.grpc_transport == "h2":
-        return "--grpc_transport=h2 asks for the HTTP/2 of the Python data plane"
     if settings.grpc_channel_arguments:
         return "--grpc_channel_arguments are settings of Google's library"
     if settings.auth_config:
@@ -70,10 +62,6 @@ def _not_native(settings: Settings) -> str:
 
 
 def _verifies_clients(path: str) -> bool:
-    # A supervisor of workers imports nothing of what a server needs.
-    from service.codecs.ssl_config_proto import parse_ssl_config_text
-    from service.core.errors import InvalidRequest
-
     try:
         return bool(path) and parse_ssl_config_text(Path(path).read_text(encoding="utf-8"), path).client_verify
     except (OSError, ValueError, InvalidRequest):

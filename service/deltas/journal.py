@@ -1,4 +1,4 @@
-"""The journal of one version's upserts: deltas one behind the other in a file that all workers append to and read.
+"""The journal of one version's upserts: deltas one behind the other in a file that is appended to and read.
 
 A record is on disk before its upsert is answered. Whoever writes or reads holds the file's lock, which goes with the
 process that holds it; so what stands incomplete at the end is what a writer left that was killed before it answered.

@@ -83,7 +83,7 @@ class JournalPruning:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            # Another worker was first, or may do it.
+            # Another process was first, or may do it.
             return
         try:
             # Under the lock of whoever writes: what is appended from now on is appended to another file.

@@ -4,7 +4,7 @@ A request holds the servable of one side from its first read to its last, so it 
 reads cost what they did. A side is written to only once nobody holds it. What one side got the other gets before it is
 shown again, so a delta costs its own rows, twice, however many came before it.
 
-Of two deltas that change a row, the one with the higher number counts, whichever came first: so all workers end with
+Of two deltas that change a row, the one with the higher number counts, whichever came first: so every process ends with
 the same tables, and so does a restart.
 """
 

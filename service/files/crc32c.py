@@ -1,64 +1,68 @@
-"""CRC-32C of bytes at an address, by the processor's own instruction, the GIL released.
+"""CRC-32C of bytes: the native core's, by the processor's own instruction, where it is built; else one in numpy.
 
-Source: RFC 3720 appendix B.4 (CRC-32C); tensorflow/core/lib/hash/crc32c.h (TensorFlow 2.21) for the mask; LLVM's
-llvm.x86.sse42.crc32 (SSE 4.2, which every x86-64 processor of the last fifteen years has).
+Source: RFC 3720 appendix B.4 (CRC-32C); tensorflow/core/lib/hash/crc32c.h (TensorFlow 2.21) for the mask; crc32_combine
+of zlib for the lanes.
 """
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import core, extending, njit, types
 
-# numba's own types say nothing to a type checker.
-intrinsic: Any = extending.intrinsic
-cgutils: Any = core.cgutils
+from service.core.types import Array
+from service.native_tables import NATIVE_TABLES
 
 _MASK_DELTA = 0xA282EAD8
-_INT, _WORD = types.int64, types.uint64
+_POLYNOMIAL = 0x82F63B78
+_ALL = 0xFFFFFFFF
+# In numpy, so many bytes lie in a lane; all lanes go on by one byte at a time.
+_LANE_BYTES = 1024
 
 
-@intrinsic
-def _add_word(typingctx, crc, address):  # type: ignore[no-untyped-def]
-    # The checksum with eight more bytes.
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return _instruction(builder, "llvm.x86.sse42.crc32.64.64", 64, args)
-
-    return _WORD(_WORD, _INT), codegen
-
-
-@intrinsic
-def _add_byte(typingctx, crc, address):  # type: ignore[no-untyped-def]
-    # The checksum with one more byte.
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        crc, address = args
-        short = builder.trunc(crc, ir.IntType(32))
-        return builder.zext(_instruction(builder, "llvm.x86.sse42.crc32.32.8", 8, (short, address)), ir.IntType(64))
-
-    return _WORD(_WORD, _INT), codegen
-
-
-def _instruction(builder: Any, name: str, bits: int, args: Any) -> Any:
-    crc, address = args
-    number = ir.IntType(bits)
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(crc.type, [crc.type, number]), name)
-    data = builder.load(builder.inttoptr(address, number.as_pointer()))
-    data.align = 1
-    return builder.call(function, [crc, data])
-
-
-@njit(_INT(_INT, _INT, _INT), cache=True, nogil=True)
-def crc32c(address, num_bytes, before):  # type: ignore[no-untyped-def]
+def numpy_crc32c(address: int, num_bytes: int, before: int) -> int:
     """Returns the checksum of bytes as of what lies behind others whose checksum is before (0 for none)."""
-    crc = np.uint64(before) ^ np.uint64(0xFFFFFFFF)
-    words = num_bytes // 8
-    for i in range(words):
-        crc = _add_word(crc, address + 8 * i)
-    for i in range(8 * words, num_bytes):
-        crc = _add_byte(crc, address + i)
-    return np.int64(crc ^ np.uint64(0xFFFFFFFF))
+    octets = np.frombuffer(ctypes.string_at(address, num_bytes), np.uint8)
+    num_lanes = num_bytes // _LANE_BYTES
+    lanes = octets[: num_lanes * _LANE_BYTES].reshape(num_lanes, _LANE_BYTES)
+    crc = before
+    if num_lanes:
+        # A checksum is linear: that of two pieces is the first one's, shifted past the second, plus the second one's.
+        each = _ALL ^ _added(np.full(num_lanes, _ALL, np.uint32), lanes)
+        shifted = _shifted_past_a_lane()
+        for lane in each.tolist():
+            crc = lane ^ int(np.bitwise_xor.reduce(shifted[[bit for bit in range(32) if crc >> bit & 1]]))
+    rest = octets[num_lanes * _LANE_BYTES :]
+    return _ALL ^ int(_added(np.array([crc ^ _ALL], np.uint32), rest[None])[0])
+
+
+def _added(states: Array, lanes: Array) -> Array:
+    """Returns [N] states, each with the bytes of one of [N, L] lanes added."""
+    table = _table()
+    for octets in lanes.T:
+        states = table[(states ^ octets) & 255] ^ states >> 8
+    return states
+
+
+@cache
+def _table() -> Array:
+    """The states that one byte makes of 0."""
+    states = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        states = np.where(states & 1, states >> 1 ^ np.uint32(_POLYNOMIAL), states >> 1)
+    return states
+
+
+@cache
+def _shifted_past_a_lane() -> Array:
+    """What zeros of one lane make of each of the 32 bits."""
+    return _added(np.uint32(1) << np.arange(32, dtype=np.uint32), np.zeros((32, _LANE_BYTES), np.uint8))
+
+
+# The native one releases the GIL.
+crc32c = NATIVE_TABLES.crc32c if NATIVE_TABLES else numpy_crc32c
 
 
 def crc32c_of(data: Any, before: int = 0) -> int:

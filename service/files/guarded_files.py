@@ -1,8 +1,9 @@
 """The files of one version under open maps, and what may become of them: cut short, overwritten, unreadable.
 
 A damaged version says so by a mark, one word of memory, that whoever read from a map looks at before it answers. Three
-things set it: the bus error handler at once, `look` where a file's size or time has changed, and whoever finds that a
-table is not what its checksum says.
+things set it: the native core's handler of bus errors at once, `look` where a file's size or time has changed, and
+whoever finds that a table is not what its checksum says. Where the native core is not built, a bus error ends the
+process.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from service.files.bus_errors import BusErrors
+from service.native_tables import NATIVE_TABLES
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,6 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-@cache
-def _bus_errors() -> BusErrors:
-    # A process has one handler of a signal.
-    return BusErrors()
-
-
 class GuardedMap(mmap.mmap):
     """A file mapped to be read, that reads as zeros once its bytes are gone; its version is marked first."""
 
@@ -46,17 +40,19 @@ class GuardedMap(mmap.mmap):
 
     def guard(self, mark: mmap.mmap) -> None:
         """Asks for that; mark is where it is told."""
+        if NATIVE_TABLES is None:
+            return
         # Held as long as the handler may write there.
         self._mark = mark
         address = np.frombuffer(self, np.uint8).ctypes.data
-        self._place = _bus_errors().add(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
+        self._place = NATIVE_TABLES.add_guard(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
         if self._place is None:
             logger.warning("too many maps at a time: this one ends the process where its file is cut short")
 
     def __del__(self) -> None:
         # Before it is unmapped, which the base class does behind this.
         if self._place is not None:
-            _bus_errors().remove(self._place)
+            NATIVE_TABLES.remove_guard(self._place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from service.core.types import Array, Tensors
 from service.graph.joined_rows import JoinedRows
 from service.graph.table_rows import FeatureRows, RowSource, numpy_dtype
+from service.lookup.row_blocks import BlockLayout, BlockPart, RowBlocks
 from service.lookup.table import MappedTable
-
-if TYPE_CHECKING:
-    # Imported where a tower is opened: a server of lookups alone does without the 5 MB of its compiled code.
-    from service.lookup.row_blocks import BlockLayout, BlockPart
 
 # Most request shapes whose layout is cached, so that a client can not fill the memory.
 _MOST_LAYOUTS = 256
@@ -71,18 +68,14 @@ class RowFeed:
     """
 
     def __init__(self, sources: Mapping[str, RowSource], fed: Mapping[str, JoinedRows]) -> None:
-        from service.lookup.row_blocks import RowBlocks
-
         self._sources = sources
-        # A block of one combined source is fed as the kernel returns it; one compiled call writes the other blocks.
+        # A block of one combined source is fed as the kernel returns it; the writer makes the other blocks.
         alone = {name: value for name, value in fed.items() if _is_alone(sources, value.parts)}
         written = {name: value for name, value in fed.items() if name not in alone}
         self.tensors = (*written, *alone)
         self.blocks = tuple(dict.fromkeys(value.parts for value in (*written.values(), *alone.values())))
         self._written = [(self.blocks.index(value.parts), value) for value in written.values()]
         self._alone = [(sources[value.parts[0]], value.shape) for value in alone.values()]
-        values = [*written.values(), *alone.values()]
-        self._in_shape = [(self.blocks.index(value.parts), value.shape) for value in values]
         self._copied: list[_Copied] = []
         self._combined: list[_Combined] = []
         blocks = [parts for parts in self.blocks if not _is_alone(sources, parts)]
@@ -122,12 +115,6 @@ class RowFeed:
         """Returns the rows of each source; raises InvalidRequest."""
         return [source.rows(inputs, computed) for source in self._sources.values()]
 
-    def in_shape(self, blocks: Sequence[Array]) -> list[Array]:
-        """Returns the arrays to feed that have the bytes of [B, ...] blocks, which are in the order of `blocks`."""
-        return [
-            blocks[number] if shape is None else blocks[number].reshape(-1, *shape) for number, shape in self._in_shape
-        ]
-
     def _row_shape(self, name: str) -> _Shape:
         source = self._sources[name]
         return source.row_shape or (source.table.info.embedding_dim,)
@@ -164,8 +151,7 @@ class RowFeed:
         for shape, one in zip(shapes[len(self._copied) :], self._combined, strict=True):
             if shape[0] != rows.setdefault(one.block, shape[0]):
                 return None
-        counts = [math.prod(shape) for shape in shapes[: len(self._copied)]]
-        blocks = self._writer.lay_out(counts, [rows[number] for number in range(len(self._widths))])
+        blocks = self._writer.lay_out([rows[number] for number in range(len(self._widths))])
         views = []
         for number, value in self._written:
             dtype = numpy_dtype(self._sources[value.parts[0]].table)
@@ -187,15 +173,11 @@ def _is_alone(sources: Mapping[str, RowSource], parts: Sequence[str]) -> bool:
 
 
 def _is_copied(source: RowSource) -> bool:
-    from service.lookup.row_blocks import RowBlocks
-
     is_single = not isinstance(source, FeatureRows) or source.claim.is_single
     return is_single and isinstance(source.table, MappedTable) and RowBlocks.takes(source.table)
 
 
 def _part(source: RowSource, per_row: int) -> BlockPart:
-    from service.lookup.row_blocks import BlockPart
-
     assert isinstance(source.table, MappedTable)  # as _is_copied has found
     if not isinstance(source, FeatureRows):
         return BlockPart(source.table, per_row=per_row)

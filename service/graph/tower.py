@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -52,18 +51,6 @@ class CutSignature:
     inputs_apart: frozenset[str]
     effects: tuple[str, ...]
     is_rowwise: bool
-
-
-class DensePart(NamedTuple):
-    """What is left of a signature behind its sources.
-
-    blocks: the sources whose rows each array has side by side.
-    run: those arrays, [B, all D] float32 or, of a source by itself, as it gives them, to outputs by name; raises
-      ServiceError.
-    """
-
-    blocks: tuple[tuple[str, ...], ...]
-    run: Callable[[Sequence[Array]], dict[str, Array]]
 
 
 class TowerBackend:
@@ -133,23 +120,6 @@ class TowerBackend:
         except UnicodeDecodeError as error:
             raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
         return dict(zip(outputs, results, strict=True))
-
-    def dense_part(self, signature_name: str) -> DensePart | None:
-        """Returns what runs a cut signature on its sources' rows; None where it reads anything else."""
-        cut = self._cuts[signature_name]
-        if cut.id_tensors or cut.carried or cut.inputs:
-            return None
-        outputs = tuple(cut.spec.outputs)
-        of_rows = self._rows[signature_name]
-
-        def run(blocks: Sequence[Array]) -> dict[str, Array]:
-            calls = self._callables.get((signature_name, outputs)) or self._make(cut, outputs)
-            try:
-                return dict(zip(outputs, calls.dense({}, *of_rows.in_shape(blocks)), strict=True))
-            except self._error_type as error:
-                raise translated(error) from error
-
-        return DensePart(of_rows.blocks, run)
 
     def close(self) -> None:
         """Frees the variables of the dense part."""

@@ -19,12 +19,10 @@ from service.core.manifest import Manifest
 from service.core.servable import NativeServable, Servable
 from service.core.types import Backend, SignatureSpec
 from service.deltas.rules import DeltaRules
-from service.direct import http_bodies, predict
 from service.files.verification import Stored, nothing_before
 from service.graph.lazy import LazyBackend
 from service.graph.native_graph import NativeGraph
 from service.graph.savedmodel import open_savedmodel
-from service.graph.tower import TowerBackend
 from service.loading.graph_batching import GraphBatching
 from service.loading.native_graphs import native_graphs
 from service.loading.rebuilding import with_deltas
@@ -32,7 +30,7 @@ from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.loading.tower_batching import batched
-from service.loading.towers import open_towers, tower_shortcuts
+from service.loading.towers import open_towers
 from service.loading.warmup import is_initialiser, warm_up
 from service.lookup.backend import OpenedLookups, open_lookups
 from service.lookup.residency import Residency
@@ -174,13 +172,8 @@ class ServableLoader:
         self.residency.apply(path, lookups.tables)
         backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
-        ways = {**predict.shortcuts(lookups, name, version), **http_bodies.shortcuts(lookups, name, version)}
         if graph_names and self._can_run_graphs():
             backends |= self._predicts(path, manifest, lookups, graph_names)
-            if self.batching is None:
-                # What runs requests together must see them all.
-                towers = {n: backend for n, backend in backends.items() if isinstance(backend, TowerBackend)}
-                ways |= tower_shortcuts(towers, name, version)
         servable = Servable(
             name,
             version,
@@ -188,7 +181,6 @@ class ServableLoader:
             backends,
             lookups.tables,
             lookups.backend.table_counts,
-            ways,
             lookups.files,
             signature_faults=lookups.faults,
         )

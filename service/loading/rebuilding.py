@@ -14,9 +14,8 @@ from service.deltas.overlay import Overlay
 from service.deltas.private_map import PrivateMaps
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import Target
-from service.direct import http_bodies, predict
 from service.graph.tower import TowerBackend
-from service.loading.towers import tower_on_tables, tower_shortcuts
+from service.loading.towers import tower_on_tables
 from service.loading.warmup import is_initialiser
 from service.lookup.backend import OpenedLookups
 from service.lookup.residency import Residency
@@ -70,16 +69,11 @@ def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, M
             backends[name] = towers[id(backend)]
         else:
             backends[name] = backend
-    name, version = servable.name, servable.version
-    ways = {**predict.shortcuts(moved, name, version), **http_bodies.shortcuts(moved, name, version)}
-    cut = {n: backend for n, backend in backends.items() if isinstance(backend, TowerBackend)}
-    ways |= tower_shortcuts(cut, name, version)
     return replace(
         servable,
         backends=backends,
         tables=tables,
         table_counts=moved.backend.table_counts,
-        shortcuts=ways,
         native=None if servable.native is None else servable.native.on_tables(tables),
     )
 

@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
-from service.core.shortcuts import Shortcut
 from service.core.types import Array, SignatureSpec, Tensors, Vocabulary
-from service.direct.predict import WIRE_FORMAT
-from service.direct.tower_signature import DirectTower
 from service.graph.table_rows import Claim, FeatureRows, InputRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
@@ -126,32 +123,6 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     assert isinstance(lookup, FeatureLookup)  # as _claims makes them
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
-
-
-def tower_shortcuts(towers: Mapping[str, TowerBackend], model: str, version: int) -> dict[tuple[str, str], Shortcut]:
-    """Returns the shortcuts of those signatures, by name, whose rest needs nothing of a request but looked-up rows."""
-    found: dict[tuple[str, str], Shortcut] = {}
-    for name, tower in towers.items():
-        cut = tower.cuts[name]
-        dense = tower.dense_part(name)
-        features = {tensor: plan for tensor, source in cut.sources.items() if (plan := _plan_of(source)) is not None}
-        if dense is not None and features.keys() == cut.sources.keys():
-            found[WIRE_FORMAT, name] = DirectTower(cut.spec, features, *dense, model=model, version=version)
-    return found
-
-
-def _plan_of(source: RowSource) -> FeaturePlan | None:
-    """Returns the one lookup that gives a source's float32 rows; None where there is none."""
-    table = source.table
-    assert isinstance(table, MappedTable)  # as open_towers gives them
-    if isinstance(source, FeatureRows):
-        lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # as _claims makes them
-        return lookup.plan.features[lookup.name] if source.claim.vocabulary is None else None
-    is_row_for_row = isinstance(source, InputRows) and source.row_shape == (table.info.embedding_dim,)
-    if not is_row_for_row or table.info.dtype != "float32" or not isinstance(source, InputRows):
-        return None
-    return FeaturePlan(LookupFeature(source.input_name), table, None)
 
 
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:

@@ -15,6 +15,7 @@ from service.core.manifest import LookupFeature, SignatureEntry
 from service.core.types import Array, TableCounts, Tensors
 from service.core.validation import id_out_of_range
 from service.lookup import kernels
+from service.lookup.kernel_codes import POLICIES
 from service.lookup.row_pool import Part, RowRunner, in_one_piece
 from service.lookup.signature_rules import LookupRules
 from service.lookup.table import MappedTable
@@ -22,14 +23,6 @@ from service.lookup.uncommon_lookups import gather_stored, sequence_stored, smal
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 _SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
-POLICIES = {
-    "error": kernels.ERROR,
-    "drop": kernels.DROP,
-    "drop_negative": kernels.DROP_NEGATIVE,
-    "default_row": kernels.DEFAULT_ROW,
-    "clamp": kernels.CLAMP,
-    "wrap": kernels.WRAP,
-}
 # Where a bad id reads a row of another id.
 _READ_INSTEAD = ("default_row", "clamp", "wrap")
 _NO_WEIGHTS = np.empty(0, np.float32)
@@ -227,14 +220,6 @@ class SignaturePlan:
     def max_rows(self) -> int | None:
         """How many rows a request may have, None where there is no limit."""
         return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
-
-    @property
-    def plain_outputs(self) -> Mapping[str, FeaturePlan]:
-        """The features by output, where each output holds one alone, and each feature is in one output; else none."""
-        parts = [part for output in self.outputs.values() for part in output.parts]
-        if len(parts) > len(self.outputs) or len(set(parts)) < len(parts):
-            return {}
-        return {name: self.features[output.parts[0]] for name, output in self.outputs.items()}
 
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns the outputs whose features were all sent, each feature looked up once.

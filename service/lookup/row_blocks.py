@@ -1,4 +1,4 @@
-"""Writes rows of several tables into one buffer by one compiled call, side by side in blocks.
+"""Writes rows of several tables into one buffer, side by side in blocks.
 
 Rows are copied as they are stored, bit for bit; nothing is converted or combined.
 """
@@ -10,86 +10,16 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, types
 
 from service.core.manifest import BadIdPolicy
 from service.core.types import Array
-from service.lookup.kernels import CLAMP, DEFAULT_ROW, DROP, DROP_NEGATIVE
-from service.lookup.plan import POLICIES
+from service.lookup.kernel_codes import POLICIES
+from service.lookup.numpy_kernels import REFUSED, rows_read
 from service.lookup.table import MappedTable
-from service.lookup.vectors import copy_row, prefetch
 
-OK = -1
 # TensorFlow copies an array that does not begin at a multiple of 64 bytes.
 _ALIGNED_BYTES = 64
-# A buffer that this many bytes fit in is written while the interpreter's lock is held: giving the lock up and getting
-# it back, with 8 threads that want it, took longer than the 10 us that copying 64 KB takes.
-_HELD_BYTES = 64 << 10
-_AHEAD = 16
-# Rows are copied in words of this many bytes.
-_WORD_BYTES = 4
 _AS_STORED = ("float32", "float16", "bfloat16", "float64")
-
-# Columns of a plan; each row of the plan describes one BlockPart.
-_TABLE_AT, _ROW_BYTES, _ROWS, _POLICY, _DEFAULT_ROW, _BLOCK, _PLACE, _PITCH, _PER_ROW = range(9)
-
-_INT = types.int64
-_PLAN = types.Array(types.int64, 2, "C", readonly=True)
-_INTS = types.Array(types.int64, 1, "C", readonly=True)
-_OUT = types.Array(types.uint8, 1, "C")
-
-
-@njit
-def _write(plan, ids, counts, begins, out):  # type: ignore[no-untyped-def]
-    # Returns OK, or the number of the part that has an id without a row and no policy for it.
-    first = 0
-    for p in range(plan.shape[0]):
-        table_at, row_bytes, rows = plan[p, _TABLE_AT], plan[p, _ROW_BYTES], plan[p, _ROWS]
-        policy, pitch, per_row = plan[p, _POLICY], plan[p, _PITCH], plan[p, _PER_ROW]
-        to = begins[plan[p, _BLOCK]] + plan[p, _PLACE]
-        end = first + counts[p]
-        for i in range(first, min(first + _AHEAD, end)):
-            prefetch(table_at + min(max(ids[i], 0), rows - 1) * row_bytes, row_bytes)
-        column = 0
-        for i in range(first, end):
-            if i + _AHEAD < end:
-                prefetch(table_at + min(max(ids[i + _AHEAD], 0), rows - 1) * row_bytes, row_bytes)
-            row = ids[i]
-            if row < 0 or row >= rows:
-                if policy == DEFAULT_ROW:
-                    row = plan[p, _DEFAULT_ROW]
-                elif policy == CLAMP:
-                    row = 0 if row < 0 else rows - 1
-                elif policy == DROP or (policy == DROP_NEGATIVE and row < 0):
-                    row = -1
-                else:
-                    return p
-            at = to + column * row_bytes
-            if row >= 0:
-                row_at = table_at + row * row_bytes
-                copy_row(np.float32(0), row_at, 0, row_bytes // _WORD_BYTES, out.ctypes.data + at)
-            else:
-                out[at : at + row_bytes] = 0
-            column += 1
-            if column == per_row:
-                column = 0
-                to += pitch
-        first = end
-    return OK
-
-
-_SIGNATURE = _INT(_PLAN, _INTS, _INTS, _INTS, _OUT)
-
-
-# Two functions: numba's cache would take one function compiled with and without nogil for the same.
-@njit(_SIGNATURE, cache=True)
-def _write_held(plan, ids, counts, begins, out):  # type: ignore[no-untyped-def]
-    return _write(plan, ids, counts, begins, out)
-
-
-@njit(_SIGNATURE, cache=True, nogil=True)
-def _write_released(plan, ids, counts, begins, out):  # type: ignore[no-untyped-def]
-    return _write(plan, ids, counts, begins, out)
 
 
 class BlockPart(NamedTuple):
@@ -112,12 +42,19 @@ class BlockPart(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """The places of the blocks in their buffer, for given numbers of ids. begins: first byte of each block."""
+    """The places of the blocks in their buffer, for given numbers of rows. begins: first byte of each block."""
 
-    counts: Array
-    begins_array: Array
+    rows: tuple[int, ...]
     begins: tuple[int, ...]
     num_bytes: int
+
+
+class _Place(NamedTuple):
+    """Where a part lies: the number of its block, and the bytes that it has in each of the block's rows."""
+
+    part: BlockPart
+    block: int
+    columns: slice
 
 
 class RowBlocks:
@@ -128,54 +65,50 @@ class RowBlocks:
     """
 
     def __init__(self, blocks: Sequence[Sequence[BlockPart | int]]) -> None:
-        widths = [[part if isinstance(part, int) else part.row_bytes for part in block] for block in blocks]
-        self._pitches = [sum(of_block) for of_block in widths]
-        # The plan holds addresses; these hold the memory.
-        self._tables = [part.table for block in blocks for part in block if not isinstance(part, int)]
-        plan = []
+        self._pitches: list[int] = []
+        self._places: list[_Place] = []
         for number, block in enumerate(blocks):
-            places = [0, *accumulate(widths[number])]
-            for part, place in zip(block, places, strict=False):
+            widths = [part if isinstance(part, int) else part.row_bytes for part in block]
+            for part, end, width in zip(block, accumulate(widths), widths, strict=True):
                 if not isinstance(part, int):
-                    weights = part.table.weights
-                    policy = POLICIES[part.policy], part.default_row
-                    where = number, place, self._pitches[number], part.per_row
-                    plan.append((weights.ctypes.data, part.table.row_bytes, len(weights), *policy, *where))
-        self._plan = np.array(plan, np.int64).reshape(-1, 9)
+                    self._places.append(_Place(part, number, slice(end - width, end)))
+            self._pitches.append(sum(widths))
 
     @staticmethod
     def takes(table: MappedTable) -> bool:
-        """Says whether a table's rows can be copied: they consist of whole words and have no scale."""
-        return table.info.dtype in _AS_STORED and not table.row_bytes % _WORD_BYTES
+        """Says whether a table's rows can be copied: they have no scale."""
+        return table.info.dtype in _AS_STORED
 
-    def lay_out(self, counts: Sequence[int], rows: Sequence[int]) -> BlockLayout:
-        """Returns where blocks lie in their buffer.
-
-        Args:
-          counts: ids of each part in the order of the blocks, K times as many as its block has rows.
-          rows: of each block.
-        """
+    def lay_out(self, rows: Sequence[int]) -> BlockLayout:
+        """Returns where blocks of so many rows lie in their buffer."""
         begins, end = [], 0
         for count, pitch in zip(rows, self._pitches, strict=True):
             begins.append(end)
             end += count * pitch
             end += -end % _ALIGNED_BYTES
-        return BlockLayout(np.array(counts, np.int64), np.array(begins, np.int64), tuple(begins), end)
+        return BlockLayout(tuple(rows), tuple(begins), end)
 
     def write(self, ids: Sequence[Array], layout: BlockLayout) -> Array | int:
         """Returns [bytes] uint8 that hold the blocks; or the number of the part that has an id without a row.
 
         Args:
-          ids: of each part, integers of any shape.
+          ids: of each part in the order of the blocks, integers of any shape, K for each row of the block.
         """
         buffer: Array = np.empty(layout.num_bytes + _ALIGNED_BYTES, np.uint8)
         skipped = -buffer.ctypes.data % _ALIGNED_BYTES
         out = buffer[skipped : skipped + layout.num_bytes]
-        if ids:
-            # Flat by views: numpy's own way, axis=None, gives the interpreter's lock up for each array.
-            joined = np.concatenate([part.reshape(-1) for part in ids], dtype=np.int64)
-            write = _write_held if layout.num_bytes <= _HELD_BYTES else _write_released
-            stopped = int(write(self._plan, joined, layout.counts, layout.begins_array, out))
-            if stopped != OK:
-                return stopped
+        blocks = [
+            out[begin : begin + rows * pitch].reshape(rows, pitch)
+            for begin, rows, pitch in zip(layout.begins, layout.rows, self._pitches, strict=True)
+        ]
+        for number, (place, sent) in enumerate(zip(self._places, ids, strict=True)):
+            part, to = place.part, blocks[place.block][:, place.columns]
+            size = part.table.info.vocabulary_size
+            rows, missing = rows_read(sent.reshape(-1), size, POLICIES[part.policy], part.default_row)
+            if missing and (rows == REFUSED).any():
+                return number
+            found = part.table.weights[np.maximum(rows, 0)]
+            if missing:
+                found[rows < 0] = 0
+            to[...] = found.view(np.uint8).reshape(to.shape)
         return out

@@ -16,9 +16,9 @@ import numpy as np
 from service.core.manifest import LookupFeature
 from service.core.types import Array
 from service.lookup import kernels
+from service.lookup.kernel_codes import POLICIES
+from service.lookup.numpy_kernels import NO_ROW, REFUSED, rows_read
 from service.lookup.table import MappedTable
-
-_DROPPED, _REFUSED = -1, -2
 
 
 class SmallTable(NamedTuple):
@@ -43,8 +43,8 @@ def small_table(table: MappedTable, feature: LookupFeature, ids: Array) -> Small
     rows = _rows_read(feature, ids, table.info.vocabulary_size)
     has_row = rows >= 0
     distinct, places = np.unique(rows[has_row], return_inverse=True)
-    found = np.full(ids.shape, _DROPPED, np.int64)
-    found[rows == _REFUSED] = distinct.size
+    found = np.full(ids.shape, NO_ROW, np.int64)
+    found[rows == REFUSED] = distinct.size
     found[has_row] = places
     is_inside = (ids >= 0) & (ids < table.info.vocabulary_size)
     return SmallTable(bounded(table.rows(distinct), feature.max_norm), found, int((has_row & ~is_inside).sum()))
@@ -99,7 +99,7 @@ def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: A
     The return value is that of kernels.gather.
     """
     rows = _rows_read(feature, ids, table.info.vocabulary_size)
-    refused = np.flatnonzero(rows == _REFUSED)
+    refused = np.flatnonzero(rows == REFUSED)
     if refused.size:
         return int(refused[0])
     has_row = rows >= 0
@@ -128,17 +128,5 @@ def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, spli
 
 
 def _rows_read(feature: LookupFeature, ids: Array, vocabulary_size: int) -> Array:
-    """Returns the [N] int64 rows that ids read by the feature's policy; _DROPPED or _REFUSED for an id without one."""
-    policy = feature.on_bad_id
-    is_bad = (ids < 0) | (ids >= vocabulary_size)
-    if policy == "clamp":
-        return np.clip(ids, 0, vocabulary_size - 1)
-    if policy == "default_row":
-        return np.where(is_bad, feature.default_row, ids)
-    if policy == "drop":
-        return np.where(is_bad, _DROPPED, ids)
-    if policy == "drop_negative":
-        return np.where(is_bad, np.where(ids < 0, _DROPPED, _REFUSED), ids)
-    if policy == "wrap":
-        return np.where(is_bad, np.where((ids < 0) & (ids >= -vocabulary_size), ids + vocabulary_size, _REFUSED), ids)
-    return np.where(is_bad, _REFUSED, ids)
+    """Returns the [N] int64 rows that ids read by the feature's policy; NO_ROW or REFUSED for an id without one."""
+    return rows_read(ids, vocabulary_size, POLICIES[feature.on_bad_id], feature.default_row)[0]

@@ -6,7 +6,7 @@ from copy import copy
 from itertools import accumulate
 from pathlib import Path
 from threading import get_ident
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -25,14 +25,15 @@ class KeyIndex(NamedTuple):
     """The arrays of a vocabulary, and what its keys become: all that a lookup of keys needs.
 
     data: the file's bytes, of strings; else [0]. keys: [N+1] int64 where lines start, or the [N] int64 keys.
-    slots: the index over them. first_id, first_bucket, oov_id, num_oov_buckets: as key_index's functions take them.
+    slots: the native index over them. first_id, first_bucket, oov_id, num_oov_buckets: as key_index.find_strings takes
+    them.
     empty_id: row of the empty string, None where it is a key like any other.
     refuses_strangers: a key that the vocabulary lacks is an error. is_hashed: there is no list of keys.
     """
 
     data: Array
     keys: Array
-    slots: Array
+    slots: Any
     first_id: int
     first_bucket: int
     oov_id: int
@@ -70,7 +71,7 @@ class StringVocabulary:
     __slots__ = ("_data", "_starts", "_slots", "_empty_id", "_oov", "_refuses", "_is_hashed", "strangers")
     key_dtype: ClassVar[KeyDtype] = "string"
 
-    def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Array) -> None:
+    def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Any) -> None:
         self._data, self._starts, self._slots = data, starts, slots
         self._empty_id = key_index.NO_EMPTY_KEY if entry.empty_key_id is None else entry.empty_key_id
         self._is_hashed = not entry.file
@@ -129,7 +130,7 @@ class IntegerVocabulary:
     __slots__ = ("_keys", "_slots", "_oov", "_refuses", "_is_hashed", "strangers")
     key_dtype: ClassVar[KeyDtype] = "int64"
 
-    def __init__(self, entry: VocabularyEntry, keys: Array, slots: Array) -> None:
+    def __init__(self, entry: VocabularyEntry, keys: Array, slots: Any) -> None:
         self._keys, self._slots = keys, slots
         self._is_hashed = not entry.file
         self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
@@ -185,10 +186,10 @@ def open_vocabularies(
 
 def _hashed(entry: VocabularyEntry) -> OpenedVocabulary:
     # An index without keys: each key that is sent goes to its bucket.
-    no_slot = np.full(1, key_index.EMPTY, np.int32)
+    index = key_index.new_index(0)
     if entry.key_dtype == "int64":
-        return IntegerVocabulary(entry, np.empty(0, np.int64), no_slot)
-    return StringVocabulary(entry, np.empty(0, np.uint8), np.zeros(1, np.int64), no_slot)
+        return IntegerVocabulary(entry, np.empty(0, np.int64), index)
+    return StringVocabulary(entry, np.empty(0, np.uint8), np.zeros(1, np.int64), index)
 
 
 def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVocabulary:
@@ -198,8 +199,7 @@ def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVo
         raise ArtifactError(f"vocabulary {path} has {size} lines, its manifest says {entry.size}")
     starts = np.empty(size + 1, np.int64)
     key_index.find_lines(data, starts)
-    # Between a third and two thirds of the slots stay empty, so that a search ends after one or two.
-    slots = np.full(1 << (size * 3 // 2).bit_length(), key_index.EMPTY, np.int32)
+    slots = key_index.new_index(size)
     if entry.key_dtype == "string":
         vocabulary: OpenedVocabulary = StringVocabulary(entry, data, starts, slots)
         twice = key_index.index_strings(data, starts, slots)
@@ -216,7 +216,7 @@ def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVo
 
 
 def _map(path: Path, guarded: GuardedFiles) -> Array:
-    # Mapped and not read: the workers of a machine share its pages.
+    # Mapped and not read: the servers of a machine share its pages.
     try:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)

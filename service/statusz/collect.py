@@ -35,8 +35,6 @@ class Statusz:
     """Gathers the document. Concurrency: any thread.
 
     requests: what was counted of versions that are there.
-    workers: of each worker, its connections; empty where this is the only process.
-    place: which worker this is.
     logs: of each model with a request log, its counts.
     overload: what is in flight, and what was refused.
     data_plane: what answers requests.
@@ -47,8 +45,6 @@ class Statusz:
     registry: Registry
     recent: RecentRequests
     requests: Callable[[], Requests]
-    workers: Callable[[], Sequence[Mapping[str, Any]]] = tuple
-    place: int | None = None
     logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     overload: Callable[[], Document] = dict
     data_plane: Callable[[], Document] = dict
@@ -67,7 +63,6 @@ class Statusz:
             "slow_requests": [_noted(one) for one in self.recent.slowest()],
             "last_errors": [_noted(one) for one in self.recent.failures()],
             "request_logs": dict(self.logs()),
-            "workers": list(self.workers()),
             "settings": shown_settings(self.settings),
         }
 
@@ -76,7 +71,6 @@ class Statusz:
             "version": self.version,
             "python": platform.python_version(),
             "pid": os.getpid(),
-            "worker": self.place,
             "started": _time(self.started_s),
             "uptime_s": round(time.time() - self.started_s, 1),
             "is_ready": self.registry.is_ready,

@@ -36,7 +36,6 @@ def page(document: Mapping[str, Any]) -> str:
         _section("Slow requests", _some(document["slow_requests"], (*_NOTED, "request_id"))),
         _section("Last errors", _some(document["last_errors"], ("at", *_NOTED[3:9], "message", "request_id"))),
         _section("Request logs", [{"model": name, **log} for name, log in document["request_logs"].items()]),
-        _section("Workers", document["workers"]),
         _section(
             "Settings",
             [

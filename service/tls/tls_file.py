@@ -62,8 +62,14 @@ class TlsFile:
         self._now = self._take(self._read())
 
     def context(self) -> ssl.SSLContext:
-        """What a new connection begins with."""
-        return self._now.context
+        """Returns a context for a listener, whose new connections each begin with what was taken last."""
+        context = create_context(self._now.config, self._protocols)
+        # Called for each handshake, whether the client names a server or not.
+        context.sni_callback = self._begin
+        return context
+
+    def _begin(self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._now.context
 
     def config(self) -> SslConfig:
         """What the file said when it was taken last."""

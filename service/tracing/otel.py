@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -23,11 +22,9 @@ from starlette.types import ASGIApp
 from service.core.servable import Servable
 from service.core.types import SignatureSpec
 from service.tracing.http_spans import HttpSpans
-from service.tracing.sampling import DrawnIds
 from service.tracing.spans import Spans
 
 _STOP_S = 5.0
-_DIRECT = "request"
 Protocol = Literal["grpc", "http/protobuf"]
 
 
@@ -40,25 +37,12 @@ class OtelTracing:
     """
 
     def __init__(self, protocol: Protocol, attributes: Mapping[str, str | int]) -> None:
-        self._ids = DrawnIds()
         resource = Resource.create(dict(attributes))
         if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "embedding-server"}))
-        self._provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_exporter(protocol)))
         self._spans = Spans(self._provider.get_tracer("embedding-server"))
-
-    def takes(self) -> bool:
-        """See Tracing."""
-        parent = self._spans.remote_parent()
-        if parent is None:
-            return self._ids.takes_new(self._provider.sampler, _DIRECT)
-        trace_id = trace.get_current_span(parent).get_span_context().trace_id
-        return self._ids.takes_child(self._provider.sampler, _DIRECT, parent, trace_id)
-
-    def not_answered(self) -> None:
-        """See Tracing."""
-        self._ids.put_back()
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:

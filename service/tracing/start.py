@@ -15,11 +15,8 @@ class TracingUnavailable(Exception):
     """Tracing is asked for and can not be had; the message says why."""
 
 
-def start_tracing(settings: Settings, place: int | None) -> OtelTracing | None:
+def start_tracing(settings: Settings) -> OtelTracing | None:
     """Returns what traces, None where nothing does.
-
-    Args:
-      place: which of several workers this is.
 
     Raises:
       TracingUnavailable: a package is missing, or the protocol is none.
@@ -33,5 +30,4 @@ def start_tracing(settings: Settings, place: int | None) -> OtelTracing | None:
         from service.tracing.otel import OtelTracing
     except ModuleNotFoundError as error:
         raise TracingUnavailable(f"--tracing needs the extra [otel]: {error}") from error
-    worker: dict[str, int] = {} if place is None else {"worker": place}
-    return OtelTracing(cast("Protocol", protocol), {"service.version": installed_version(), **worker})
+    return OtelTracing(cast("Protocol", protocol), {"service.version": installed_version()})

@@ -16,7 +16,6 @@ from tests.conformance.contract_models import write_half, write_kinds
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver, serving
-from tests.grpc_servers import TRANSPORTS
 from tests.toy_policies import write_policy_model
 
 
@@ -48,19 +47,17 @@ def http(shared_engine: Engine) -> Iterator[HttpClient]:
 @pytest.fixture(scope="session")
 def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
     """Every way in, by name."""
-    with grpc_channel(shared_engine) as channel, grpc_channel(shared_engine, "grpcio") as grpcio_channel:
+    with grpc_channel(shared_engine) as channel:
         yield {
             "engine": EngineWire(shared_engine),
             "http :lookup": HttpWire(http, "lookup"),
             "http columns": HttpWire(http, "columns"),
             "http rows": HttpWire(http, "rows"),
             "grpc": GrpcWire(channel),
-            "grpcio": GrpcWire(grpcio_channel),
             "oip json": OipHttpWire(http, is_binary=False),
             "oip binary": OipHttpWire(http, is_binary=True),
             "oip grpc": OipGrpcWire(channel, is_raw=True),
             "oip grpc contents": OipGrpcWire(channel, is_raw=False),
-            "oip grpcio": OipGrpcWire(grpcio_channel, is_raw=True),
         }
 
 
@@ -88,8 +85,8 @@ def contract_http(contract_engine: Engine) -> Iterator[HttpClient]:
         yield client
 
 
-@pytest.fixture(scope="session", params=TRANSPORTS)
-def contract_channel(contract_engine: Engine, request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
+@pytest.fixture(scope="session")
+def contract_channel(contract_engine: Engine) -> Iterator[grpc.Channel]:
     """A connection to a gRPC server over contract_engine."""
-    with grpc_channel(contract_engine, request.param) as channel:
+    with grpc_channel(contract_engine) as channel:
         yield channel

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from service.codecs.protos import message_class
 from service.core.engine import Engine
 from tests.conformance.contract_calls import fill_tensor
-from tests.grpc_servers import TRANSPORTS, grpc_server
+from tests.grpc_servers import grpc_server
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 SERVICES = {
@@ -82,13 +82,13 @@ def test_details_are_cut_at_1024_bytes(contract_channel: grpc.Channel, length: i
     assert caught.value.details() == (text[:1024] + "...TRUNCATED" if is_cut else text)
 
 
-@pytest.fixture(params=TRANSPORTS)
-def serve(contract_engine: Engine, request: pytest.FixtureRequest) -> Any:
+@pytest.fixture
+def serve(contract_engine: Engine) -> Any:
     """Starts servers with options and gives channels to them."""
     started: list[Any] = []
 
-    def start(client: Any = (), transport: str = request.param, **options: Any) -> grpc.Channel:
-        server = grpc_server(transport, contract_engine, **options)
+    def start(client: Any = (), **options: Any) -> grpc.Channel:
+        server = grpc_server(contract_engine, **options)
         channel = grpc.insecure_channel(f"127.0.0.1:{server.start()}", options=client)
         started.append((server, channel))
         return channel
@@ -140,7 +140,7 @@ def test_a_unix_socket_beside_the_port(serve: Any, tmp_path_factory: pytest.Temp
 
 def test_channel_arguments_reach_grpc(serve: Any) -> None:
     # A limit of grpc's own, which wins over ours.
-    channel = serve(transport="grpcio", channel_arguments=[("grpc.max_receive_message_length", 100)])
+    channel = serve(channel_arguments=[("grpc.max_receive_message_length", 100)])
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(PREDICT)(predict_request([2.0] * 100), timeout=60)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

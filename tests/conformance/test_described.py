@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from service.codecs.protos import message_class
 from service.codecs.tensor_proto import decode_tensor, encode_tensor
 from service.core.engine import Engine
 from service.core.types import ModelRef
-from service.direct.predict import DirectPredict
 from service.transports.grpc.methods import service_methods
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import (
@@ -30,13 +28,12 @@ from tests.conformance.wires import (
     fill_tensor,
     grpc_channel,
     http_client,
-    read_tensor,
 )
 from tests.conftest import RecordingObserver, serving
-from tests.toy_described import described_signatures, described_tables, write_described_model
-from tests.toy_model import rewrite_manifest, saved_model, stored_numbers
+from tests.toy_described import described_tables, write_described_model
+from tests.toy_model import stored_numbers
 
-TENSOR_WIRES = ("engine", "grpc", "grpcio", "oip json", "oip binary", "oip grpc")
+TENSOR_WIRES = ("engine", "grpc", "oip json", "oip binary", "oip grpc")
 
 
 @dataclass(frozen=True)
@@ -71,15 +68,14 @@ class Served:
         """Returns the answer to a JSON body."""
         return self.http.post(f"/v1/models/described:{method}", json.dumps(body | {"signature_name": signature}))
 
-    def predict(self, signature: str, output_filter: tuple[str, ...] = (), **inputs: Any) -> tuple[bytes, bytes | None]:
-        """Returns a PredictRequest for these inputs, and what the direct path answers it."""
+    def predict_request(self, signature: str, **inputs: Any) -> bytes:
+        """Returns a PredictRequest for these inputs."""
         message = message_class("tensorflow.serving.PredictRequest")()
         message.model_spec.name, message.model_spec.signature_name = "described", signature
-        message.output_filter.extend(output_filter)
         for name, array in request(signature, inputs).arrays().items():
             fill_tensor(message.inputs[name], array)
-        data = message.SerializeToString()
-        return data, DirectPredict(self.engine, "grpc")(data, None, as_content=False)
+        data: bytes = message.SerializeToString()
+        return data
 
 
 def request(signature: str, inputs: dict[str, Any]) -> Request:
@@ -92,11 +88,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("described")
     write_described_model(base / "1")
     engine = Engine(serving(base, name="described"), RecordingObserver())
-    with http_client(engine) as http, grpc_channel(engine) as channel, grpc_channel(engine, "grpcio") as grpcio:
+    with http_client(engine) as http, grpc_channel(engine) as channel:
         wires: dict[str, Wire] = {
             "engine": EngineWire(engine),
             "grpc": GrpcWire(channel),
-            "grpcio": GrpcWire(grpcio),
             "oip json": OipHttpWire(http, is_binary=False),
             "oip binary": OipHttpWire(http, is_binary=True),
             "oip grpc": OipGrpcWire(channel, is_raw=True),
@@ -204,8 +199,6 @@ def test_an_output_is_answered_where_all_of_its_features_were_sent(served: Serve
     assert served.refusal("joined", user=[1]) == (
         'output "both" of signature "joined" joins several features. Missing but required: {tags}.'
     )
-    data, direct = served.predict("joined", ("all",), **JOINED)
-    assert direct is None
     with pytest.raises(Exception, match='output "all" of signature "joined" joins .* Missing but required: {more}'):
         with served.engine.bind(ModelRef("described"), "joined", api="test") as bound:
             bound.run(request("joined", JOINED).arrays(), ("all",))
@@ -215,44 +208,6 @@ def test_features_of_one_output_must_have_as_many_rows(served: Served) -> None:
     assert served.refusal("joined", **(JOINED | {"user": [1]})) == (
         'output "both" joins features that differ in their number of rows: "user" has 1, "tags__values" has 2.'
     )
-
-
-def test_joined_features_are_answered_directly(tmp_path_factory: pytest.TempPathFactory) -> None:
-    # Without `tags` alone, each feature is in one output; rows fill several HTTP/2 frames.
-    base = tmp_path_factory.mktemp("direct")
-    write_described_model(base / "1")
-
-    def edit(data: dict[str, Any]) -> None:
-        del data["files"], data["signatures"]["joined"]["concatenated"]["both"]
-        data["signatures"]["joined"]["features"]["tags"]["output"] = None
-
-    rewrite_manifest(base / "1", edit)
-    signatures = described_signatures()
-    for name in ("tags", "both"):
-        del signatures["joined"][1][name]
-    (base / "1" / "saved_model.pb").write_bytes(saved_model(signatures))
-    engine = Engine(serving(base, name="described"), RecordingObserver())
-    random = np.random.default_rng(3)
-    with grpc_channel(engine) as channel:
-        wires: dict[str, Wire] = {"grpc": GrpcWire(channel), "engine": EngineWire(engine)}
-        one = Served(engine, wires, None)  # type: ignore[arg-type]
-        for rows in (1, 3, 3000):
-            splits = np.arange(rows + 1).tolist()
-            inputs = {
-                "user": random.integers(0, 9, rows).tolist(),
-                "tags__values": random.integers(0, 4, rows).tolist(),
-                "tags__row_splits": splits,
-                "more__values": random.integers(-2, 4, rows).tolist(),
-                "more__row_splits": splits,
-            }
-            wanted = wires["engine"].send(request("joined", inputs))
-            assert wanted["all"].shape == (rows, 8)
-            assert np.array_equal(wires["grpc"].send(request("joined", inputs))["all"], wanted["all"])
-            _, direct = one.predict("joined", **inputs)
-            assert direct is not None
-            response = message_class("tensorflow.serving.PredictResponse").FromString(direct)
-            assert np.array_equal(read_tensor(response.outputs["all"]), wanted["all"])
-        assert one.predict("joined", user=[1])[1] is None
 
 
 def test_long_vectors_are_bounded_before_they_are_combined(served: Served) -> None:
@@ -293,54 +248,6 @@ def test_rows_without_ids_follow_the_manifest(served: Served, feature: str, want
         np.testing.assert_array_equal(served.wires[name].send(sent)[feature], np.array(wanted, np.float32), name)
     status, answer = served.post("empty", "lookup", features={feature: [[], [1, 2], []]})
     assert status == 200 and len(answer["embeddings"][feature]) == len(wanted)
-
-
-@pytest.mark.parametrize(
-    ("feature", "values", "splits", "is_direct"),
-    [
-        ("cut", [1, 2, 3], [0, 2, 2, 3], True),
-        ("cut", [1, 2], [0, 1, 2, 2], False),
-        ("nan", [1, 2, 3], [0, 1, 3], True),
-        ("nan", [1, 2, 3], [0, 2, 2, 3], False),
-        ("row", [1, 2, 3], [0, 1, 3], True),
-        ("row", [1, 2, -1], [0, 2, 3], False),
-        ("zero", [1], [0, 0, 1, 1], True),
-    ],
-)
-def test_rows_with_ids_are_answered_directly(
-    served: Served, feature: str, values: list[int], splits: list[int], is_direct: bool
-) -> None:
-    inputs = {f"{feature}__values": values, f"{feature}__row_splits": splits}
-    data, direct = served.predict("empty", **inputs)
-    assert (direct is not None) == is_direct
-    assert direct in (None, service_methods(served.engine)[PREDICT](data, None))
-
-
-def test_bounded_vectors_are_not_answered_directly(served: Served) -> None:
-    assert served.predict("bounded", one=[1])[1] is None
-
-
-@pytest.mark.parametrize("summation", ["blocks_of_8", "four_lanes"])
-def test_orders_of_additions_and_ids_that_wrap_are_answered_directly(tmp_path: Path, summation: str) -> None:
-    base = tmp_path / "described"
-    write_described_model(base / "1")
-
-    def edit(data: dict[str, Any]) -> None:
-        features = data["signatures"]["named"]["features"]
-        features["film"]["on_bad_id"] = "wrap"
-        features["own"]["summation"] = summation
-
-    rewrite_manifest(base / "1", edit)
-    engine = Engine(serving(base, name="described"), RecordingObserver())
-    one = Served(engine, {}, None)  # type: ignore[arg-type]
-    random = np.random.default_rng(5)
-    for lengths in ((1, 40, 0, 17), (8,), (16, 9, 3)):
-        splits = np.cumsum([0, *lengths]).tolist()
-        inputs = {"film_id": random.integers(-9, 9, len(lengths)).tolist()}
-        inputs |= {"own": random.integers(0, 9, splits[-1]).tolist(), "own_rows": splits}
-        data, direct = one.predict("named", **inputs)
-        assert direct is not None and direct == service_methods(engine)[PREDICT](data, None)
-    assert one.predict("named", film_id=[0, -10, 1])[1] is None
 
 
 def test_dropped_ids_do_not_count(served: Served) -> None:
@@ -389,10 +296,9 @@ def test_a_limit_on_answers_counts_every_id(served: Served) -> None:
 
 @pytest.mark.parametrize("as_content", [False, True])
 def test_rows_are_answered_as_their_table_is_stored(served: Served, as_content: bool) -> None:
-    data, direct = served.predict(
+    data = served.predict_request(
         "stored", half=[2, 1], double=[9, 1], steps__values=[1, 2, 0], steps__row_splits=[0, 3]
     )
-    assert direct is None
     answer = service_methods(served.engine, as_content=as_content)[PREDICT](data, None)
     response = message_class("tensorflow.serving.PredictResponse").FromString(answer)
     found = {name: decode_tensor(name, tensor) for name, tensor in response.outputs.items()}

@@ -18,15 +18,14 @@ from google.protobuf import json_format
 from service.codecs.protos import message_class
 from service.core.engine import Engine
 from tests.conformance.wires import HttpClient, grpc_channel
-from tests.grpc_servers import TRANSPORTS
 
 CASES = json.loads((Path(__file__).parent / "cases" / "tfs_contract.json").read_text())
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def channel(shared_engine: Engine, request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
+@pytest.fixture(scope="module")
+def channel(shared_engine: Engine) -> Iterator[grpc.Channel]:
     """A connection to a server over the toy model."""
-    with grpc_channel(shared_engine, request.param) as channel:
+    with grpc_channel(shared_engine) as channel:
         yield channel
 
 

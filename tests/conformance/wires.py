@@ -17,8 +17,6 @@ from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.errors import ServiceError
 from service.core.types import ModelRef
-from service.direct.http_bodies import DirectHttp
-from service.transports.http.calls import API
 from service.transports.http.http_app import create_http_app
 from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
@@ -74,13 +72,13 @@ class Request:
         return arrays
 
 
-OIP_WIRES = ("oip json", "oip binary", "oip grpc", "oip grpc contents", "oip grpcio")
-WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", "grpcio", *OIP_WIRES)
+OIP_WIRES = ("oip json", "oip binary", "oip grpc", "oip grpc contents")
+WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", *OIP_WIRES)
 
 
 def takes(wire_name: str, request: Request) -> bool:
     """Says whether a request has a form on a wire: raw tensors only as columns, rows only of equal, positive number."""
-    if wire_name in ("engine", "grpc", "grpcio", *OIP_WIRES):
+    if wire_name in ("engine", "grpc", *OIP_WIRES):
         return True
     if request.inputs is not None:
         return wire_name == "http columns"
@@ -264,17 +262,16 @@ class HttpClient:
 @contextmanager
 def http_client(engine: Engine, **more: Any) -> Iterator[HttpClient]:
     """Gives a client of the application over an engine."""
-    directly = DirectHttp(engine, API, strict_json=more.get("strict_json", False))
-    options = {"max_body_bytes": 1 << 20, "rest_api_timeout_s": 60, "graph_threads": 1, "directly": directly} | more
+    options = {"max_body_bytes": 1 << 20, "rest_api_timeout_s": 60, "graph_threads": 1} | more
     app = create_http_app(engine, metrics=lambda: (b"", "text/plain"), **options)
     with asyncio.Runner() as runner:
         yield HttpClient(app, runner)
 
 
 @contextmanager
-def grpc_channel(engine: Engine, transport: str = "h2") -> Iterator[grpc.Channel]:
+def grpc_channel(engine: Engine) -> Iterator[grpc.Channel]:
     """Gives a channel to a server over an engine."""
-    server = grpc_server(transport, engine)
+    server = grpc_server(engine)
     port = server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from service.configuration.settings_reading import kernel_cache_dir
 from tests.integration.process import ServerProcess
 from tests.toy_model import write_toy_model
 
 Serve = Callable[..., ServerProcess]
-
-
-@pytest.fixture(scope="session")
-def kernel_cache() -> Path:
-    """Compiled kernels, shared by all servers and by the tests themselves."""
-    return kernel_cache_dir()
 
 
 @pytest.fixture
@@ -30,7 +23,7 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serve(base: Path, kernel_cache: Path) -> Iterator[Serve]:
+def serve(base: Path) -> Iterator[Serve]:
     """Starts servers over the model folder, lookups only unless told otherwise, and stops them."""
     with ExitStack() as stack:
 
@@ -38,7 +31,6 @@ def serve(base: Path, kernel_cache: Path) -> Iterator[Serve]:
             given = {
                 "model_base_path": base,
                 "graph_signatures": "off",
-                "kernel_cache_dir": kernel_cache,
                 "file_system_poll_wait_seconds": 0.05,
             }
             return stack.enter_context(ServerProcess(*flags, **(given | settings)))

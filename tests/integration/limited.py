@@ -28,7 +28,6 @@ LOOKUP = "/v1/models/default:lookup"
 @contextmanager
 def limited(
     base: Path,
-    kernel_cache: Path,
     *,
     limits: Mapping[int, int] | None = None,
     stderr: IO[Any] | int = subprocess.DEVNULL,
@@ -45,7 +44,6 @@ def limited(
         "rest_api_port": http_port,
         "model_base_path": base,
         "graph_signatures": "off",
-        "kernel_cache_dir": kernel_cache,
         "file_system_poll_wait_seconds": 0.05,
     } | settings
 

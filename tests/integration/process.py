@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -24,8 +25,10 @@ from service.codecs.protos import message_class
 from tests.conformance.wires import fill_tensor, read_tensor
 
 ROOT = Path(__file__).parents[2]
-# Long enough for a slow machine to compile kernels and import TensorFlow; nothing waits for it in a good run.
+# Long enough for a slow machine to import TensorFlow; nothing waits for it in a good run.
 PATIENCE_S = 120
+# What can answer here: the native core only where it is built.
+DATA_PLANES = ("native", "python") if importlib.util.find_spec("service._native") else ("python",)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -192,6 +195,14 @@ def unused_ports(count: int) -> list[int]:
         if port not in ports:
             ports.append(port)
     return ports
+
+
+def is_running(pid: int) -> bool:
+    """Says whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def until(is_so: Any) -> None:

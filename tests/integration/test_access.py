@@ -1,4 +1,4 @@
-"""A server that lets in whom it knows: on every route and method, over both wires and both gRPC transports."""
+"""A server that lets in whom it knows: on every route and method, over both wires and both data planes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from service.client import AsyncEmbeddingClient, EmbeddingClient
 from service.client.errors import Refused
 from service.codecs.protos import message_class
 from tests.conformance.wires import fill_tensor
-from tests.grpc_servers import TRANSPORTS
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model
 
 TOKENS = {name: f"{name}-token-that-nobody-may-see" for name in ("user", "reader", "boss")}
@@ -42,7 +41,7 @@ ANSWER = [[1.0, 10.0]]
 class Guarded:
     """A server of models "shown" and "hidden" with callers: user may predict shown, reader see it, boss everything."""
 
-    def __init__(self, folder: Path, stack: ExitStack, transport: str, kernels: Path) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, plane: str) -> None:
         self.auth, self.models = folder / "auth.toml", folder / "models.conf"
         for name in ("shown", "hidden"):
             write_toy_model(folder / name / "1")
@@ -66,8 +65,7 @@ class Guarded:
                 model_config_file=self.models,
                 admin_port=0,
                 graph_signatures="off",
-                grpc_transport=transport,
-                kernel_cache_dir=kernels,
+                data_plane=plane,
                 log_level="debug",
             )
         ).answering()
@@ -108,12 +106,10 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {TOKENS.get(token, token)}"} if token else {}
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def guarded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
-) -> Iterator[Guarded]:
+@pytest.fixture(scope="module", params=DATA_PLANES)
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with ExitStack() as stack:
-        yield Guarded(tmp_path_factory.mktemp("guarded"), stack, request.param, kernel_cache)
+        yield Guarded(tmp_path_factory.mktemp("guarded"), stack, request.param)
 
 
 def spec(message: str, model: str, **more: Any) -> Any:
@@ -430,48 +426,10 @@ def test_secrets_show_nowhere(guarded: Guarded) -> None:
         assert not any(secret in text for secret in secrets)
 
 
-def test_a_file_of_callers_that_can_not_be_read_stops_the_start(tmp_path: Path, kernel_cache: Path) -> None:
+def test_a_file_of_callers_that_can_not_be_read_stops_the_start(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "m" / "1")
     path = tmp_path / "auth.toml"
     path.write_text('[[caller]]\nname = "a"\n')
-    with ServerProcess(model_base_path=tmp_path / "m", auth_config=path, kernel_cache_dir=kernel_cache) as server:
+    with ServerProcess(model_base_path=tmp_path / "m", auth_config=path) as server:
         assert server.exit_code() == 2
         assert 'caller "a" has neither token_sha256' in server.text()
-
-
-def test_all_workers_know_the_callers_and_any_takes_an_admins_request(tmp_path: Path, kernel_cache: Path) -> None:
-    with ExitStack() as stack:
-        write_toy_model(tmp_path / "m" / "1")
-        auth, models = tmp_path / "auth.toml", tmp_path / "models.conf"
-        auth.write_text(caller("boss", token="boss", **{"*": '["predict", "metadata", "admin"]'}))
-        models.write_text(
-            f'model_config_list {{ config {{ name: "m" base_path: "{tmp_path / "m"}" model_platform: "tensorflow" }} }}'
-        )
-        server = stack.enter_context(
-            ServerProcess(
-                workers=2,
-                auth_config=auth,
-                auth_config_poll_wait_seconds=0.05,
-                model_config_file=models,
-                admin_port=0,
-                graph_signatures="off",
-                kernel_cache_dir=kernel_cache,
-            )
-        ).answering()
-        admin_port = server.wait_for_log("listening")["admin_port"]
-        until(lambda: server.http.get("/readyz").status_code == 200)
-
-        def lookup(name: str) -> int:
-            url = f"http://127.0.0.1:{server.http_port}/v1/models/{name}:lookup"
-            return httpx.post(url, json=BODY, headers=bearer("boss"), timeout=PATIENCE_S).status_code
-
-        assert {lookup("m") for _ in range(8)} == {200}
-        models.write_text(models.read_text().replace('"m"', '"n"'))
-        url = f"http://127.0.0.1:{admin_port}/v1/config:reload"
-        assert httpx.post(url, timeout=PATIENCE_S).status_code == 401
-        assert httpx.post(url, headers=bearer("boss"), timeout=PATIENCE_S).json() == {"models": ["n"]}
-        assert {lookup("n") for _ in range(8)} == {200} and {lookup("m") for _ in range(8)} == {404}
-        auth.write_text(caller("boss", token="user", **{"*": '["predict"]'}))
-        for _ in range(2):
-            # Each worker looks for itself, and the connections are spread over both.
-            until(lambda: {lookup("n") for _ in range(8)} == {401})

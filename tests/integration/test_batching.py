@@ -50,7 +50,7 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def batching(folder: Path, kernel_cache: Path) -> Iterator[ServerProcess]:
+def batching(folder: Path) -> Iterator[ServerProcess]:
     """A server that waits for company, 20 ms for each batch, and pads."""
     file = folder.parent / "batching.txt"
     file.write_text("""
@@ -62,7 +62,6 @@ def batching(folder: Path, kernel_cache: Path) -> Iterator[ServerProcess]:
     """)
     with ServerProcess(
         model_base_path=folder,
-        kernel_cache_dir=kernel_cache,
         version_settle_s=0,
         enable_batching="true",
         batching_parameters_file=file,

@@ -23,7 +23,6 @@ CASES = [
     "gRPC/W4",
     "gRPC/W5",
     "gRPC, grpcio constant/W1",
-    "gRPC, our HTTP/2 constant/W3",
     "JSON/W2",
     "JSON, ASGI constant/W1",
     "JSON, ASGI around orjson/W2",

@@ -1,4 +1,4 @@
-"""Callers that are known by their client certificates alone, over every transport."""
+"""Callers that are known by their client certificates alone: the reference servers answer."""
 
 from __future__ import annotations
 
@@ -30,23 +30,19 @@ rights = ["predict"]
 """
 
 
-@pytest.fixture(scope="module", params=["h2", "grpcio"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
-) -> Iterator[ServerProcess]:
-    """A server with TLS on both wires; HTTP is the same beside either gRPC transport."""
+@pytest.fixture(scope="module", params=["CN:ranker", "DNS:ranker"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with TLS on both wires."""
     folder = tmp_path_factory.mktemp("certificates")
     write_toy_model(folder / "model" / "1")
     (folder / "ssl.conf").write_text(ssl_config(AUTHORITY.issue(), AUTHORITY))
-    (folder / "auth.toml").write_text(CALLERS.format(name="CN:ranker" if request.param == "h2" else "DNS:ranker"))
+    (folder / "auth.toml").write_text(CALLERS.format(name=request.param))
     with ServerProcess(
         model_base_path=folder / "model",
         graph_signatures="off",
-        kernel_cache_dir=kernel_cache,
         ssl_config_file=folder / "ssl.conf",
         rest_api_ssl_config_file=folder / "ssl.conf",
         auth_config=folder / "auth.toml",
-        grpc_transport=request.param,
     ) as process:
         process.answering().wait_for_log("loaded")
         yield process

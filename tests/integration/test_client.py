@@ -46,11 +46,11 @@ USER_ROWS = [[1, 10], [4, 40]]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the toy model that tests only read from."""
     base = tmp_path_factory.mktemp("client") / "model"
     write_toy_model(base / "1")
-    with ServerProcess(model_base_path=base, graph_signatures="off", kernel_cache_dir=kernel_cache) as server:
+    with ServerProcess(model_base_path=base, graph_signatures="off") as server:
         yield server.ready()
 
 
@@ -571,9 +571,9 @@ def test_a_unix_socket(toy_engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.tf
-def test_predict_of_a_foreign_model(tf_serving_testdata: Path, kernel_cache: Path, tmp_path: Path, tf: Any) -> None:
+def test_predict_of_a_foreign_model(tf_serving_testdata: Path, tmp_path: Path, tf: Any) -> None:
     base = tf_serving_testdata / "saved_model_half_plus_two_cpu"
-    with ServerProcess(model_base_path=base, kernel_cache_dir=kernel_cache) as server:
+    with ServerProcess(model_base_path=base) as server:
         server.ready()
         for wire in WIRES:
             with EmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client:

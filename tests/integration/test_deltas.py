@@ -1,16 +1,15 @@
-"""Rows that change while a server answers: seen whole, by all workers, after kills, and whatever files are dropped."""
+"""Rows that change while a server answers: seen whole, after kills, and whatever files are dropped."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from model_export import compact
 from tests.deltas import crc32c, delta_bytes, drop
 from tests.exposition import Family, read_exposition
 from tests.integration.conftest import Serve
-from tests.integration.connections import on_each, worker_pids
 from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
 
 MODEL = "/v1/models/default"
@@ -145,39 +143,6 @@ def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_pa
         done = int(acknowledged[-1])
     last = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
     assert last.lookup({"user": [3]})["user"][0][0] in (done, done + 1)
-
-
-def test_all_workers_show_them_also_one_that_is_started_anew(serve: Serve, base: Path, tmp_path: Path) -> None:
-    server = serve(workers=2, admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
-    until(lambda: on_each(server, lambda kept: kept.get("/readyz")[0] == 200))
-
-    def all_show(value: float) -> bool:
-        wanted = {"embeddings": {"user": [[value, value]] * 5}}
-        body = json.dumps({"features": {"user": USERS}})
-        return on_each(server, lambda kept: json.loads(kept.post(f"{MODEL}:lookup", body)[1]) == wanted)
-
-    for value in (1, 2):
-        number(server, value)
-        until(lambda value=value: all_show(value))
-    drop(base / "1", 50, delta_bytes(base / "1", 50, "user", USERS, [[50, 50]] * 5))
-    until(lambda: all_show(50))
-    with ExitStack() as stack:
-        writers = [threading.Thread(target=number, args=(server, 60 + i)) for i in range(8)]
-        for writer in writers:
-            stack.callback(writer.join, PATIENCE_S)
-            writer.start()
-    # Each got a number of its own, and all workers end with the same.
-    until(lambda: told(server, "last_sequence") == 58)
-    assert told(server, "applied_total") == 2 * 11
-    shown = server.lookup({"user": [0]})["user"][0][0]
-    until(lambda: all_show(shown))
-    victim = worker_pids(server)[0]
-    os.kill(victim, signal.SIGKILL)
-    server.wait_for_log("worker ended", pid=victim)
-    until(lambda: len(worker_pids(server)) == 2)
-    until(lambda: on_each(server, lambda kept: kept.get("/readyz")[0] == 200))
-    # Before it was ready: what it shows first is what the others show.
-    assert all_show(shown)
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,10 @@ def test_every_request_of_the_demo_is_answered(base: Path) -> None:
     assert [float(x) for x in over_http] == pytest.approx([float(x) for x in over_grpc], rel=1e-6)
 
 
-def test_every_example_of_the_api_page_is_answered(base: Path, kernel_cache: Path) -> None:
+def test_every_example_of_the_api_page_is_answered(base: Path) -> None:
     settings = {"model_base_path": base, "model_name": "movielens", "graph_signatures": "auto"}
     tried = 0
-    with ServerProcess(kernel_cache_dir=kernel_cache, **settings) as server:
+    with ServerProcess(**settings) as server:
         http = server.ready().http
         for path, methods in http.get("/openapi.json").json()["paths"].items():
             for method, operation in methods.items():
@@ -66,9 +66,9 @@ def test_every_example_of_the_api_page_is_answered(base: Path, kernel_cache: Pat
     assert tried > 20
 
 
-def test_the_load_test_counts_no_failure_on_either_wire(base: Path, kernel_cache: Path) -> None:
+def test_the_load_test_counts_no_failure_on_either_wire(base: Path) -> None:
     settings = {"model_base_path": base, "model_name": "movielens", "graph_signatures": "auto"}
-    with ServerProcess(kernel_cache_dir=kernel_cache, **settings) as server:
+    with ServerProcess(**settings) as server:
         server.ready()
         summary = run(
             "-m",

@@ -13,9 +13,7 @@ import pytest
 
 from tests.integration.asking import FEATURES
 from tests.integration.conftest import Serve
-from tests.integration.connections import worker_pids
-from tests.integration.process import PATIENCE_S, until
-from tests.integration.test_workers import is_running
+from tests.integration.process import DATA_PLANES, PATIENCE_S, until
 
 URL = "/v1/models/default:lookup"
 ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
@@ -55,20 +53,14 @@ class Persistent:
         self._thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_killed_under_load_is_restarted_in_its_place(serve: Serve, base: Path, workers: int) -> None:
-    first = serve(workers=workers).ready()
-    pids = [first.pid]
-    if workers > 1:
-        until(lambda: len(worker_pids(first)) == workers)
-        pids += worker_pids(first)
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_a_server_killed_under_load_is_restarted_in_its_place(serve: Serve, base: Path, plane: str) -> None:
+    first = serve(data_plane=plane).ready()
     with Persistent(first.http_port) as one, Persistent(first.http_port) as other:
         until(lambda: min(one.num_answers, other.num_answers) > 20)
         os.kill(first.pid, signal.SIGKILL)
         first.exit_code()
-        # Whatever it had started ends by itself, and with it the hold on the ports.
-        until(lambda: not any(is_running(pid) for pid in pids))
-        second = serve(workers=workers, port=first.grpc_port, rest_api_port=first.http_port).ready()
+        second = serve(data_plane=plane, port=first.grpc_port, rest_api_port=first.http_port).ready()
         before = one.num_answers, other.num_answers
         until(lambda: one.num_answers > before[0] + 20 and other.num_answers > before[1] + 20)
     assert one.wrong == other.wrong == []

@@ -2,12 +2,11 @@
 
 What is simulated: RLIMIT_FSIZE stands for a disk that is full or read-only (every write of a file of some length fails,
 with EFBIG in place of ENOSPC or EROFS), /dev/full for a full disk below the log, RLIMIT_AS for a control group's limit
-(an allocation fails in place of a process being killed; a worker that is killed is tests/integration/test_workers.py).
+(an allocation fails in place of a process being killed).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import socket
@@ -17,12 +16,11 @@ from itertools import count
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.integration.conftest import add_version
 from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
-from tests.integration.process import PATIENCE_S, until
+from tests.integration.process import DATA_PLANES, PATIENCE_S, until
 from tests.toy_model import MANIFEST
 
 ROW_1 = [[1, 10]]
@@ -30,13 +28,12 @@ ROW_1 = [[1, 10]]
 Shared = tuple[Path, httpx.Client, Iterator[int]]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, kernel_cache: Path, workers: int) -> None:
-    # A page is what workers share to count connections, which is no file of a disk.
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, plane: str) -> None:
     limits = {resource.RLIMIT_FSIZE: os.sysconf("SC_PAGESIZE")}
     with (
         open("/dev/full", "wb") as full,
-        limited(base, kernel_cache, limits=limits, stderr=full, workers=workers) as (
+        limited(base, limits=limits, stderr=full, data_plane=plane) as (
             process,
             http,
         ),
@@ -49,32 +46,27 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, kernel_
         assert process.poll() is None
 
 
-def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path, kernel_cache: Path) -> None:
+def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as log:
         os.close(reading)
-        with limited(base, kernel_cache, stderr=log) as (_, http):
+        with limited(base, stderr=log) as (_, http):
             assert lookup(http, [1]) == ROW_1
             add_version(base, 2, scale=2)
             until(lambda: lookup(http, [1]) == [[2, 20]])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(
-    base: Path, kernel_cache: Path, workers: int
-) -> None:
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, plane: str) -> None:
     with ExitStack() as stack:
-        process, http = stack.enter_context(
-            limited(base, kernel_cache, limits={resource.RLIMIT_NOFILE: 80}, workers=workers)
-        )
+        process, http = stack.enter_context(limited(base, limits={resource.RLIMIT_NOFILE: 80}, data_plane=plane))
         assert lookup(http, [1]) == ROW_1
         address = (http.base_url.host, http.base_url.port)
-        # More than all workers together have descriptors for.
+        # More than it has descriptors for.
         many = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
         # The one that was there first goes on, or comes again.
-        for pid in (process.pid, *children(process.pid)):
-            # Half of the time would be a loop that does nothing else.
-            assert used_while_idle_s(pid, 1) < 0.5
+        # Half of the time would be a loop that does nothing else.
+        assert used_while_idle_s(process.pid, 1) < 0.5
         assert process.poll() is None
         for one in many:
             one.close()
@@ -92,41 +84,6 @@ def answers(http: httpx.Client) -> bool:
         return bool(lookup(http, [1]) == ROW_1)
     except httpx.TransportError:
         return False
-
-
-def test_memory_that_runs_out_costs_a_worker_at_most_and_the_others_go_on(base: Path, kernel_cache: Path) -> None:
-    with limited(base, kernel_cache, workers=2) as (process, http):
-        first = children(process.pid)
-        for pid in first:
-            # From here on 64 MiB more than it holds now.
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
-            most = pages * os.sysconf("SC_PAGESIZE") + (64 << 20)
-            resource.prlimit(pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-        large = json.dumps({"features": {"tags": np.ones((500_000, 1), int).tolist()}})
-
-        def is_answered() -> bool:
-            # A connection of its own each time. What can not have memory says so, or ends (orjson does, by SIGILL).
-            try:
-                told = httpx.post(f"{http.base_url}{LOOKUP}", content=large, timeout=PATIENCE_S)
-            except httpx.TransportError:
-                return False
-            assert told.status_code in (200, 500, 503), told.text
-            return told.status_code == 200
-
-        for _ in range(4):
-            is_answered()
-        assert process.poll() is None
-        # Those that came in place of others have no limit here.
-        for pid in first & children(process.pid):
-            resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        until(is_answered)
-        with httpx.Client(base_url=http.base_url, timeout=PATIENCE_S) as fresh:
-            until(lambda: answers(fresh))
-
-
-def children(pid: int) -> set[int]:
-    """Returns the processes that a process has started."""
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 @pytest.mark.parametrize(
@@ -162,11 +119,11 @@ def test_a_corrupt_manifest_is_a_version_that_does_not_load(shared: Shared, text
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[Shared]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """A server of version 1, whatever else comes, with the numbers of versions to come."""
     base = tmp_path_factory.mktemp("manifests") / "model"
     base.mkdir()
     add_version(base, 1)
     # A folder without a manifest that can be read is waited for as any foreign one.
-    with limited(base, kernel_cache, version_settle_s=0.1) as (_, http):
+    with limited(base, version_settle_s=0.1) as (_, http):
         yield base, http, count(2)

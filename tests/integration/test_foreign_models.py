@@ -86,7 +86,7 @@ def _expected(reference: Any, signature: str, tensors: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def served(tf: Any, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[Served]:
+def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Builds all models, adopts each, and serves both versions by one server."""
     from model_export import adopt
 
@@ -106,7 +106,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
     config = folder / "models.conf"
     lines = [f'config {{ name: "{n}" base_path: "{b}" model_platform: "tensorflow" }}' for n, b in bases.items()]
     config.write_text("model_config_list {\n" + "\n".join(lines) + "\n}\n")
-    settings = {"model_config_file": config, "kernel_cache_dir": kernel_cache, "file_system_poll_wait_seconds": 0}
+    settings = {"model_config_file": config, "file_system_poll_wait_seconds": 0}
     with ServerProcess(**settings) as server:
         yield Served(originals, server.ready())
 

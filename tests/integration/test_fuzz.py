@@ -12,33 +12,33 @@ import pytest
 from tests.integration.process import ROOT, environment
 
 
-def fuzz(base: Path, kernel_cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def fuzz(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the fuzzer against a server of lookups only."""
-    flags = ["--graph_signatures=off", f"--kernel_cache_dir={kernel_cache}"]
+    flags = ["--graph_signatures=off"]
     command = [sys.executable, "-m", "loadtest.fuzz", "--model_name=toy", f"--model_base_path={base}", *arguments]
     return subprocess.run(
         [*command, "--", *flags], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
     )
 
 
-def test_mutated_messages_and_bodies_find_nothing(base: Path, kernel_cache: Path) -> None:
-    done = fuzz(base, kernel_cache, "--wires=grpc,http,reload", "--requests=600", "--seed=3")
+def test_mutated_messages_and_bodies_find_nothing(base: Path) -> None:
+    done = fuzz(base, "--wires=grpc,http,reload", "--requests=600", "--seed=3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^grpc: 720 requests, .*\n .*\bINVALID_ARGUMENT \d+.*\bOK \d+", done.stdout, re.MULTILINE)
     assert re.search(r"^http: 720 requests, .*\n .*\b400 \d+.*\b200 \d+", done.stdout, re.MULTILINE)
     assert "0 findings" in done.stdout
 
 
-def test_schemathesis_finds_nothing(base: Path, kernel_cache: Path) -> None:
+def test_schemathesis_finds_nothing(base: Path) -> None:
     pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-    done = fuzz(base, kernel_cache, "--wires=schema", "--examples=1", "--phases=examples,coverage")
+    done = fuzz(base, "--wires=schema", "--examples=1", "--phases=examples,coverage")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Operations: +\d\d selected", done.stdout)
 
 
-def test_a_finding_fails_the_run_and_one_request_can_be_sent_again(base: Path, kernel_cache: Path) -> None:
+def test_a_finding_fails_the_run_and_one_request_can_be_sent_again(base: Path) -> None:
     # No server shrinks by a gibibyte.
-    done = fuzz(base, kernel_cache, "--wires=http", "--seed=3", "--only=17", "--max_growth_mib=-1024")
+    done = fuzz(base, "--wires=http", "--seed=3", "--only=17", "--max_growth_mib=-1024")
     assert done.returncode == 1
     assert "http: 1 requests" in done.stdout
     assert "FINDING http: grew by" in done.stdout

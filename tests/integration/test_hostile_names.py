@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -74,7 +73,7 @@ _REFUSED = {400, 401, 404, 405}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Model m: version 1 is sound, 2 links to a file outside, 3 names one in its manifest. No CORS but for ORIGIN."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "secret").write_text(SECRET)
@@ -98,7 +97,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
         model_config_file=config,
         graph_signatures="off",
         max_num_load_retries=0,
-        kernel_cache_dir=kernel_cache,
         rest_api_cors_origins=ORIGIN,
     ) as server:
         server.answering()

@@ -63,13 +63,13 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def toy(kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the toy model without TensorFlow, with narrow limits."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
     settings = {"model_base_path": base, "model_name": "toy", "graph_signatures": "off"}
     limits = {"max_request_bytes": 1 << 20, "max_response_bytes": 1 << 20}
-    with ServerProcess(kernel_cache_dir=kernel_cache, **settings, **limits) as server:
+    with ServerProcess(**settings, **limits) as server:
         yield server.ready()
 
 
@@ -293,7 +293,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def echo_server(tf: Any, kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def echo_server(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A model whose outputs are its inputs, one of each datatype, and that has an input with a default of its own."""
     base = tmp_path_factory.mktemp("echo")
     dtypes = {name: tf.dtypes.as_dtype("string" if name == "BYTES" else dtype) for name, (dtype, _) in VALUES.items()}
@@ -304,7 +304,7 @@ def echo_server(tf: Any, kernel_cache: Path, tmp_path_factory: pytest.TempPathFa
 
     module = tf.Module()
     tf.saved_model.save(module, str(base / "1"), {"serving_default": echo})
-    with ServerProcess(model_base_path=base, model_name="echo", kernel_cache_dir=kernel_cache) as server:
+    with ServerProcess(model_base_path=base, model_name="echo") as server:
         yield server.ready()
 
 
@@ -361,9 +361,9 @@ def test_the_graphs_refusals_are_the_requests(echo_server: ServerProcess) -> Non
 
 
 @pytest.mark.tf
-def test_tensorflow_servings_half_plus_two(tf_serving_testdata: Path, kernel_cache: Path) -> None:
+def test_tensorflow_servings_half_plus_two(tf_serving_testdata: Path) -> None:
     settings = {"model_base_path": tf_serving_testdata / "saved_model_half_plus_two_cpu", "model_name": "half"}
-    with ServerProcess(kernel_cache_dir=kernel_cache, **settings) as server:
+    with ServerProcess(**settings) as server:
         server.ready()
         for wire in WIRES:
             with closing(Client(server, wire)) as client:

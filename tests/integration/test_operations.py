@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html.parser
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +11,7 @@ import pytest
 
 from service.codecs.protos import message_class
 from tests.exposition import read_exposition
-from tests.integration.process import ServerProcess, until
+from tests.integration.process import DATA_PLANES, ServerProcess, until
 from tests.toy_model import write_toy_model
 from tests.unit.test_dashboards import expressions, metrics_of
 
@@ -22,25 +21,23 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
-    """Two workers for whom every request is slow, over grpcio."""
+@pytest.fixture(scope="module", params=DATA_PLANES)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of each data plane for which every request is slow."""
     base = tmp_path_factory.mktemp("models") / "toy"
     write_toy_model(base / "3")
     with ServerProcess(
-        "--workers=2",
-        "--grpc_transport=grpcio",
         "--slow_request_ms=0.0001",
         model_base_path=base,
         model_name="toy",
         graph_signatures="off",
-        kernel_cache_dir=kernel_cache,
+        data_plane=request.param,
     ) as running:
         yield running.ready()
 
 
 def statusz(server: ServerProcess) -> dict[str, Any]:
-    """Returns the document of the worker that this connection is with."""
+    """Returns the document."""
     response = server.http.get("/v1/statusz")
     assert response.headers["content-type"] == "application/json"
     document: dict[str, Any] = response.json()
@@ -79,8 +76,7 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     )
     assert refused.status_code == 400
     found = statusz(server)
-    # One connection, so one worker.
-    assert found["server"]["pid"] == before["server"]["pid"] in pids(server)
+    assert found["server"]["pid"] == before["server"]["pid"] == server.pid
     assert found["server"]["is_ready"] is True
     assert found["server"]["rss_bytes"] > 1 << 20 and found["server"]["open_files"] > 3
     (version,) = found["models"]["toy"]["versions"]
@@ -108,14 +104,6 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     assert (error["request_id"], error["code"], error["model"]) == ("my-own", "INVALID_ARGUMENT", "toy")
     assert "77" in error["message"]
     assert found["settings"]["model_name"] == {"value": "toy", "is_default": False}
-    assert [worker["worker"] for worker in found["workers"]] == [0, 1]
-    assert sum(worker["is_this"] for worker in found["workers"]) == 1
-
-
-def pids(server: ServerProcess) -> set[int]:
-    """Returns the workers' processes."""
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
-    return {int(pid) for pid in children.split()}
 
 
 def test_a_browser_gets_a_page(server: ServerProcess) -> None:

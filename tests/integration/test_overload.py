@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ CLIENTS, REQUESTS = 40, 6
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of two slow models that lets eight requests wait."""
     folder = tmp_path_factory.mktemp("slow")
     write_slow_model(folder / "model" / "1", layers=20)
@@ -32,7 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
     config.write_text(CONFIG % (folder / "model", folder / "model"))
     settings: dict[str, object] = {
         "model_config_file": config,
-        "kernel_cache_dir": kernel_cache,
         "version_settle_s": 0,
         "graph_threads": 1,
         "grpc_max_threads": 1,

@@ -88,9 +88,9 @@ def model(tf: Any, base: Path) -> Model:
 
 
 @pytest.fixture(scope="module")
-def server(base: Path, kernel_cache: Path) -> Iterator[ServerProcess]:
+def server(base: Path) -> Iterator[ServerProcess]:
     """A server with TensorFlow over the model."""
-    with ServerProcess(model_base_path=base, kernel_cache_dir=kernel_cache, graph_signatures="auto") as server:
+    with ServerProcess(model_base_path=base, graph_signatures="auto") as server:
         yield server.ready()
 
 

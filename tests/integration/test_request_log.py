@@ -72,7 +72,7 @@ def test_what_was_recorded_warms_the_next_version_up(base: Path, tmp_path: Path,
 @pytest.mark.tf
 def test_tensorflow_reads_the_records(base: Path, tmp_path: Path, serve: Serve, tf: Any) -> None:
     prediction_log = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
-    flags = [f"--model_config_file={config(tmp_path, base)}", "--workers=2"]
+    flags = [f"--model_config_file={config(tmp_path, base)}"]
     server = serve(*flags, model_base_path="").ready()
     ask_on_both_wires(server)
     until(lambda: metric(server, RECORDS) == 3)

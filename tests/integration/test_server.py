@@ -17,7 +17,6 @@ from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ROOT, environment, predict_grpc, until
 from tests.toy_model import write_toy_model
 
-# The kernels of five kinds of tables take some 75 MiB of it.
 MAX_RSS_BYTES = 270 << 20
 
 
@@ -152,9 +151,9 @@ def test_help_is_short_of_nothing() -> None:
     assert result.stderr == ""
 
 
-def test_settings_may_come_from_the_environment(base: Path, kernel_cache: Path) -> None:
+def test_settings_may_come_from_the_environment(base: Path) -> None:
     # A bad flag beside a good environment: everything is parsed before anything starts.
-    result = run("--port=-1", EMB_MODEL_BASE_PATH=str(base), EMB_KERNEL_CACHE_DIR=str(kernel_cache))
+    result = run("--port=-1", EMB_MODEL_BASE_PATH=str(base))
     assert result.returncode == 2
     assert result.stderr.splitlines()[1:] == ["--port is -1: expected 0 to 65535"]
 

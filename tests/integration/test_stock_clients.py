@@ -23,10 +23,10 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {" ".join(line[:85].split()): line[86:].split()[0] for line in done.stdout.splitlines()[:-1]}
 
 
-def test_clients_without_tensorflow_work_on_lookups(base: Path, kernel_cache: Path) -> None:
+def test_clients_without_tensorflow_work_on_lookups(base: Path) -> None:
     # The toy model's third signature has no graph in its file.
     given = ("--signatures=lookup,lookup_tpu_tensor_core", "--clients=reflection,health,curl,own")
-    done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off", f"--kernel_cache_dir={kernel_cache}")
+    done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off")
     assert done.returncode == 0, done.stdout + done.stderr
     found = verdicts(done)
     assert found["reflection list"] == "ok"
@@ -38,18 +38,18 @@ def test_clients_without_tensorflow_work_on_lookups(base: Path, kernel_cache: Pa
 
 
 @pytest.mark.tf
-def test_the_stubs_of_tensorflow_serving_work_on_its_own_model(tf_serving_testdata: Path, kernel_cache: Path) -> None:
+def test_the_stubs_of_tensorflow_serving_work_on_its_own_model(tf_serving_testdata: Path) -> None:
     base = tf_serving_testdata / "saved_model_half_plus_two_cpu"
     given = ("--model_name=half_plus_two", '--example={"x": 2.0}', "--clients=serving_api")
-    done = run(base, *given, "--", f"--kernel_cache_dir={kernel_cache}")
+    done = run(base, *given)
     assert done.returncode == 0, done.stdout + done.stderr
     found = verdicts(done)
     for call in ("Predict serving_default", "Classify classify_x_to_y", "Regress regress_x_to_y", "MultiInference"):
         assert found[f"tensorflow-serving-api {call}"] == "ok"
 
 
-def test_a_call_that_fails_fails_the_run(base: Path, kernel_cache: Path) -> None:
+def test_a_call_that_fails_fails_the_run(base: Path) -> None:
     given = ("--signatures=serving_default", "--clients=health,own")
-    done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off", f"--kernel_cache_dir={kernel_cache}")
+    done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off")
     assert done.returncode == 1
     assert verdicts(done)["service.client predict serving_default, grpc = http"] == "FAILED"

@@ -21,13 +21,11 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-import uvloop
 
 from service.client import AsyncEmbeddingClient, EmbeddingClient
 from service.client.targets import Tls
-from service.transports.tls_listener import Handshakes, TlsListener
 from tests.certificates import Authority, Issued, ssl_config
-from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
+from tests.integration.process import DATA_PLANES, PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
 from tests.toy_model import write_toy_model
 
 AUTHORITY, STRANGER = Authority(), Authority("stranger")
@@ -41,15 +39,14 @@ class Secured:
     """A server of which some ports speak TLS.
 
     verifying: the wires that let in AUTHORITY's clients only.
-    is_grpcio: it does not tell of handshakes.
+    is_native: the native core answers, which ends handshakes that take too long, and tells of those that fail.
     """
 
     process: ServerProcess
     file: Path
     wires: tuple[Wire, ...]
     verifying: tuple[Wire, ...]
-    num_workers: int
-    is_grpcio: bool
+    is_native: bool
 
     def port(self, wire: Wire) -> int:
         """Returns the port of a wire."""
@@ -63,17 +60,15 @@ class Secured:
 
 
 SERVERS: dict[str, tuple[dict[str, object], tuple[Wire, ...], tuple[Wire, ...]]] = {
-    "h2": ({}, ("grpc", "http"), ("grpc", "http")),
-    "grpcio": ({"grpc_transport": "grpcio"}, ("grpc",), ("grpc",)),
-    "workers": ({"workers": 2}, ("grpc", "http"), ()),
+    **{plane: ({"data_plane": plane}, ("grpc", "http"), ("grpc", "http")) for plane in DATA_PLANES},
+    "gRPC alone": ({"data_plane": "python"}, ("grpc",), ("grpc",)),
+    "any client": ({"data_plane": DATA_PLANES[0]}, ("grpc", "http"), ()),
 }
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
-) -> Iterator[Secured]:
-    """A server, with a Unix socket where there is one process."""
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A server, with a Unix socket."""
     folder = tmp_path_factory.mktemp("tls")
     write_toy_model(folder / "model" / "1")
     settings, wires, verifying = SERVERS[request.param]
@@ -83,17 +78,14 @@ def server(
     given: dict[str, object] = {
         "model_base_path": folder / "model",
         "graph_signatures": "off",
-        "kernel_cache_dir": kernel_cache,
         "file_system_poll_wait_seconds": 0.05,
         "tls_handshake_timeout_s": 3,
+        "grpc_socket_path": folder / "socket",
         **{flags[wire]: file for wire in wires},
     }
-    if "workers" not in settings:
-        given["grpc_socket_path"] = folder / "socket"
     with ServerProcess(**(given | settings)) as process:
         process.answering().wait_for_log("loaded")
-        num_workers = int(str(settings.get("workers", 1)))
-        secured = Secured(process, file, wires, verifying, num_workers, "grpc_transport" in settings)
+        secured = Secured(process, file, wires, verifying, settings["data_plane"] == "native")
         if "http" in wires:
             process.http.close()
             process.http = http_client(secured, CLIENT)
@@ -224,7 +216,7 @@ def test_a_client_without_a_certificate_of_the_authority_is_let_in_only_where_cl
             assert lookup(client) == ROWS
     now = metric(server, "embedding_server_tls_handshakes_failed_total")
     for wire in server.verifying:
-        assert now[wire] > failed[wire] or server.is_grpcio
+        assert not server.is_native or now[wire] > failed[wire]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +240,7 @@ def test_a_client_that_never_ends_its_handshake_is_ended(server: Secured) -> Non
             half.sendall(hello.read()[:60])
             assert ended(silent)
             assert ended(half)
-    if "http" in server.wires:
+    if server.is_native:
         with closing(socket.create_connection(("127.0.0.1", server.port("http")), PATIENCE_S)) as silent:
             assert ended(silent)
 
@@ -290,8 +282,7 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server
     first, second = AUTHORITY.issue(), AUTHORITY.issue()
 
     def shows(issued: Issued) -> Callable[[], bool]:
-        # Each worker looks at the file by itself, and any of them takes a connection.
-        return lambda: all(serial(server, wire) == issued.serial for wire in server.wires for _ in range(8))
+        return lambda: all(serial(server, wire) == issued.serial for wire in server.wires)
 
     server.show(ssl_config(first, authority))
     until(shows(first))
@@ -302,9 +293,7 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server
             assert lookup(client) == ROWS
         refused = metric(server, "embedding_server_tls_reloads_total")["grpc refused"]
         server.show(ssl_config(Issued(second.key, first.cert), authority))
-        until(
-            lambda: metric(server, "embedding_server_tls_reloads_total")["grpc refused"] == refused + server.num_workers
-        )
+        until(lambda: metric(server, "embedding_server_tls_reloads_total")["grpc refused"] == refused + 1)
         assert shows(first)()
         server.process.wait_for_log(
             "certificate refused, the one before stays", reason="server_key does not belong to server_cert"
@@ -341,8 +330,6 @@ def test_the_client_on_both_wires_blocking_and_not(server: Secured, tmp_path: Pa
 
 def test_a_unix_socket_and_a_port_without_a_file_stay_plaintext_and_end_tls(server: Secured) -> None:
     path = server.file.parent / "socket"
-    if not path.exists():
-        pytest.skip("workers have none here")
     with grpc.insecure_channel(f"unix:{path}") as made:
         assert predict(made) == ROWS
     plaintext = [(socket.AF_UNIX, str(path))]
@@ -393,89 +380,12 @@ def test_curl(server: Secured, tmp_path: Path) -> None:
     assert done.stdout == '{"embeddings":{"user":[[1.0,10.0],[4.0,40.0]]}}', done.stderr
 
 
-def test_a_file_that_can_not_be_used_stops_the_start(base: Path, kernel_cache: Path, tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_used_stops_the_start(base: Path, tmp_path: Path) -> None:
     one, other = AUTHORITY.issue(), AUTHORITY.issue()
     (tmp_path / "ssl.conf").write_text(ssl_config(Issued(one.key, other.cert)))
-    settings = {"model_base_path": base, "graph_signatures": "off", "kernel_cache_dir": kernel_cache}
+    settings = {"model_base_path": base, "graph_signatures": "off"}
     with ServerProcess(rest_api_ssl_config_file=tmp_path / "ssl.conf", **settings) as process:
         assert process.exit_code() == 2
         why = f"--rest_api_ssl_config_file={tmp_path}/ssl.conf: server_key does not belong to server_cert"
         process.wait_for_log("cannot start", reason=why)
         assert not any(line in str(process.records) for line in one.key.splitlines()[1:-1])
-
-
-@pytest.fixture
-def serving(tmp_path: Path) -> ssl.SSLContext:
-    """What a server of "localhost" begins connections with."""
-    issued = AUTHORITY.issue()
-    (tmp_path / "pem").write_text(issued.key + issued.cert)
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.load_cert_chain(tmp_path / "pem")
-    return made
-
-
-def test_a_client_that_reads_nothing_is_ended(serving: ssl.SSLContext) -> None:
-    sent = b"a" * (16 << 20)
-
-    class Sender(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            """Sends more than the kernel takes."""
-            transport.write(sent)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Tells why."""
-            lost.set_result(exc)
-
-    async def serve() -> None:
-        nonlocal lost
-        loop = asyncio.get_running_loop()
-        lost = loop.create_future()
-        handshakes = Handshakes(lambda: serving, timeout_s=PATIENCE_S, on_failed=lambda why: None, stuck_s=1)
-        listening = socket.create_server(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-        listener = TlsListener(loop, Sender, listening, handshakes)
-        plain = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), PATIENCE_S)
-        with plain, await asyncio.to_thread(context().wrap_socket, plain, server_hostname="localhost"):
-            assert isinstance(await asyncio.wait_for(lost, PATIENCE_S), OSError)
-        listener.close()
-        await listener.wait_closed()
-
-    lost: asyncio.Future[Exception | None]
-    uvloop.run(serve())
-
-
-def test_of_more_handshakes_than_may_wait_the_oldest_are_ended(serving: ssl.SSLContext) -> None:
-    failures: list[str] = []
-    made: list[Any] = []
-
-    class Greeter(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            """Greets."""
-            made.append(transport)
-            transport.write(b"hello")
-
-    async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        handshakes = Handshakes(lambda: serving, timeout_s=PATIENCE_S, on_failed=failures.append, max_pending=3)
-        listening = socket.create_server(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-        listener = TlsListener(loop, Greeter, listening, handshakes)
-        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
-        for reader, _ in waiting[:2]:
-            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
-        # A client that is quick has its turn whoever waits.
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context(), server_hostname="localhost")
-        assert await asyncio.wait_for(reader.readexactly(5), PATIENCE_S) == b"hello"
-        assert await asyncio.wait_for(waiting[2][0].read(), PATIENCE_S) == b""
-        assert failures == ["the connection was closed"] * 3
-        listener.close()
-        await asyncio.wait_for(listener.wait_closed(), PATIENCE_S)
-        assert len(failures) == 5
-        assert len(made) == 1
-        writer.close()
-        for _, pending in waiting:
-            pending.close()
-        made[0].close()
-        await asyncio.sleep(0)
-
-    uvloop.run(serve())

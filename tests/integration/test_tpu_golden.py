@@ -157,11 +157,10 @@ def test_http_sparse_inputs_are_lists_of_ids(http: HttpClient, expected: Any, ta
     check(answer["outputs"], answer_of)
 
 
-def test_the_server_itself_by_its_flag(golden: Path, expected: Any, examples: list[bytes], kernel_cache: Path) -> None:
+def test_the_server_itself_by_its_flag(golden: Path, expected: Any, examples: list[bytes]) -> None:
     flags = {
         "model_base_path": golden / "tpu_v1",
         "saved_model_tags": "serve,tpu",
-        "kernel_cache_dir": kernel_cache,
     }
     with ServerProcess(**flags) as server:
         server.ready()

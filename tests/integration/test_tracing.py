@@ -28,7 +28,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, kernel_cache: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts one server that sends its spans to the collector, or does not."""
     write_toy_model(tmp_path / "toy" / "3")
     running: list[ServerProcess] = []
@@ -45,7 +45,6 @@ def start(tmp_path: Path, kernel_cache: Path, collector: Collector, monkeypatch:
             model_base_path=tmp_path / "toy",
             model_name="toy",
             graph_signatures="off",
-            kernel_cache_dir=kernel_cache,
         )
         running.append(server)
         return server
@@ -87,7 +86,7 @@ def of_trace(collector: Collector, trace: int) -> dict[str, Any]:
 
 
 def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> None:
-    server = start("--grpc_transport=grpcio", protocol="grpc", OTEL_SERVICE_NAME="own-name").ready()
+    server = start(protocol="grpc", OTEL_SERVICE_NAME="own-name").ready()
     base = 1000
     for number in range(3):
         # The last ones fail.
@@ -116,7 +115,7 @@ def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> 
     assert {"model": "toy", "version": 3}.items() <= attributes(load).items()
 
 
-def test_new_traces_are_sampled_and_the_rest_is_answered_directly(collector: Collector, start: Start) -> None:
+def test_new_traces_are_sampled(collector: Collector, start: Start) -> None:
     ratio = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
     server = start(protocol="http/protobuf", **ratio).ready()
     for _ in range(400):

@@ -12,7 +12,6 @@ import pytest
 
 import service.cli
 from service.configuration.settings import Settings
-from service.lookup import kernel_cache
 from service.start_error import StartError
 
 
@@ -22,7 +21,7 @@ class FakeApp:
     seen: list[Settings] = []
     problem: str = ""
 
-    def __init__(self, settings: Settings, crew: object = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.seen.append(settings)
 
     async def run(self) -> list[str]:
@@ -39,10 +38,8 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     app = type("App", (FakeApp,), {"seen": []})
     vars(module).update(App=app)
     monkeypatch.setitem(sys.modules, "service.app", module)
-    monkeypatch.setattr(kernel_cache, "use", lambda folder: folder)
     monkeypatch.setattr(service.cli, "quiet_tensorflow", lambda: None)
-    for name in ("EMB_MODEL_BASE_PATH", "EMB_KERNEL_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield app
@@ -82,23 +79,6 @@ def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], m
     assert fake_app.seen[0].model_base_path == "from argv"
 
 
-def test_kernels_are_kept_where_the_settings_say(
-    fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    used: list[Path] = []
-
-    def use(folder: Path) -> Path:
-        used.append(folder)
-        return folder
-
-    monkeypatch.setattr(kernel_cache, "use", use)
-    for is_filled in (False, True):
-        service.cli.main(["--model_base_path=m", f"--kernel_cache_dir={tmp_path}"])
-        assert ("compiling kernels" in capsys.readouterr().err) != is_filled
-        (tmp_path / "gather.nbc").write_bytes(b"")
-    assert used == [tmp_path] * 2
-
-
 def test_flags_of_tensorflow_serving_without_effect_are_named(
     fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,15 +98,14 @@ def test_strict_ends_the_start_where_a_model_has_no_version(
     entries = " ".join(entry.format(name, tmp_path) for name in ("films", "film", "users"))
     config.write_text(f"model_config_list {{ {entries} }}")
     for flags in ([f"--model_config_file={config}"], [f"--model_base_path={tmp_path / 'film'}", "--model_name=film"]):
-        for workers in ("1", "2"):
-            assert service.cli.main(["--strict", "--log_format=text", f"--workers={workers}", *flags]) == 1
-            told = [
-                line.partition(" reason=")[2] for line in capsys.readouterr().err.splitlines() if "cannot start" in line
-            ]
-            gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
-            assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
-            by_file = [f"--strict: model users: {gone.format('users')}"]
-            assert told[1:] == (by_file if "config" in flags[0] else [])
+        assert service.cli.main(["--strict", "--log_format=text", *flags]) == 1
+        told = [
+            line.partition(" reason=")[2] for line in capsys.readouterr().err.splitlines() if "cannot start" in line
+        ]
+        gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
+        assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
+        by_file = [f"--strict: model users: {gone.format('users')}"]
+        assert told[1:] == (by_file if "config" in flags[0] else [])
     assert fake_app.seen == []
     assert service.cli.main(["--strict", f"--model_base_path={tmp_path / 'films'}"]) == 0
     assert service.cli.main([f"--model_base_path={tmp_path / 'film'}"]) == 0

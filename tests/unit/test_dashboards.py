@@ -33,9 +33,7 @@ WORDS = {
 }
 # Where the documents name metrics, and where of these each one of ours is described.
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-DESCRIBED = ("monitoring.md", "deltas.md", "workers.md")
-# The supervising process tells these of its workers.
-OF_WORKERS = {f"embedding_server_{part}" for part in ("workers", "workers_silent", "worker_restarts_total")}
+DESCRIBED = ("monitoring.md", "deltas.md")
 # Of files that this server reads only where it is told to.
 OF_TLS = {
     f"embedding_server_tls_{part}"
@@ -98,7 +96,7 @@ def test_every_metric_is_there(names: set[str], where: str, expression: str) -> 
 def test_every_metric_that_a_document_names_is_there(families: dict[str, Family], path: Path) -> None:
     # A name that ends in an underline stands for all that begin so.
     named = set(re.findall(r"\bembedding_server_\w*\w(?!\w|\.\.\.)", path.read_text()))
-    known = families.keys() | OF_WORKERS | OF_TLS | OF_AUTH
+    known = families.keys() | OF_TLS | OF_AUTH
     missing = {name for name in named if name not in known and not (name.endswith("_") and any_begins(known, name))}
     assert missing == set()
 
@@ -110,7 +108,7 @@ def any_begins(names: Iterable[str], begin: str) -> bool:
 
 def test_every_metric_of_ours_is_described(families: dict[str, Family]) -> None:
     text = "".join((ROOT / "docs" / name).read_text() for name in DESCRIBED)
-    ours = {name for name in families if name.startswith("embedding_server_")} | OF_WORKERS | OF_TLS | OF_AUTH
+    ours = {name for name in families if name.startswith("embedding_server_")} | OF_TLS | OF_AUTH
     assert {name for name in ours if f"`{name}" not in text} == set()
 
 

@@ -1,11 +1,11 @@
 //! Kernels, indexes and the guard of maps as Python functions: `service._native.tables`.
 //!
-//! Signatures and results are those of service/lookup/kernels.py, service/lookup/key_index.py and
-//! service/files/bus_errors.py, so that tests hold one against the other. Arrays are C-contiguous, at any alignment.
+//! Signatures and results are those of service/lookup/numpy_kernels.py, service/lookup/key_index.py and
+//! service/files/crc32c.py, so that tests hold one against the other. Arrays are C-contiguous, at any alignment.
 #![allow(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
-    reason = "the signatures are those of the numba kernels"
+    reason = "the signatures are those of the reference in numpy"
 )]
 
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use super::table::{
 };
 use super::vocabulary::Rows;
 
-// As in service/lookup/kernels.py and service/lookup/key_index.py.
+// As in service/lookup/kernel_codes.py and service/lookup/key_index.py.
 const OK: i64 = -1;
 const TOO_MANY: i64 = -2;
 const MISSING: i64 = -(1 << 40);
@@ -47,6 +47,7 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(find_strings, &module)?)?;
     module.add_function(wrap_pyfunction!(find_integers, &module)?)?;
     module.add_function(wrap_pyfunction!(fingerprint64, &module)?)?;
+    module.add_function(wrap_pyfunction!(checksum, &module)?)?;
     module.add_function(wrap_pyfunction!(add_guard, &module)?)?;
     module.add_function(wrap_pyfunction!(remove_guard, &module)?)?;
     parent.add_submodule(&module)
@@ -378,6 +379,18 @@ fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
     let text = data.bytes().get(at..).and_then(|rest| rest.get(..length));
     let text = text.ok_or_else(|| PyValueError::new_err("the bytes do not lie within the array"))?;
     Ok(fingerprint::fingerprint64(text))
+}
+
+/// Goes on from the checksum of what came before, which is 0 for nothing.
+#[pyfunction]
+#[pyo3(name = "crc32c")]
+fn checksum(py: Python<'_>, address: usize, num_bytes: usize, before: u32) -> u32 {
+    if num_bytes == 0 {
+        return before;
+    }
+    // SAFETY: the caller in Python gives the place of an array, and holds it.
+    let data = unsafe { std::slice::from_raw_parts(address as *const u8, num_bytes) };
+    py.detach(|| crc32c::crc32c_append(before, data))
 }
 
 #[pyfunction]

@@ -34,8 +34,6 @@ class Admission:
         self._held: dict[str, Held] = {}
         self._bytes = 0
         self._rows = 0
-        # There is no room for any bytes; read by who makes answers without taking room.
-        self.is_full = False
         # NOTE: one line or two are run under it: a thread that loses the processor meanwhile stops all others.
         self._lock = threading.Lock()
 
@@ -56,13 +54,6 @@ class Admission:
                 self._bytes += size
                 return
         self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
-
-    def add_bytes(self, model: str, size: int) -> None:
-        """Counts bytes that are there already, such as an answer that its client does not read."""
-        with self._lock:
-            self._of(model).bytes += size
-            self._bytes += size
-            self.is_full = self._bytes >= self.limits.bytes
 
     def check_bytes(self, model: str, size: int) -> None:
         """Raises Overloaded where there is no room for a body that was announced; takes none."""
@@ -107,7 +98,6 @@ class Admission:
             held.bytes -= size
             self._rows -= rows
             self._bytes -= size
-            self.is_full = self._bytes >= self.limits.bytes
             if not held.rows and not held.bytes:
                 # What is kept is bounded by what is in flight, whatever names come and go.
                 del self._held[model]

@@ -16,11 +16,10 @@ from service.core.admission.room import Room
 from service.core.engine import Engine
 from service.core.errors import Unimplemented
 from service.transports.grpc import health
-from service.transports.grpc.gate import retry_hint
 from service.transports.grpc.grpcio_guard import CallerTable, ContextGuard, GuardedHealth, GuardedReflection
 from service.transports.grpc.guard import Guard
-from service.transports.grpc.paths import Handler, PredictDirectly
-from service.transports.grpc.refusals import Refusals
+from service.transports.grpc.paths import Handler
+from service.transports.grpc.refusals import Refusals, retry_hint
 from service.transports.grpc.served import (
     HEALTH_NAMES,
     RESPONSE_ENCODING_KEY,
@@ -47,7 +46,6 @@ class GrpcServer:
       socket_path: of a Unix socket to listen on too; "" for none.
       channel_arguments: gRPC's own settings, which win over ours.
       as_content: answers carry tensor_content where a request does not say otherwise.
-      predict_directly: answers plain Predicts; None: the general path answers all.
       guard: who may call; None: everybody.
       credentials: TLS of the address, unless that is a Unix socket's; None: it is plaintext.
 
@@ -64,7 +62,6 @@ class GrpcServer:
         socket_path: str = "",
         channel_arguments: Sequence[tuple[str, int | str]] = (),
         as_content: bool = False,
-        predict_directly: PredictDirectly | None = None,
         guard: Guard | None = None,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
@@ -77,15 +74,14 @@ class GrpcServer:
         if guard is None:
             self._health = health.Health()
             self._reflection = Reflection(SERVICES, descriptor_pool())
-            methods = _MethodTable(engine, as_content=as_content, predict_directly=predict_directly)
+            methods = _MethodTable(engine, as_content=as_content)
         else:
             known, by_context = guard, ContextGuard(guard)
             self._health = GuardedHealth(by_context)
             self._reflection = GuardedReflection(by_context, SERVICES, descriptor_pool())
 
             def of_caller(grant: Grant) -> grpc.GenericRpcHandler:
-                directly = known.directly_for(grant)
-                return _MethodTable(known.engine_of(grant), as_content=as_content, predict_directly=directly)
+                return _MethodTable(known.engine_of(grant), as_content=as_content)
 
             methods = CallerTable(by_context, of_caller)
         self._server = grpc.server(
@@ -152,12 +148,12 @@ class _MethodTable(grpc.GenericRpcHandler):
     How an answer is written is looked up with it, from the request's metadata: choosing later would cost each request.
     """
 
-    def __init__(self, engine: Engine, *, as_content: bool, predict_directly: PredictDirectly | None = None) -> None:
+    def __init__(self, engine: Engine, *, as_content: bool) -> None:
         serve = _Serve(engine)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
         for in_content in (False, True):
-            handlers = unary_handlers(engine, as_content=in_content, predict_directly=predict_directly)
+            handlers = unary_handlers(engine, as_content=in_content)
             for path, handler in handlers.items():
                 plain = partial(serve, handler)
                 self._handlers[path, in_content, False] = grpc.unary_unary_rpc_method_handler(plain)

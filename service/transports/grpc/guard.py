@@ -1,18 +1,15 @@
-"""Who makes a call, and the engine that this caller gets: the same for every gRPC server."""
+"""Who makes a call, and the engine that this caller gets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from service.codecs.framed_answer import Envelope, Framed
 from service.core.access import Callers, Grant, Part
 from service.core.engine import Engine
 from service.core.errors import NotFound, Unauthenticated
-from service.core.shortcuts import Begun
 from service.transports.grpc import health
 from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE
-from service.transports.grpc.paths import PredictDirectly
 from service.transports.grpc.served import HEALTH_NAMES
 from service.transports.grpc.server_reflection import REFLECTION_NAMES
 
@@ -28,12 +25,10 @@ class Guard:
     """Authenticates calls. Concurrency: any thread.
 
     engine_of: the engine as one caller sees it.
-    directly: answers plain Predicts for the current caller.
     """
 
     callers: Callers
     engine_of: Callable[[Grant], Engine]
-    directly: PredictDirectly | None
 
     def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
         """Returns what the caller of a method may do; raises Unauthenticated.
@@ -50,51 +45,6 @@ class Guard:
             if part is None or not self.callers.is_open(part):
                 raise
             return self.callers.nobody
-
-    def directly_for(self, grant: Grant) -> PredictDirectly | None:
-        """Returns what answers plain Predicts for one caller."""
-        return None if self.directly is None else DirectlyFor(self.directly, self.callers, grant)
-
-
-class DirectlyFor:
-    """Answers plain Predicts for one caller; see PredictDirectly. Who may do what is looked at when one begins."""
-
-    def __init__(self, directly: PredictDirectly, callers: Callers, grant: Grant) -> None:
-        self._directly = directly
-        self._current = callers.current
-        self._grant = grant
-
-    def __call__(
-        self, data: bytes, deadline_s: float | None, *, as_content: bool, may_wait: bool = True
-    ) -> bytes | None:
-        """See PredictDirectly."""
-        begun = self.begin(data, deadline_s, as_content=as_content, may_wait=may_wait)
-        # No frames, for it has no envelope.
-        return None if begun is None else self.finish(begun)  # type: ignore[return-value]
-
-    def begin(
-        self,
-        data: bytes,
-        deadline_s: float | None,
-        stream_id: int = 0,
-        *,
-        as_content: bool,
-        may_wait: bool = True,
-        envelope: Envelope | None = None,
-    ) -> Begun | None:
-        """See PredictDirectly."""
-        # As Callers.acting does, which costs as much as all the rest of this.
-        token = self._current.set(self._grant)
-        try:
-            return self._directly.begin(
-                data, deadline_s, stream_id, as_content=as_content, may_wait=may_wait, envelope=envelope
-            )
-        finally:
-            self._current.reset(token)
-
-    def finish(self, begun: Begun) -> bytes | Framed | None:
-        """See PredictDirectly."""
-        return self._directly.finish(begun)
 
 
 class HealthFor:

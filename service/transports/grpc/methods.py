@@ -15,7 +15,7 @@ from service.codecs.status import encode_statuses
 from service.core.engine import Engine
 from service.core.errors import InputMismatch, InvalidRequest, MalformedPayload, ServiceError
 from service.transports.grpc.inference_methods import inference_methods
-from service.transports.grpc.paths import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler, PredictDirectly
+from service.transports.grpc.paths import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler
 
 # Registered in TensorFlow Serving, not served here: clients get UNIMPLEMENTED and this text.
 UNIMPLEMENTED: Mapping[str, str] = {
@@ -23,21 +23,14 @@ UNIMPLEMENTED: Mapping[str, str] = {
 }
 
 
-def service_methods(
-    engine: Engine, *, as_content: bool = False, predict_directly: PredictDirectly | None = None
-) -> dict[str, Handler]:
+def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Handler]:
     """Returns the handler of each method by its path. Concurrency: handlers may run in any thread.
 
     Args:
       as_content: Predict answers in tensor_content, else in the `*_val` fields.
-      predict_directly: tried first.
     """
 
     def predict(data: bytes, deadline_s: float | None) -> bytes:
-        if predict_directly is not None:
-            answer = predict_directly(data, deadline_s, as_content=as_content)
-            if answer is not None:
-                return answer
         started_s = engine.clock()
         try:
             request = decode_request(data)

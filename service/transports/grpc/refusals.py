@@ -1,4 +1,4 @@
-"""From an exception to what a client is told and the log keeps; the same for every gRPC server."""
+"""From an exception to what a client is told and the log keeps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from service.transports.grpc.status_codes import details
 logger = logging.getLogger(__name__)
 
 _OURS = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+# Milliseconds after which a client may try again. Source: gRPC A6, "Pushback".
+_PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
+
+
+def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """Returns what trailers say, beside the status, of when to try again."""
+    return ((_PUSHBACK_KEY, _PUSHBACK_MS),) if isinstance(error, Overloaded) else ()
 
 
 class Refusals:

@@ -1,8 +1,8 @@
-"""What every gRPC server of ours serves, whatever carries the bytes."""
+"""What the gRPC server serves, whatever carries the bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from service.core.tracing import Tracing
 from service.transports.grpc import health, inference_v2_methods, methods, server_reflection
 from service.transports.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
 from service.transports.grpc.methods import service_methods
-from service.transports.grpc.paths import MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler, PredictDirectly
+from service.transports.grpc.paths import MODEL_SERVICE, PREDICTION_SERVICE, Handler
 
 SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, server_reflection.SERVICE_NAME)
 # The server, its services, and the services as TensorFlow Serving calls them for health checks.
@@ -28,39 +28,21 @@ TENSOR_ENCODING_KEY = "x-tensor-encoding"
 RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
-def unary_handlers(
-    engine: Engine, *, as_content: bool, predict_directly: PredictDirectly | None = None
-) -> dict[str, Handler]:
+def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
     """Returns the handler of each method by its path; see methods.service_methods for the arguments.
 
     Concurrency: handlers may run in any thread.
     """
-    methods = service_methods(engine, as_content=as_content, predict_directly=predict_directly)
-    handlers = methods | open_inference_methods(engine)
+    handlers = service_methods(engine, as_content=as_content) | open_inference_methods(engine)
     tracing = engine.tracing
     if tracing is None:
         return handlers
-    if predict_directly is not None:
-        # What is answered directly is not traced, and must not be spanned as if it were.
-        general = service_methods(engine, as_content=as_content)[PREDICT]
-        directly = partial(predict_directly, as_content=as_content)
-        handlers[PREDICT] = partial(_predict, directly, partial(_traced, tracing, PREDICT, general))
-        return handlers | {
-            path: partial(_traced, tracing, path, handler) for path, handler in handlers.items() if path != PREDICT
-        }
     return {path: partial(_traced, tracing, path, handler) for path, handler in handlers.items()}
 
 
 def _traced(tracing: Tracing, path: str, handler: Handler, data: bytes, deadline_s: float | None) -> bytes:
     with tracing.request(path):
         return handler(data, deadline_s)
-
-
-def _predict(
-    directly: Callable[[bytes, float | None], bytes | None], general: Handler, data: bytes, deadline_s: float | None
-) -> bytes:
-    answer = directly(data, deadline_s)
-    return general(data, deadline_s) if answer is None else answer
 
 
 def descriptor_pool() -> Any:

@@ -37,7 +37,7 @@ def add_admin_routes(
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        # In a thread: those of several workers take a while to come together.
+        # In a thread: it takes a while where there are many models.
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 

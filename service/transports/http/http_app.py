@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,10 +22,7 @@ from service.transports.http.calls import Calls
 from service.transports.http.cors import CorsMiddleware
 from service.transports.http.docs_page import add_docs_page, installed_assets
 from service.transports.http.errors import error_response, service_error_response
-from service.transports.http.guarded_hot import GuardedHotAnswers
 from service.transports.http.gzip_answers import GzipMiddleware
-from service.transports.http.hot_answers import INLINE_BINARY_BYTES, Directly, HotAnswers
-from service.transports.http.hot_routes import HotRoutesMiddleware
 from service.transports.http.lookup_routes import add_lookup_routes
 from service.transports.http.oip_routes import add_open_inference_routes
 from service.transports.http.path_case import PathCaseMiddleware
@@ -56,7 +52,6 @@ def create_http_app(
     has_cors: bool = False,
     cors_origins: Collection[str] = (),
     strict_json: bool = False,
-    directly: Directly | None = None,
     callers: Callers | None = None,
     spans: Callable[[ASGIApp], ASGIApp] | None = None,
     statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
@@ -74,7 +69,6 @@ def create_http_app(
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
       has_cors: let pages of other origins read the answers; of cors_origins only, where there are some.
       strict_json: neither take nor give bare NaN and Infinity.
-      directly: answers plain lookups; None: the general path answers all.
       callers: who may come in; the engine then asks them who it is. None: everybody.
       spans: wraps the application in what traces its requests; None: nothing does.
       statusz: gathers what the status page shows, and makes HTML of it; None: there is no such page.
@@ -121,25 +115,8 @@ def create_http_app(
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:
         app.add_middleware(spans)
-    ids = RequestIds()
-    app.add_middleware(RequestIdMiddleware, ids=ids)
+    app.add_middleware(RequestIdMiddleware, ids=RequestIds())
     app.add_middleware(PathCaseMiddleware)
-    if directly is not None:
-        make = HotAnswers if callers is None else partial(GuardedHotAnswers, callers=callers)
-        answers = make(
-            directly,
-            ids,
-            engine.clock,
-            max_json_bytes=min(inline_body_bytes, max_body_bytes),
-            max_binary_bytes=min(INLINE_BINARY_BYTES, max_body_bytes),
-            gzip_min_bytes=gzip_min_bytes,
-            has_cors=has_cors and not cors_origins,
-            share_of=engine.share_of,
-            origins_matter=bool(cors_origins),
-        )
-        app.add_middleware(HotRoutesMiddleware, answers=answers)
-        # For who serves the application: the same answers, before there is a request of ASGI's.
-        app.state.hot_answers = answers
     return app
 
 

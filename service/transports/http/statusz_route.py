@@ -40,7 +40,7 @@ def add_statusz_route(
         return Response(data, headers=headers, media_type="text/html" if is_html else "application/json")
 
     answer: tuple[str, dict[str, Any], dict[str, Any]] = (
-        "this worker's state; text/html where Accept asks for it",
+        "this server's state; text/html where Accept asks for it",
         _SCHEMA,
         {},
     )

@@ -27,7 +27,7 @@ def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
-        """Changes rows of a table for good, in all workers."""
+        """Changes rows of a table for good."""
         # A room of its own, as the other admin routes have.
         body = await read_body(request, max_body_bytes, Room(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)

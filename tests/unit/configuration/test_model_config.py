@@ -60,20 +60,6 @@ def test_a_file_that_has_not_changed_is_not_taken_again(world: World) -> None:
     assert world.reloads == [], "or it would undo a reload by request"
 
 
-def test_what_another_process_took_is_not_taken_again_and_each_text_taken_is_told(tmp_path: Path, clock: Clock) -> None:
-    path, told = tmp_path / "models.conf", list[str]()
-    path.write_text(text("b"))
-    reloads: list[list[str]] = []
-    file = ConfigFile(path, RETRY_INTERVAL_S, clock, told.append)
-    assert [model.name for model in file.read(text("a"))] == ["a"], "not what the file says by now"
-    file.take(text("b"))
-    file.poll_once(lambda models: reloads.append([model.name for model in models]))
-    assert reloads == [] and told == []
-    file.take(None)
-    file.poll_once(lambda models: reloads.append([model.name for model in models]))
-    assert reloads == [["b"]] and told == [text("b")]
-
-
 def test_a_file_that_has_changed_is_taken_once(world: World) -> None:
     world.write("a", "b")
     world.poll()

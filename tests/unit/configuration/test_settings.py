@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import ENV_PREFIX, Settings
-from service.configuration.settings_reading import SettingsError, kernel_cache_dir, quiet_tensorflow, read_settings
+from service.configuration.settings_reading import SettingsError, quiet_tensorflow, read_settings
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[3]
@@ -95,9 +95,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
     "graph_signatures": ("off", "off"),
     "data_plane": ("python", "python"),
-    "threads": ("3", 3),
+    "threads": ("3", "3"),
     "workers": ("3", "3"),
-    "grpc_transport": ("grpcio", "grpcio"),
     "graph_threads": ("3", 3),
     "grpc_max_threads": ("3", 3),
     "max_request_bytes": ("2048", 2048),
@@ -113,7 +112,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "drain_timeout_s": ("0", 0.0),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
-    "kernel_cache_dir": ("/cache", "/cache"),
     "graph_towers": ("0", False),
     "tower_batch_rows": ("64", 64),
     "lookup_threads": ("4", 4),
@@ -224,19 +222,17 @@ def test_each_bad_value_is_named_with_what_was_wanted(argument: str, message: st
     assert faults_of([*BASE, argument]) == [message]
 
 
-def test_workers_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_another_name_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    threads = [
-        (settings.num_workers, settings.processors, settings.graph_threads)
-        for more in (["--workers=3"], ["--workers=20"], ["--workers=auto"], ["--workers=4", "--graph_threads=5"])
-        for settings in [read_settings([*BASE, *more], {})]
-    ]
-    assert threads == [(3, 2, 2), (20, 1, 1), (8, 1, 1), (4, 2, 5)]
+    given = ([], ["--threads=3"], ["--workers=3"], ["--workers=auto"])
+    assert [read_settings([*BASE, *more], {}).num_threads for more in given] == [8, 3, 3, 8]
+    assert faults_of([*BASE, "--workers=2", "--threads=2"]) == ["--workers is another name of --threads: give one"]
 
 
-@pytest.mark.parametrize("workers", ["0", "257", "-1", "two", "1.5", ""])
-def test_a_number_of_workers_that_makes_no_sense_is_refused(workers: str) -> None:
-    assert faults_of([*BASE, f"--workers={workers}"]) == [f"--workers is {workers!r}: expected 1 to 256, or 'auto'"]
+@pytest.mark.parametrize("name", ["threads", "workers"])
+@pytest.mark.parametrize("number", ["0", "1025", "-1", "two", "1.5"])
+def test_a_number_of_threads_that_makes_no_sense_is_refused(name: str, number: str) -> None:
+    assert faults_of([*BASE, f"--{name}={number}"]) == [f"--{name} is {number!r}: expected 1 to 1024, or 'auto'"]
 
 
 @pytest.mark.parametrize(
@@ -347,19 +343,6 @@ def test_help_lists_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
         assert f"--{setting.name} " in text
         if setting.default != "":
             assert f"Default: {setting.default}." in text
-
-
-def test_the_kernel_cache_is_the_one_configured_or_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EMB_KERNEL_CACHE_DIR", raising=False)
-    assert kernel_cache_dir("/k") == Path("/k")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert kernel_cache_dir("") == kernel_cache_dir() == Path("/c/embedding-server/kernels")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/h")
-    assert kernel_cache_dir() == Path("/h/.cache/embedding-server/kernels")
-    monkeypatch.setenv("EMB_KERNEL_CACHE_DIR", "/e")
-    assert kernel_cache_dir() == Path("/e")
-    assert kernel_cache_dir("") == Path("/h/.cache/embedding-server/kernels"), "already read by read_settings"
 
 
 def test_tensorflows_own_log_level_is_left_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from service.core.engine import Engine
 from service.core.errors import DataLoss
 from service.core.registry import Registry
 from service.core.servable import Servable
-from service.core.shortcuts import Limits
 from service.core.types import ModelRef, State, VersionStatus
 from service.core.version_policy import All
 from service.files.guarded_files import GuardedFiles
@@ -142,25 +141,13 @@ def test_the_others_of_all_versions_are_left_alone(world: Damageable) -> None:
     assert len(world.loads) == 3
 
 
-class Shortcut:
-    """Answers, and finds the files damaged as it reads them."""
-
-    def __init__(self, files: GuardedFiles) -> None:
-        self.files = files
-
-    def answer(self, request: object, limits: Limits) -> tuple[object, int]:
-        """Reads."""
-        self.files.damaged(WHY)
-        return request, 1
-
-
 def test_no_answer_that_was_read_from_damaged_files_gets_out(observer: RecordingObserver, clock: Clock) -> None:
     registry = Registry(lambda model, status: None)
     registry.add_model("m")
     told: list[str] = []
     engine = Engine(registry, observer, clock, on_damage=told.append)
     files = GuardedFiles()
-    more = {"tables": {"t": FakeTable()}, "shortcuts": {("w", "serving_default"): Shortcut(files)}, "files": files}
+    more = {"tables": {"t": FakeTable()}, "files": files}
 
     def read(inputs: object) -> dict[str, np.ndarray]:
         files.damaged(WHY)
@@ -175,7 +162,4 @@ def test_no_answer_that_was_read_from_damaged_files_gets_out(observer: Recording
     with pytest.raises(DataLoss):
         engine.table_rows(ref, "t", np.array([1]))
     assert told == ["m", "m"]
-    direct = {"wire_format": "w", "api": "http", "method": "predict", "started_s": 0.0}
-    assert engine.directly.answer(ref, "serving_default", b"request", **direct) is None
-    # It is the general path that counts the request.
     assert [type(request["error"]) for request in observer.finished_requests] == [DataLoss]

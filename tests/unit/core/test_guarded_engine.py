@@ -119,9 +119,6 @@ def test_a_refused_bind_is_counted_under_its_model(engine: Engine, observer: Rec
         seen.bind(ModelRef("m"), "", api="grpc", method="Predict")
     (counted,) = observer.finished_requests
     assert (counted["model"], counted["error"].code, counted["method"]) == ("m", "PERMISSION_DENIED", "Predict")
-    # The direct path answers nothing that the general one refuses.
-    direct = {"wire_format": "JSON", "api": "http", "method": "lookup", "started_s": 0.0}
-    assert seen.directly.answer(ModelRef("m"), "", None, **direct) is None
 
 
 def test_a_model_that_does_not_exist_is_not_found_by_who_may_see_all(

@@ -1,4 +1,4 @@
-"""Each request is drawn for once, whichever of the two paths answers it, and as many are kept as were chosen."""
+"""Each request is drawn for once, and as many are kept as were chosen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 from service.core.engine import Engine
 from service.core.recording import Draw
 from service.core.types import ModelRef
-from service.direct.http_bodies import DirectHttp
 from service.transports.http.calls import API
 from tests.conftest import RecordingObserver, serving
 
 TOY = ModelRef("toy")
-PLAIN = b'{"features":{"user":[1,2]}}'
 INPUTS = {"user": np.array([1, 2])}
 
 
@@ -36,23 +34,17 @@ class Kept:
         raise AssertionError("no Examples here")
 
 
-def ask(engine: Engine, direct: DirectHttp) -> bool:
-    """Sends a lookup as a transport does, the direct path first; returns whether that answered."""
-    if direct.lookup(TOY, PLAIN, engine.clock()) is not None:
-        return True
-    # gRPC tries the direct path again in a thread, where it may take longer.
-    if direct.lookup(TOY, PLAIN, engine.clock()) is not None:
-        return True
+def ask(engine: Engine) -> None:
+    """Runs a lookup as a transport does."""
     with engine.bind(TOY, "lookup", api=API) as bound:
         bound.run(INPUTS)
-    return False
 
 
-def test_a_chosen_request_leaves_the_direct_path_and_is_kept(toy_model: Path, observer: RecordingObserver) -> None:
+def test_chosen_requests_are_kept(toy_model: Path, observer: RecordingObserver) -> None:
     kept = Kept(0.9, 0.1, 0.9, 0.2)
     engine = Engine(serving(toy_model), observer, recorders={"toy": kept})
-    direct = DirectHttp(engine, API, strict_json=False)
-    assert [ask(engine, direct) for _ in range(4)] == [True, False, True, False]
+    for _ in range(4):
+        ask(engine)
     assert kept.left == []
     assert len(kept.predicts) == 2
     first = kept.predicts[0]
@@ -64,22 +56,7 @@ def test_a_chosen_request_leaves_the_direct_path_and_is_kept(toy_model: Path, ob
     assert {request["error"] for request in observer.finished_requests} == {None}
 
 
-def test_what_the_direct_path_leaves_alone_is_not_drawn_for_twice(toy_model: Path, observer: RecordingObserver) -> None:
-    kept = Kept(0.9, 0.1)
-    engine = Engine(serving(toy_model), observer, recorders={"toy": kept})
-    direct = DirectHttp(engine, API, strict_json=False)
-    # The direct path draws, and then finds an id that it does not answer.
-    assert direct.lookup(TOY, b'{"features":{"user":[99]}}', engine.clock()) is None
-    assert kept.left == [0.1]
-    with engine.bind(TOY, "lookup", api=API) as bound:
-        bound.run(INPUTS)
-    assert (kept.left, kept.predicts) == ([0.1], [])
-
-
 def test_other_models_are_not_drawn_for(toy_model: Path, observer: RecordingObserver) -> None:
     kept = Kept()
-    engine = Engine(serving(toy_model), observer, recorders={"other": kept})
-    assert ask(engine, DirectHttp(engine, API, strict_json=False))
-    with engine.bind(TOY, "lookup", api=API) as bound:
-        bound.run(INPUTS)
+    ask(Engine(serving(toy_model), observer, recorders={"other": kept}))
     assert kept.predicts == []

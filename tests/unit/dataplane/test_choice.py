@@ -29,24 +29,8 @@ def test_python_stands_in_for_a_missing_core_and_says_how_to_get_it(caplog: pyte
         chosen(is_installed=False, data_plane="native")
 
 
-def test_workers_become_threads() -> None:
-    found = chosen(workers="3")
-    assert (found.num_threads, found.num_workers) == (3, 1)
-    assert found.graph_threads == found.processors
-    assert chosen(workers="3", threads=5).num_threads == 5
-    assert chosen(workers="3", data_plane="python").num_workers == 3
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"grpc_transport": "grpcio"},
-        {"grpc_transport": "h2"},
-        {"grpc_channel_arguments": "grpc.max_connection_age_ms=1"},
-    ],
-)
-def test_settings_of_the_python_data_plane_keep_it(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen(**given).data_plane == "python"
+def test_settings_of_grpcio_keep_python(caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen(grpc_channel_arguments="grpc.max_connection_age_ms=1").data_plane == "python"
     assert "Python answers in place of the native core" in caplog.text
 
 

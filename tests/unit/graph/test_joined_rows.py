@@ -110,8 +110,4 @@ def test_a_towers_features_are_fed_together(tf: Any, tmp_path: Path) -> None:
     assert isinstance(tower, TowerBackend)
     (joined,) = tower.cuts["serving_default"].fed.values()
     assert len(joined.parts) == 2
-    dense = tower.dense_part("serving_default")
-    assert dense is not None and dense.blocks == (joined.parts,)
-    apart = tower.dense_part("rows")
-    assert apart is not None and [len(sources) for sources in apart.blocks] == [1]
     servable.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import xml.etree.ElementTree as ET
 
@@ -11,7 +10,6 @@ import pytest
 
 from loadtest.soak.report import Report, Sample, slope_mib_per_hour
 from loadtest.soak.tally import Tally, Window
-from loadtest.soak.workers import Kills
 
 SAMPLE = Sample(
     at_s=60,
@@ -59,35 +57,11 @@ def test_a_failure_and_a_fault_each_spoil_a_run() -> None:
 
 
 def test_the_picture_has_times_memory_descriptors_and_requests() -> None:
-    root = ET.fromstring(Report({}, samples(0, 100), kills_s=[90.0]).picture())
+    root = ET.fromstring(Report({}, samples(0, 100)).picture())
     times, memory, descriptors, requests = root.findall("{*}svg")
-    assert [len(chart.findall("{*}polyline")) for chart in (times, memory, descriptors, requests)] == [2, 3, 1, 3]
+    assert [len(chart.findall("{*}polyline")) for chart in (times, memory, descriptors, requests)] == [2, 2, 1, 2]
     # Lines are drawn from the last to the first; 720 wide from 64, one minute to two; 176 tall above 220, 0 to 200.
-    assert memory.findall("{*}polyline")[1].get("points") == "64.0,220.0 784.0,132.0"
-    assert len([path for path in memory.findall("{*}path") if path.get("stroke-dasharray")]) == 1
-
-
-def test_what_kills_tore_is_told_and_is_no_failure() -> None:
-    torn = dataclasses.replace(SAMPLE, outcomes={"lookup: OK": 1, "lookup: torn by a kill": 2})
-    report = Report({}, [torn], kills_s=[3.0])
-    assert report.is_good
-    assert "1 workers were killed, which tore 2 requests." in report.markdown()
-
-
-@pytest.mark.parametrize(
-    ("error", "begun_s", "is_torn"),
-    [
-        (ConnectionResetError("reset"), 99.0, True),
-        (ConnectionResetError("reset"), 101.9, True),
-        (ConnectionResetError("reset"), 102.1, False),
-        (ValueError("a wrong answer"), 100.0, False),
-    ],
-)
-def test_a_kill_explains_lost_connections_only(error: Exception, begun_s: float, is_torn: bool) -> None:
-    kills = Kills(os.getpid())
-    assert not kills.tore(error, begun_s)
-    kills.at_s.append(100.0)
-    assert kills.tore(error, begun_s) is is_torn
+    assert memory.findall("{*}polyline")[0].get("points") == "64.0,220.0 784.0,132.0"
 
 
 def test_failures_are_counted_until_the_run_is_interrupted() -> None:

@@ -6,6 +6,14 @@ import numpy as np
 import pytest
 
 from service.lookup.fingerprint import fingerprint64
+from service.native_tables import NATIVE_TABLES
+
+
+def fingerprint(data: bytes, at: int, length: int, implementation: str) -> int:
+    """Returns the fingerprint of some bytes among others."""
+    if implementation == "native":
+        return int(NATIVE_TABLES.fingerprint64(np.frombuffer(data, np.uint8), at, length))
+    return fingerprint64(data[at : at + length])
 
 
 # What tf.fingerprint gives: one text for each path by length.
@@ -21,24 +29,23 @@ from service.lookup.fingerprint import fingerprint64
         (b"0123456789" * 20, 0x861A2CA290DC8395),
     ],
 )
-def test_known_values(text: bytes, expected: int) -> None:
-    assert int(fingerprint64(np.frombuffer(text, np.uint8), 0, len(text))) == expected
+def test_known_values(text: bytes, expected: int, implementation: str) -> None:
+    assert fingerprint(text, 0, len(text), implementation) == expected
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 16, 17, 32, 33, 64, 65, 128, 129, 300])
-def test_what_lies_around_a_string_does_not_matter(length: int) -> None:
+def test_what_lies_around_a_string_does_not_matter(length: int, implementation: str) -> None:
     text = np.random.default_rng(length).bytes(length)
-    alone = fingerprint64(np.frombuffer(text, np.uint8), 0, length)
+    alone = fingerprint(text, 0, length, implementation)
     for before, behind in ((b"\0" * 64, b"\0" * 64), (b"\xff", b"\xff" * 9)):
-        data = np.frombuffer(before + text + behind, np.uint8)
-        assert fingerprint64(data, len(before), length) == alone
+        assert fingerprint(before + text + behind, len(before), length, implementation) == alone
 
 
-def test_every_byte_counts() -> None:
+def test_every_byte_counts(implementation: str) -> None:
     text = bytearray(130)
-    found = {int(fingerprint64(np.frombuffer(bytes(text), np.uint8), 0, 130))}
+    found = {fingerprint(bytes(text), 0, 130, implementation)}
     for i in range(130):
         text[i] = 1
-        found.add(int(fingerprint64(np.frombuffer(bytes(text), np.uint8), 0, 130)))
+        found.add(fingerprint(bytes(text), 0, 130, implementation))
         text[i] = 0
     assert len(found) == 131

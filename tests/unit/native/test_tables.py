@@ -1,4 +1,4 @@
-"""The native kernels, indexes and guard against the compiled Python ones, bit for bit."""
+"""The native kernels and indexes against those in numpy and Python, bit for bit; and the native guard of maps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.lookup import fingerprint, kernels, key_index
+from service.files.crc32c import numpy_crc32c
+from service.lookup import dict_index, kernels, key_index, numpy_kernels
+from service.lookup.fingerprint import fingerprint64
 from tests.stored_tables import DTYPES, StoredTable, store, unaligned
 
 NATIVE = pytest.importorskip("service._native", reason="the native core is not built").tables
@@ -55,7 +57,7 @@ def assert_same(name: str, arguments: tuple[Any, ...], shape: tuple[int, ...], d
     found = getattr(NATIVE, name)(*arguments, ours)
     expected = getattr(module, name)(*arguments, theirs)
     assert found == expected
-    if module is not kernels or not kernels.MISSING < expected != kernels.OK:
+    if module is not numpy_kernels or not kernels.MISSING < expected != kernels.OK:
         np.testing.assert_array_equal(bits(ours), bits(theirs))
     return int(found)
 
@@ -75,7 +77,7 @@ def test_gather(dtype: str) -> None:
         rows, behind = int(rng.integers(0, 60)), int(rng.integers(0, 20))
         ids = drawn_ids(rng, len(table.numbers), rows + behind)
         shape = rows, table.numbers.shape[1] + int(rng.integers(0, 3))
-        assert_same("gather", (*table.place, ids, *drawn_policy(rng, table)), shape, np.float32, kernels)
+        assert_same("gather", (*table.place, ids, *drawn_policy(rng, table)), shape, np.float32, numpy_kernels)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -98,7 +100,7 @@ def test_combine(dtype: str, order: int) -> None:
             *(int(rng.choice([0, 0, 1, 3, 20])), bool(rng.random() < 0.7), *drawn_policy(rng, table)),
         )
         shape = len(splits) - 1, table.numbers.shape[1] + int(rng.integers(0, 3))
-        stopped += kernels.MISSING < assert_same("combine", arguments, shape, np.float32, kernels) != kernels.OK
+        stopped += kernels.MISSING < assert_same("combine", arguments, shape, np.float32, numpy_kernels) != kernels.OK
     assert 0 < stopped < CASES // 2
 
 
@@ -109,7 +111,9 @@ def test_sequence(dtype: str) -> None:
         table, splits = drawn_table(rng, dtype), drawn_splits(rng, 9)
         ids = drawn_ids(rng, len(table.numbers), int(splits[-1]) + int(rng.integers(0, 20)))
         shape = len(splits) - 1, int(rng.integers(1, 12)), table.numbers.shape[1]
-        assert_same("sequence", (*table.place, ids, splits, *drawn_policy(rng, table)), shape, np.float32, kernels)
+        assert_same(
+            "sequence", (*table.place, ids, splits, *drawn_policy(rng, table)), shape, np.float32, numpy_kernels
+        )
 
 
 def test_a_long_row() -> None:
@@ -119,7 +123,7 @@ def test_a_long_row() -> None:
     for order in ORDERS:
         options = (False, kernels.MEAN + order, False, 0, False, kernels.ERROR, 0)
         arguments = (*table.place, ids, np.array([0, 100_000]), np.empty(0, np.float32), *options)
-        assert_same("combine", arguments, (1, 33), np.float32, kernels)
+        assert_same("combine", arguments, (1, 33), np.float32, numpy_kernels)
 
 
 @pytest.mark.parametrize(
@@ -152,29 +156,44 @@ def test_arguments_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("length", [*range(70), 127, 128, 129, 191, 192, 193, 1000])
 def test_fingerprint64(length: int) -> None:
     data = np.random.default_rng(length).integers(0, 256, length + 9, np.uint8)
-    assert NATIVE.fingerprint64(data, 5, length) == int(fingerprint.fingerprint64(data, 5, length))
+    assert NATIVE.fingerprint64(data, 5, length) == fingerprint64(data[5 : 5 + length].tobytes())
 
 
-def indexed(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns starts and empty slots of a vocabulary; both find the same lines."""
+@pytest.mark.parametrize("length", [*range(20), 1023, 1024, 1025, 5000])
+def test_crc32c(length: int) -> None:
+    octets = np.random.default_rng(length).integers(0, 256, length + 1, np.uint8)[1:]
+    for before in (0, 1, 0xFFFFFFFF):
+        place = octets.ctypes.data, length, before
+        assert NATIVE.crc32c(*place) == numpy_crc32c(*place)
+
+
+def found_lines(data: np.ndarray) -> np.ndarray:
+    """Returns where lines start; both find the same."""
     count = NATIVE.count_lines(data)
-    assert count == key_index.count_lines(data)
+    assert count == dict_index.count_lines(data)
     starts, theirs = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
     NATIVE.find_lines(data, starts)
-    key_index.find_lines(data, theirs)
+    dict_index.find_lines(data, theirs)
     np.testing.assert_array_equal(starts, theirs)
     for line in range(count):
-        assert NATIVE.line_length(data, starts, line) == key_index.line_length(data, starts, line)
-    return starts, np.full(1 << (count * 3 // 2).bit_length(), key_index.EMPTY, np.int32)
+        assert NATIVE.line_length(data, starts, line) == dict_index.line_length(data, starts, line)
+    return starts
 
 
-def both_indexed(name: str, arguments: tuple[Any, ...], slots: np.ndarray) -> np.ndarray | None:
-    """Returns slots that both filled alike; None where both found a key twice."""
-    ours, theirs = slots.copy(), slots.copy()
+def both_indexed(name: str, arguments: tuple[Any, ...], size: int) -> tuple[np.ndarray, dict_index.Index] | None:
+    """Returns the native index and the other one; None where both found a key twice."""
+    ours, theirs = key_index.native_slots(size), key_index.new_dict(size)
     twice = getattr(NATIVE, name)(*arguments, ours)
-    assert twice == getattr(key_index, name)(*arguments, theirs)
+    assert twice == getattr(dict_index, name)(*arguments, theirs)
+    return (ours, theirs) if twice == key_index.OK else None
+
+
+def assert_same_rows(name: str, vocabulary: tuple[Any, ...], indexes: Any, sent: tuple[Any, ...], count: int) -> None:
+    """Finds keys by both indexes."""
+    ours, theirs = np.full(count, 7), np.full(count, 7)
+    found = getattr(NATIVE, name)(*vocabulary, indexes[0], *sent, ours)
+    assert found == getattr(dict_index, name)(*vocabulary, indexes[1], *sent, theirs)
     np.testing.assert_array_equal(ours, theirs)
-    return ours if twice == key_index.OK else None
 
 
 def drawn_oov(rng: np.random.Generator) -> tuple[int, int, int, int]:
@@ -191,17 +210,17 @@ def test_strings() -> None:
         known = list(dict.fromkeys(words[:30])) if rng.random() < 0.8 else words[:30]
         text = b"".join(word + [b"\n", b"\r\n"][rng.integers(0, 2)] for word in known)
         data = np.frombuffer(text[: len(text) - int(rng.integers(0, 2))], np.uint8)
-        starts, slots = indexed(data)
-        filled = both_indexed("index_strings", (data, starts), slots)
-        if filled is None:
+        starts = found_lines(data)
+        indexes = both_indexed("index_strings", (data, starts), len(starts) - 1)
+        if indexes is None:
             continue
         searched += 1
         sent = [words[i] for i in rng.integers(0, 60, rng.integers(0, 50))]
         splits = np.cumsum([0, *map(len, sent)], dtype=np.int64)
         keys = np.frombuffer(b"".join(sent), np.uint8)
         empty_id = int(rng.integers(-1, 3))
-        arguments = data, starts, filled, keys, splits, empty_id, *drawn_oov(rng)
-        assert_same("find_strings", arguments, (len(sent),), np.int64, key_index)
+        asked = keys, splits, empty_id, *drawn_oov(rng)
+        assert_same_rows("find_strings", (data, starts), indexes, asked, len(sent))
     assert searched > 100
 
 
@@ -214,18 +233,18 @@ def test_integers() -> None:
         if rng.random() < 0.3:
             lines[rng.integers(0, len(lines))] = str(rng.choice(["", "-", "+1", "1x", "00", str(2**63), str(-(2**63))]))
         data = np.frombuffer("\n".join(lines).encode(), np.uint8)
-        starts, slots = indexed(data)
-        parsed = assert_same("parse_integers", (data, starts), (len(starts) - 1,), np.int64, key_index)
+        starts = found_lines(data)
+        parsed = assert_same("parse_integers", (data, starts), (len(starts) - 1,), np.int64, dict_index)
         if parsed != key_index.OK:
             continue
         keys = np.empty(len(starts) - 1, np.int64)
-        key_index.parse_integers(data, starts, keys)
-        filled = both_indexed("index_integers", (keys,), slots)
-        if filled is None:
+        dict_index.parse_integers(data, starts, keys)
+        indexes = both_indexed("index_integers", (keys,), len(keys))
+        if indexes is None:
             continue
         searched += 1
         sent = unaligned(pool[rng.integers(0, 60, rng.integers(0, 50))], int(rng.integers(0, 8)))
-        assert_same("find_integers", (keys, filled, sent, *drawn_oov(rng)), sent.shape, np.int64, key_index)
+        assert_same_rows("find_integers", (keys,), indexes, (sent, *drawn_oov(rng)), sent.size)
     assert searched > 100
 
 

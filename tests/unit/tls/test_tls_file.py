@@ -72,11 +72,11 @@ def test_a_broken_file_stops_the_start_and_replaces_nothing(
     assert counter.lines() == []
 
     file = open_file(write(path, ssl_config(GOOD)), counter)
-    context, config = file.context(), file.config()
+    config = file.config()
     write(path, text)
     for _ in range(3):
         file.poll_once()
-    assert (file.context(), file.config()) == (context, config)
+    assert file.config() is config
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [vars(record)["reason"] for record in told] == [why.format(path=path)]
     key_lines = [line for line in GOOD.key.splitlines() if not line.startswith("-")]
@@ -86,7 +86,7 @@ def test_a_broken_file_stops_the_start_and_replaces_nothing(
     file.poll_once()
     write(path, ssl_config(OTHER))
     file.poll_once()
-    assert file.context() is not context
+    assert file.config() is not config
     assert file.config().server_cert == OTHER.cert
     assert 'embedding_server_tls_reloads_total{api="grpc",outcome="taken"} 1.0' in counter.lines()
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_gone_is_told_of_once_and_taken_when_it_is_back(
     path = write(tmp_path / "s.conf", ssl_config(GOOD))
     counter = TlsCounter()
     file = open_file(path, counter)
-    context = file.context()
+    config = file.config()
     for _ in range(2):
         path.unlink()
         file.poll_once()
@@ -105,7 +105,7 @@ def test_a_file_that_is_gone_is_told_of_once_and_taken_when_it_is_back(
         # The same text again is no change.
         write(path, ssl_config(GOOD))
         file.poll_once()
-    assert file.context() is context
+    assert file.config() is config
     reasons = [vars(record)["reason"] for record in caplog.records if record.levelno == logging.ERROR]
     assert reasons == [f"cannot read {path}: No such file or directory"] * 2
 
@@ -116,10 +116,10 @@ def test_verification_of_clients_is_neither_begun_nor_ended_by_a_change(
     for first, then in ((AUTHORITY, None), (None, AUTHORITY)):
         file = open_file(write(tmp_path / "s.conf", ssl_config(GOOD, first)), TlsCounter())
         assert file.context().verify_mode == (ssl.CERT_REQUIRED if first else ssl.CERT_NONE)
-        context = file.context()
+        config = file.config()
         write(tmp_path / "s.conf", ssl_config(OTHER, then))
         file.poll_once()
-        assert file.context() is context
+        assert file.config() is config
         reason = "client_verify can not change while the server runs; start it anew"
         assert vars(caplog.records[-1])["reason"] == reason
 

@@ -1,4 +1,4 @@
-"""The methods over real servers on the loopback interface, both transports."""
+"""The methods over real servers on the loopback interface."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from service.codecs.protos import message_class
 from service.core.engine import Engine
 from service.core.registry import Registry
 from service.transports.grpc.grpcio_server import GrpcServer
-from service.transports.grpc.h2.server import H2Server
-from tests.grpc_servers import TRANSPORTS, grpc_server
+from tests.grpc_servers import grpc_server
 from tests.unit.transports.conftest import NumpyModel
 from tests.unit.transports.test_grpc_methods import PREDICTION, outputs, predict_request
 
@@ -27,17 +26,14 @@ X = {"x": np.array([1, 2.5], np.float32)}
 MAX_MESSAGE_BYTES = 100_000
 
 
-Server = GrpcServer | H2Server
-
-
-@pytest.fixture(params=TRANSPORTS)
-def make_server(request: pytest.FixtureRequest) -> Callable[..., Server]:
+@pytest.fixture
+def make_server() -> Callable[..., GrpcServer]:
     """Builds servers that have not started."""
-    return partial(grpc_server, request.param, max_message_bytes=MAX_MESSAGE_BYTES)
+    return partial(grpc_server, max_message_bytes=MAX_MESSAGE_BYTES)
 
 
 @pytest.fixture
-def server(engine: Engine, make_server: Callable[..., Server]) -> Iterator[Server]:
+def server(engine: Engine, make_server: Callable[..., GrpcServer]) -> Iterator[GrpcServer]:
     """A server that is stopped at the end, if it was not before."""
     server = make_server(engine)
     yield server
@@ -45,7 +41,7 @@ def server(engine: Engine, make_server: Callable[..., Server]) -> Iterator[Serve
 
 
 @pytest.fixture
-def channel(server: Server) -> Iterator[grpc.Channel]:
+def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
     """A channel to the started server."""
     with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
         yield channel
@@ -133,7 +129,7 @@ def test_what_is_not_served_is_unimplemented(channel: grpc.Channel, path: str, t
 
 
 def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
-    predict: Predict, model: NumpyModel, server: Server, channel: grpc.Channel
+    predict: Predict, model: NumpyModel, server: GrpcServer, channel: grpc.Channel
 ) -> None:
     model.gate = threading.Event()
     request = predict_request(X).SerializeToString()
@@ -150,7 +146,7 @@ def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
 
 
 def test_stop_waits_for_what_runs_and_refuses_the_rest(
-    model: NumpyModel, server: Server, channel: grpc.Channel
+    model: NumpyModel, server: GrpcServer, channel: grpc.Channel
 ) -> None:
     model.gate = threading.Event()
     method = channel.unary_unary(f"{PREDICTION}/Predict")
@@ -167,7 +163,7 @@ def test_stop_waits_for_what_runs_and_refuses_the_rest(
 
 
 def test_an_address_in_use_is_an_error_that_names_it(
-    engine: Engine, server: Server, make_server: Callable[..., Server]
+    engine: Engine, server: GrpcServer, make_server: Callable[..., GrpcServer]
 ) -> None:
     port = server.start()
     other = make_server(engine, port=port)
@@ -177,7 +173,7 @@ def test_an_address_in_use_is_an_error_that_names_it(
 
 
 def test_a_unix_socket(
-    engine: Engine, make_server: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
+    engine: Engine, make_server: Callable[..., GrpcServer], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("s") / "grpc"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
@@ -191,22 +187,11 @@ def test_a_unix_socket(
     assert not path.exists()
 
 
-def test_a_unix_socket_that_answers_is_not_taken_over(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> None:
-    # grpcio takes it over.
-    path = tmp_path_factory.mktemp("s") / "grpc"
-    server, other = (grpc_server("h2", engine, socket_path=str(path)) for _ in range(2))
-    server.start()
-    with pytest.raises(OSError, match=f"gRPC can not listen on unix:{path}"):
-        other.start()
-    other.stop(0)
-    server.stop(0)
-
-
 SERVING, NOT_SERVING = 1, 2
 PREDICTION_NAME = PREDICTION.removeprefix("/")
 
 
-def test_health_follows_readiness(server: Server, channel: grpc.Channel, registry: Registry) -> None:
+def test_health_follows_readiness(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
 
     def check(service: str) -> int:
@@ -227,14 +212,16 @@ def test_health_follows_readiness(server: Server, channel: grpc.Channel, registr
     assert check("m") == NOT_SERVING, "it is not served any more"
 
 
-def test_a_draining_server_has_no_healthy_model(server: Server, channel: grpc.Channel, registry: Registry) -> None:
+def test_a_draining_server_has_no_healthy_model(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
     registry.drain()
     server.set_serving(False)
     stub = health_pb2_grpc.HealthStub(channel)
     assert stub.Check(health_pb2.HealthCheckRequest(service="m")).status == NOT_SERVING
 
 
-def test_watchers_hear_of_changes_and_hold_no_worker(server: Server, channel: grpc.Channel, predict: Predict) -> None:
+def test_watchers_hear_of_changes_and_hold_no_worker(
+    server: GrpcServer, channel: grpc.Channel, predict: Predict
+) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(4)]
     assert [next(watch).status for watch in watches] == [SERVING] * 4
@@ -295,7 +282,7 @@ def test_stock_stubs_work(channel: grpc.Channel) -> None:
     assert version.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE
 
 
-def test_a_watcher_does_not_hold_up_the_stop(server: Server, channel: grpc.Channel) -> None:
+def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == SERVING
     # Within a grace of an hour: the watch is ended, not waited for.
@@ -303,7 +290,7 @@ def test_a_watcher_does_not_hold_up_the_stop(server: Server, channel: grpc.Chann
     assert [response.status for response in watch] == [NOT_SERVING]
 
 
-def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: Server, channel: grpc.Channel) -> None:
+def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: GrpcServer, channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for round_number in range(30):
         watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(8)]

@@ -13,8 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from service.core.engine import Engine
 from service.transports.grpc.grpcio_server import GrpcServer
-from service.transports.grpc.h2.server import H2Server
-from tests.grpc_servers import TRANSPORTS, grpc_server
+from tests.grpc_servers import grpc_server
 from tests.unit.transports.test_grpc_methods import PREDICTION, predict_request
 from tests.unit.transports.test_grpc_servers import X
 
@@ -24,16 +23,16 @@ MALFORMED = b"\x0a\xff"
 NUM_WORKERS = 2
 
 
-@pytest.fixture(params=TRANSPORTS)
-def server(engine: Engine, request: pytest.FixtureRequest) -> Iterator[GrpcServer | H2Server]:
+@pytest.fixture
+def server(engine: Engine) -> Iterator[GrpcServer]:
     """A server of few workers."""
-    server = grpc_server(request.param, engine, max_workers=NUM_WORKERS)
+    server = grpc_server(engine, max_workers=NUM_WORKERS)
     yield server
     server.stop(0)
 
 
 @pytest.fixture
-def channel(server: GrpcServer | H2Server) -> Iterator[grpc.Channel]:
+def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
     """A channel to the started server."""
     with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
         yield channel

@@ -59,17 +59,6 @@ def test_what_was_given_back_can_be_taken_again_and_leaves_nothing_behind() -> N
     assert admission.held() == {}
 
 
-def test_what_clients_do_not_read_is_counted_even_over_the_limit() -> None:
-    admission = Admission(Limits(bytes=100))
-    admission.add_bytes("", 250)
-    assert admission.is_full
-    with pytest.raises(Overloaded):
-        admission.take_bytes("a", 1)
-    admission.give_back("", 0, 250)
-    assert not admission.is_full
-    admission.take_bytes("a", 1)
-
-
 def test_room_is_given_back_by_its_last_user() -> None:
     admission = Admission(Limits(bytes=100))
     room = Room(admission, "a")

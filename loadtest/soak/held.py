@@ -1,0 +1,43 @@
+"""What a server holds while it runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.live_server import held_by
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNow:
+    """What a server holds; see report.Sample for the fields."""
+
+    pss_mib: float
+    private_mib: float
+    anonymous_mib: float
+    descriptors: int
+    deleted_maps: int
+    threads: int
+    cpu_s: float
+
+
+def held_now(pid: int) -> HeldNow:
+    """Reads what a server holds; raises OSError where it is gone."""
+    held = held_by(pid)
+    # After the name in parentheses, which may hold spaces: 12th and 13th the user and system time, 18th the threads.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return HeldNow(
+        held.pss_mib,
+        held.private_mib,
+        _anonymous_mib(pid),
+        held.descriptors,
+        Path(f"/proc/{pid}/maps").read_text().count(" (deleted)\n"),
+        int(fields[17]),
+        (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+    )
+
+
+def _anonymous_mib(pid: int) -> float:
+    (line,) = [line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if "Anonymous:" in line]
+    return int(line.split()[1]) / 1024

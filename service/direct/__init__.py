@@ -1,1 +1,0 @@
-"""Lookups from request bytes to response bytes in two compiled calls; whatever is unusual takes the general path."""

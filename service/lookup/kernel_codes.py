@@ -1,0 +1,24 @@
+"""Numbers that kernels take and return: kinds of table, combiners, policies for bad ids, and where a kernel stopped."""
+
+from __future__ import annotations
+
+OK = -1
+TOO_MANY = -2
+# Below TOO_MANY - r of any row, for a request has fewer bytes than that.
+MISSING = -(1 << 40)
+
+SUM, MEAN, SQRTN = 0, 1, 2
+# The order of additions, added to the number of a combiner; see manifest.LookupFeature.summation.
+IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
+ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
+FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
+
+# As a manifest names them.
+POLICIES = {
+    "error": ERROR,
+    "drop": DROP,
+    "drop_negative": DROP_NEGATIVE,
+    "default_row": DEFAULT_ROW,
+    "clamp": CLAMP,
+    "wrap": WRAP,
+}
