@@ -52,6 +52,8 @@ class PythonServers:
             grpc_port = self._grpc.start()
         except OSError as error:
             http_socket.close()
+            # grpcio does not say why: an attempt to listen does, in the words that both data planes have.
+            listen(settings.host, settings.port, "--port or --host", "gRPC").close()
             raise StartError(f"{error} Choose another with --port.") from error
         http_port = http_socket.getsockname()[1]
         self._serving = asyncio.create_task(self._http.serve(sockets=[http_socket]))

@@ -217,7 +217,8 @@ def _array(tensor: _native.GraphTensor) -> Array:
         return np.array([*tensor.strings(), None], object)[:-1].reshape(tensor.shape)
     if 0 in tensor.shape:
         return np.empty(tensor.shape, dtype)
-    made: Array = np.frombuffer(memoryview(tensor), dtype).reshape(tensor.shape)
+    # A copy: what is fetched of a variable may be the variable's own memory, which the next run writes.
+    made: Array = np.frombuffer(memoryview(tensor), dtype).reshape(tensor.shape).copy()
     return made
 
 

@@ -252,7 +252,8 @@ SERVER: dict[str, Mistake] = {
     "a gRPC port in use": Mistake(
         "--model_base_path=models/toy --host=127.0.0.1 --rest_api_port=0 --port={port}",
         2,
-        "gRPC can not listen on 127.0.0.1:{port}: is it in use? Choose another with --port.",
+        "cannot listen on 127.0.0.1:{port} for gRPC: Address already in use (while attempting to bind on address "
+        "('127.0.0.1', {port})). Choose another with --port or --host.",
     ),
 }
 ALL = {("model_export", name): mistake for name, mistake in EXPORT.items()} | {

@@ -24,10 +24,10 @@ def test_the_protocol_is_the_one_for_traces_or_for_all(environ: dict[str, str], 
 
 def test_it_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "nothing")
-    assert start_tracing(Settings(), None) is None
+    assert start_tracing(Settings()) is None
 
 
 def test_a_protocol_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     with pytest.raises(TracingUnavailable, match="is 'http/json': expected grpc or http/protobuf"):
-        start_tracing(Settings(tracing="otlp"), None)
+        start_tracing(Settings(tracing="otlp"))

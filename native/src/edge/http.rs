@@ -219,7 +219,13 @@ impl Exchange {
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
-                return Response::new(Answer::whole(Bytes::new(), open));
+                // The client left, or what it sent is no body: then it may still read this, uvicorn's words for it.
+                let text = Bytes::from_static(b"Invalid HTTP request received.");
+                let mut refusal = Response::new(Answer::whole(text, open));
+                *refusal.status_mut() = StatusCode::BAD_REQUEST;
+                let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+                refusal.headers_mut().insert(CONTENT_TYPE, plain);
+                return refusal;
             }
         };
         let found = target(head.uri.path()).map(|found| Target { json_length: plain.json_length, ..found });

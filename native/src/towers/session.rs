@@ -21,7 +21,7 @@ pub struct GraphError {
 
 impl GraphError {
     fn not_found(what: &str, name: &str) -> Self {
-        GraphError { code: 5, message: format!("the graph has no {what} {name:?}") }
+        GraphError { code: 3, message: format!("the graph has no {what} {name:?}") }
     }
 }
 
