@@ -1,4 +1,4 @@
-"""What a server holds while it runs."""
+"""Reads the memory, descriptors and threads that a server process holds while it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.live_server import held_by
 
 @dataclass(frozen=True, slots=True)
 class HeldNow:
-    """What a server holds; see report.Sample for the fields."""
+    """Memory, descriptors and threads of a server process; see report.Sample for the fields."""
 
     pss_mib: float
     private_mib: float

@@ -324,7 +324,7 @@ impl Connection {
         Receiving(Arc::clone(self))
     }
 
-    /// What the connection's task is to do.
+    /// Returns the order that stands for the connection's task.
     #[must_use]
     #[inline]
     pub fn order(&self) -> Order {
@@ -410,7 +410,7 @@ impl Debt {
 pub struct Owed {
     /// The answer.
     pub data: Bytes,
-    /// What is given back.
+    /// Bytes to give back.
     pub debt: Debt,
 }
 

@@ -330,7 +330,7 @@ impl Drop for Registration {
 fn listen(listen: Listen) -> io::Result<Listener> {
     let socket = match listen {
         Listen::Path(path) => {
-            // What an earlier run left.
+            // An earlier run may have left its socket file.
             let _ = std::fs::remove_file(&path);
             return Ok(Listener::Unix(UnixListener::bind(&path)?, path));
         }
@@ -383,7 +383,7 @@ async fn accept_one(hub: &Arc<Hub>, wire: Wire, listener: &Listener) -> io::Resu
         }
         Listener::Unix(listener, _) => {
             let (stream, _) = listener.accept().await?;
-            // Who may open the socket file is said by the system, so it is plaintext, as it is in gRPC's own server.
+            // A Unix socket is plaintext, as in grpcio: the permissions of its file say which users may connect.
             hub.admit(wire, stream, "unix:".into(), None);
         }
     }

@@ -105,7 +105,7 @@ impl Cell {
 }
 
 struct Own {
-    // Of which Statistics; there are several in tests.
+    // Number of the Statistics object that the cells belong to: tests have several objects.
     of: usize,
     generation: u64,
     cells: Vec<(Subject, Arc<Cell>)>,
@@ -498,7 +498,7 @@ mod tests {
         assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
         let gone = statistics.retire("m", 2);
         assert_eq!((gone.len(), gone[0].counts[2]), (1, 3));
-        // What is left is summed into one cell, since its threads are gone.
+        // Adds the cells of ended threads up in one cell.
         assert_eq!(lock(&statistics.cells).len(), 1);
         count(&statistics, &one, Duration::from_millis(1));
         let left = statistics.snapshot().subjects;

@@ -190,6 +190,9 @@ fn is_above_0(weight: f32) -> bool {
 }
 
 /// Divides the sum in D float32 as the combiner says; a divisor of 0 gives zeros.
+///
+/// # Safety
+/// `to` is the address of `dim` float32 that may be read and written, at any alignment.
 #[inline(always)]
 unsafe fn divide(to: *mut u8, dim: usize, totals: Totals, how: &Combining) {
     let total = totals.weights;
@@ -213,6 +216,10 @@ unsafe fn divide(to: *mut u8, dim: usize, totals: Totals, how: &Combining) {
     }
 }
 
+/// Changes each of D float32.
+///
+/// # Safety
+/// As of [`divide`].
 #[inline(always)]
 unsafe fn each(to: *mut u8, dim: usize, change: impl Fn(f32) -> f32) {
     for d in 0..dim {

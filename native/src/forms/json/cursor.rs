@@ -160,7 +160,7 @@ impl<'a> Cursor<'a> {
             if digit > 9 {
                 break;
             }
-            // What is too long for it is read once more below.
+            // Longer numbers are read again below.
             number = number.wrapping_mul(10).wrapping_add(i64::from(digit));
             self.at += 1;
         }

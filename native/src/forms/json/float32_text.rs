@@ -37,9 +37,9 @@ struct Scale {
     step: u64,
     /// A power of ten. All x have as many digits as it has, or one fewer.
     threshold: u32,
-    /// What makes nine digits of an x below the threshold.
+    /// Factor that gives nine digits to an x below the threshold.
     if_below: u8,
-    /// What makes nine digits of the others.
+    /// Factor that gives nine digits to an x from the threshold on.
     if_above: u8,
     /// The exponent of the first digit, for an x that reaches the threshold.
     exponent: i8,
@@ -249,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// What zmij writes.
+    /// Returns the text that zmij writes.
     fn plain(number: f32, out: &mut Vec<u8>) {
         if number.is_finite() {
             out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());

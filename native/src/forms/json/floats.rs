@@ -6,7 +6,7 @@
 use super::float32_text;
 use crate::plan::DataType;
 
-/// What is written for numbers that plain JSON does not have.
+/// Text for NaN and infinite numbers, which plain JSON does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
     /// `NaN`, `Infinity` and `-Infinity`, as TensorFlow Serving writes them.

@@ -108,7 +108,7 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         }
         (DataType::Float64, leaves) => Data::Bytes(floats(leaves)?.into_iter().flat_map(f64::to_le_bytes).collect()),
         (DataType::String, Leaves::None) => Data::Strings(Strings::default()),
-        // What 16 bits hold is rounded by numpy only.
+        // Only numpy, in the reference, rounds numbers to 16 bits.
         (DataType::Float16 | DataType::Bfloat16 | DataType::String, _) => return Err(Declined::Unusual),
         (_, Leaves::None) => Data::Bytes(Vec::new()),
         _ => return Err(Declined::Unfit),
