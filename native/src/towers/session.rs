@@ -20,8 +20,9 @@ pub struct GraphError {
 }
 
 impl GraphError {
-    fn not_found(what: &str, name: &str) -> Self {
-        GraphError { code: 3, message: format!("the graph has no {what} {name:?}") }
+    /// Returns INVALID_ARGUMENT, as Python's session answers a call that the graph does not fit.
+    fn invalid(message: impl Into<String>) -> Self {
+        GraphError { code: 3, message: message.into() }
     }
 }
 
@@ -106,7 +107,7 @@ impl Session {
         let status = StatusGuard::new(api);
         // SAFETY: it asks nothing.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
-            return Err(GraphError::not_found("memory for", "a graph"));
+            return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         // From here on dropping it frees the graph.
@@ -184,12 +185,12 @@ impl Session {
         let count = unsafe { (self.api.num_outputs)(operation.as_ptr()) };
         match index.parse::<c_int>() {
             Ok(index) if (0..count).contains(&index) => Ok(Output { operation: operation.as_ptr(), index }),
-            _ => Err(GraphError::not_found("tensor", name)),
+            _ => Err(GraphError::invalid(format!("the graph has no tensor {name:?}"))),
         }
     }
 
     fn operation(&self, name: &str) -> Result<NonNull<Operation>, GraphError> {
-        let missing = || GraphError::not_found("operation", name);
+        let missing = || GraphError::invalid(format!("the graph has no operation {name:?}"));
         let text = CString::new(name).map_err(|_| missing())?;
         // SAFETY: the graph lives as long as the session.
         let found = unsafe { (self.api.operation_by_name)(self.graph.as_ptr(), text.as_ptr()) };
@@ -202,11 +203,11 @@ impl Session {
     /// The graph refuses the tensors, or fails; or the call is another session's.
     pub fn run(&self, call: &Call, feeds: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
         let (api, Some(session)) = (self.api, self.raw.filter(|_| call.session == self.number)) else {
-            return Err(GraphError::not_found("call", "of another session"));
+            return Err(GraphError::invalid("the call belongs to another session"));
         };
         if feeds.len() != call.feeds.len() {
             let message = format!("{} tensors are fed, and {} are wanted", feeds.len(), call.feeds.len());
-            return Err(GraphError { code: 3, message });
+            return Err(GraphError::invalid(message));
         }
         let given: Vec<_> = feeds.iter().map(Tensor::raw).collect();
         let mut found = vec![std::ptr::null_mut(); call.fetches.len()];
@@ -234,7 +235,7 @@ impl Session {
         let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::own(api, raw) }).collect();
         status.result()?;
         let found: Option<Vec<_>> = found.into_iter().collect();
-        found.ok_or_else(|| GraphError::not_found("tensor", "that was fetched"))
+        found.ok_or_else(|| GraphError { code: 13, message: "TensorFlow left a fetched tensor out".into() })
     }
 }
 

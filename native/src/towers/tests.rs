@@ -97,8 +97,8 @@ fn failures_are_told_in_tensorflows_words() {
     assert_eq!(code, 3);
     assert!(message.contains("float"), "{message}");
     assert_eq!(session.run(&call, &[]).unwrap_err().code, 3);
-    assert_eq!(session.call(&["x:1"], &[], &[]).unwrap_err().code, 5);
-    assert_eq!(session.call(&[], &["z:0"], &[]).unwrap_err().code, 5);
+    assert_eq!(session.call(&["x:1"], &[], &[]).unwrap_err().code, 3);
+    assert_eq!(session.call(&[], &["z:0"], &[]).unwrap_err().code, 3);
     assert!(Session::open(api, b"no graph", &[], &[]).is_err());
     let other = Session::open(api, &doubling(1), &[], &[]).unwrap();
     assert!(other.run(&call, &[floats(api, &[1.0])]).is_err());
