@@ -20,6 +20,9 @@ from service.tls.wires import Wires
 
 logger = logging.getLogger(__name__)
 
+# Requests that can wait for a shared run: each keeps a thread for large work.
+_SHARED_RUN_THREADS = 16
+
 # By wire, its listeners: a bound socket, or the path of a Unix socket.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
 
@@ -101,7 +104,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
     cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
     return {
         "threads": settings.num_threads,
-        "large_threads": settings.num_threads,
+        "large_threads": settings.num_threads + (_SHARED_RUN_THREADS if settings.tower_batch_rows else 0),
         "as_content": settings.enable_serialization_as_tensor_content,
         "max_table_rows": max_table_rows,
         "strict_json": settings.rest_api_strict_json,

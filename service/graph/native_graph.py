@@ -29,12 +29,16 @@ class NativeGraph:
 
 
 def native_tower(
-    tower: TowerBackend, name: str, plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None]
+    tower: TowerBackend,
+    name: str,
+    plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None],
+    batch_rows: int,
 ) -> NativeGraph | None:
     """Returns the graph of a cut signature; None where only Python can run it.
 
     Args:
       plan_of: the lookup that gives a source's float32 rows; None where no single lookup does.
+      batch_rows: rows up to which requests that are there at the same time share a run; 0: each runs by itself.
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
     if cut.id_tensors or cut.carried:
@@ -58,7 +62,9 @@ def native_tower(
         for tensor, value in cut.fed.items()
     ]
     fed = frozenset(n for n, tensor in cut.spec.inputs.items() if tensor.tensor_name in cut.inputs)
-    return _graph(tower.session_number, cut.spec, cut.outputs, fed, tuple(plans.values()), rows, cut.effects)
+    return _graph(
+        tower.session_number, cut.spec, cut.outputs, fed, tuple(plans.values()), rows, cut.effects, batch_rows
+    )
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | None:
@@ -66,7 +72,7 @@ def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> Native
     if backend.has_sparse_inputs(spec.name) or any(spec.ragged_names):
         return None
     outputs = {name: tensor.tensor_name for name, tensor in spec.outputs.items()}
-    return _graph(backend.session_number, spec, outputs, frozenset(spec.inputs), (), [], ())
+    return _graph(backend.session_number, spec, outputs, frozenset(spec.inputs), (), [], (), 0)
 
 
 def _graph(
@@ -77,6 +83,7 @@ def _graph(
     features: tuple[FeaturePlan, ...],
     rows: list[dict[str, Any]],
     targets: tuple[str, ...],
+    batch_rows: int,
 ) -> NativeGraph | None:
     inputs = [
         {"tensor": tensor.tensor_name, "input": number}
@@ -93,6 +100,7 @@ def _graph(
         "inputs": inputs,
         "outputs": [outputs[name] for name in spec.outputs],
         "targets": list(targets),
+        "batch_rows": batch_rows,
     }
     return NativeGraph(features, document)
 

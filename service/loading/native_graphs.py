@@ -17,11 +17,13 @@ def native_graphs(servable: Servable) -> dict[str, NativeGraph]:
     """
     found: dict[str, NativeGraph] = {}
     for name, backend in servable.backends.items():
+        batch_rows = 0
         if isinstance(backend, TowerBatcher):
+            batch_rows = backend.max_rows
             backend = backend.backend
         graph = None
         if isinstance(backend, TowerBackend):
-            graph = native_tower(backend, name, native_plan)
+            graph = native_tower(backend, name, native_plan, batch_rows)
         elif isinstance(backend, SavedModelBackend):
             graph = native_savedmodel(backend, servable.signatures[name])
         if graph is not None:

@@ -41,6 +41,9 @@ class TowerBatcher(Batcher):
 
     A request that finds no run in progress runs at once in its own thread. One with more rows than a batch holds runs
     by itself. Closing ends the thread that runs what waited.
+
+    Attributes:
+      max_rows: the most that a batch holds.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class TowerBatcher(Batcher):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._own_scheduler = Scheduler(1, thread_pool_name="tower", clock=clock)
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         super().__init__(
             backend,
             signatures,
@@ -66,7 +69,7 @@ class TowerBatcher(Batcher):
         self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...], deadline_s: float | None = None
     ) -> dict[str, Array]:
         """Runs as a Batcher does."""
-        if num_rows(self._signatures[signature_name], inputs) > self._max_rows:
+        if num_rows(self._signatures[signature_name], inputs) > self.max_rows:
             return self._backend.run(signature_name, inputs, outputs)
         return super().run(signature_name, inputs, outputs, deadline_s)
 

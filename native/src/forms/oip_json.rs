@@ -50,6 +50,7 @@ pub fn answer(
     let request = Request::read(json, binary, header_length.is_some())?;
     let (servable, number) = find(call, model, version, &request.signature)?;
     let signature = &servable.signatures()[number];
+    signature.admit(call.effort)?;
     let wanted = output_numbers(signature, request.outputs.iter().map(|output| &output.name))?;
     let forms = Forms::of(&request, &wanted);
     let named = request.inputs.into_iter().map(|input| (input.name, input.tensor));

@@ -38,6 +38,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     let request = Request::read(message)?;
     let (servable, number) = find(call, request.model, version(request.version)?, request.signature)?;
     let signature = &servable.signatures()[number];
+    signature.admit(call.effort)?;
     let inputs = by_number(signature, request.tensors()?.into_iter())?;
     let wanted = output_numbers(signature, request.outputs.iter())?;
     let started = Instant::now();

@@ -34,6 +34,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     let servable = call.routes.find(spec.model, spec.version).ok_or(Declined::Unknown)?;
     let number = servable.signature(spec.signature, "").ok_or(Declined::Unknown)?;
     let signature = servable.signatures().get(number).ok_or(Declined::Unknown)?;
+    signature.admit(call.effort)?;
     let (inputs, wanted) = read(message, signature)?;
 
     let started = Instant::now();

@@ -21,7 +21,9 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     let body = read_predict(body)?;
     let servable = call.routes.find(model, version).ok_or(Declined::Unknown)?;
     let number = servable.signature(&body.signature_name, "").ok_or(Declined::Unknown)?;
-    let inputs = inputs_of(&servable.signatures()[number], body.payload, body.is_by_row)?;
+    let signature = &servable.signatures()[number];
+    signature.admit(call.effort)?;
+    let inputs = inputs_of(signature, body.payload, body.is_by_row)?;
     let layout = if body.is_by_row { Layout::Rows } else { Layout::Columns };
     outputs::answer(call, servable, number, inputs, layout)
 }

@@ -9,6 +9,8 @@ use super::description::{
 use super::graph::{Graph, OpenGraph};
 use super::inputs::DataType;
 use super::names::Names;
+use super::work::Effort;
+use crate::declined::Declined;
 use crate::tables::table::{Combiner, Combining, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
@@ -134,6 +136,15 @@ pub struct Signature {
 }
 
 impl Signature {
+    /// Says whether a thread that may do so much may answer it. Forms ask before they read the inputs.
+    ///
+    /// # Errors
+    /// [`Declined::TooLarge`]: it runs a graph.
+    #[inline]
+    pub fn admit(&self, effort: Effort) -> Result<(), Declined> {
+        if self.graph.is_some() && effort == Effort::Small { Err(Declined::TooLarge) } else { Ok(()) }
+    }
+
     /// Returns the number of the input of this name.
     #[must_use]
     #[inline]

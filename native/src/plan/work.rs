@@ -128,9 +128,7 @@ impl<'s, 'r> Work<'s, 'r> {
         max_response_bytes: usize,
     ) -> Result<Self, Declined> {
         let plan = &servable.signatures()[signature];
-        if plan.graph.is_some() && effort == Effort::Small {
-            return Err(Declined::TooLarge);
-        }
+        plan.admit(effort)?;
         check_names(plan, &inputs)?;
         let (inputs, strangers) = judge_tensors(servable, plan, inputs)?;
         let rows = count_rows(plan, &inputs)?;

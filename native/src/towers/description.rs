@@ -16,6 +16,8 @@ pub struct GraphDescription {
     pub outputs: Vec<String>,
     /// Operations that run besides, because they may refuse a request.
     pub targets: Vec<String>,
+    /// Rows up to which requests that are there at the same time share a run; 0: each runs by itself.
+    pub batch_rows: usize,
 }
 
 /// A tensor that is fed vectors of features, side by side.

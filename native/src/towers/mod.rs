@@ -5,6 +5,7 @@ mod description;
 #[cfg(feature = "python")]
 pub mod python;
 pub mod session;
+mod shared_runs;
 pub mod tensor;
 #[cfg(test)]
 mod tests;

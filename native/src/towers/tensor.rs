@@ -44,9 +44,19 @@ impl Block {
     /// Allocates a copy of these bytes.
     #[must_use]
     pub fn copy_of(bytes: &[u8]) -> Self {
-        let block = Block::new(bytes.len());
-        // SAFETY: both have bytes.len() bytes, and the new ones overlap nothing.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.start.as_ptr(), bytes.len()) };
+        Block::joined(&[bytes])
+    }
+
+    /// Allocates a copy of these bytes, end to end.
+    #[must_use]
+    pub fn joined(parts: &[&[u8]]) -> Self {
+        let block = Block::new(parts.iter().map(|part| part.len()).sum());
+        let mut end = 0;
+        for part in parts {
+            // SAFETY: the parts together have as many bytes as the block, which overlaps none of them.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), block.start.as_ptr().add(end), part.len()) };
+            end += part.len();
+        }
         block
     }
 

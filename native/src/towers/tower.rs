@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
 use super::description::{FedRows, GraphDescription};
 use super::session::{Call, Session};
+use super::shared_runs::SharedRuns;
 use super::tensor::{Block, Tensor};
 use crate::declined::Declined;
 use crate::plan::{self, Data, DataType, Dims, Features, Inputs, RanData, RanOutput, Servable, Signature};
@@ -22,6 +24,14 @@ pub struct Tower {
     session: Arc<Session>,
     description: GraphDescription,
     calls: RwLock<HashMap<Wanted, Arc<Call>>>,
+    shared: Option<SharedRuns<Request, Result<Vec<RanOutput>, Declined>>>,
+}
+
+/// The tensors that one request feeds to a run, each of `rows` rows.
+struct Request {
+    call: Arc<Call>,
+    feeds: Vec<Tensor>,
+    rows: usize,
 }
 
 impl fmt::Debug for Tower {
@@ -38,7 +48,8 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let description = GraphDescription::deserialize_from(description)?;
     let number = description.session;
     let session = Session::of_number(number).ok_or_else(|| format!("session {number} is not open"))?;
-    let tower = Tower { session, description, calls: RwLock::default() };
+    let shared = (description.batch_rows > 0).then(|| SharedRuns::new(description.batch_rows));
+    let tower = Tower { session, description, calls: RwLock::default(), shared };
     // Names that the graph lacks are found now.
     let all = (0..tower.description.outputs.len()).collect();
     tower.call(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
@@ -90,6 +101,81 @@ impl Tower {
     }
 }
 
+impl Tower {
+    fn run_alone(&self, call: &Call, feeds: &[Tensor]) -> Result<Vec<RanOutput>, Declined> {
+        let found = self.session.run(call, feeds).map_err(|_| Declined::Graph)?;
+        found.into_iter().map(ran_output).collect::<Option<_>>().ok_or(Declined::NotNative)
+    }
+
+    /// Runs requests of the same call as one, and returns the outputs of each.
+    fn run_together(&self, requests: &[Request]) -> Vec<Result<Vec<RanOutput>, Declined>> {
+        if let [only] = requests {
+            return vec![self.run_alone(&only.call, &only.feeds)];
+        }
+        let parts = self.joined(requests).and_then(|(call, feeds)| {
+            let found = self.session.run(call, &feeds).map_err(|_| Declined::Graph)?;
+            split(found, requests)
+        });
+        // A request that the graph refuses fails all of them; the reference then runs each.
+        parts.map_or_else(
+            |declined| requests.iter().map(|_| Err(declined)).collect(),
+            |all| all.into_iter().map(Ok).collect(),
+        )
+    }
+
+    fn joined<'a>(&self, requests: &'a [Request]) -> Result<(&'a Call, Vec<Tensor>), Declined> {
+        let first = requests.first().ok_or(Declined::Graph)?;
+        let rows: usize = requests.iter().map(|request| request.rows).sum();
+        let join = |number: usize, like: &Tensor| {
+            let parts: Vec<&[u8]> = requests.iter().filter_map(|r| r.feeds.get(number)).map(Tensor::bytes).collect();
+            let dims: Dims = [rows].into_iter().chain(like.dims().into_iter().skip(1)).collect();
+            Tensor::new(self.session.api(), like.dtype(), &signed(&dims)?, Block::joined(&parts)).ok_or(Declined::Unfit)
+        };
+        let feeds = first.feeds.iter().enumerate().map(|(number, like)| join(number, like));
+        Ok((&first.call, feeds.collect::<Result<_, _>>()?))
+    }
+}
+
+/// Returns each request's rows of the outputs of their common run.
+fn split(found: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<RanOutput>>, Declined> {
+    let rows: usize = requests.iter().map(|request| request.rows).sum();
+    let mut all: Vec<Vec<RanOutput>> = requests.iter().map(|_| Vec::with_capacity(found.len())).collect();
+    for tensor in found {
+        let RanOutput { dtype, dims, data } = ran_output(tensor).ok_or(Declined::NotNative)?;
+        let (Some((&found_rows, row_dims)), RanData::Numbers(numbers)) = (dims.split_first(), data) else {
+            return Err(Declined::Graph);
+        };
+        if found_rows != rows {
+            return Err(Declined::Graph);
+        }
+        let numbers: Arc<Numbers> = Arc::from(numbers);
+        let row_bytes = product(row_dims)? * dtype.size();
+        let mut begin = 0;
+        for (request, outputs) in requests.iter().zip(&mut all) {
+            let end = begin + request.rows * row_bytes;
+            let part = Part { whole: Arc::clone(&numbers), range: begin..end };
+            let dims = [request.rows].into_iter().chain(row_dims.iter().copied()).collect();
+            outputs.push(RanOutput { dtype, dims, data: RanData::Numbers(Box::new(part)) });
+            begin = end;
+        }
+    }
+    Ok(all)
+}
+
+type Numbers = dyn AsRef<[u8]> + Send + Sync;
+
+/// One request's rows of an output.
+struct Part {
+    whole: Arc<Numbers>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        (*self.whole).as_ref().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
 impl plan::Graph for Tower {
     fn run(
         &self,
@@ -114,11 +200,35 @@ impl plan::Graph for Tower {
             let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::Unfit)?;
             feeds.push(self.fed_input(plan.dtype, tensor)?);
         }
-        let found = self.session.run(&call, &feeds).map_err(|_| Declined::Graph)?;
-        let mut outputs: HashMap<usize, Tensor> = sorted.iter().copied().zip(found).collect();
-        let ran = wanted.iter().map(|number| outputs.remove(number).and_then(ran_output));
+        let found = match (&self.shared, rows_of(&feeds)) {
+            (Some(shared), Some(rows)) if rows <= self.description.batch_rows => {
+                let request = Request { call, feeds, rows };
+                shared.run(request, rows, fits, |requests| self.run_together(requests)).ok_or(Declined::Graph)?
+            }
+            _ => self.run_alone(&call, &feeds),
+        }?;
+        let mut outputs: HashMap<usize, RanOutput> = sorted.iter().copied().zip(found).collect();
+        let ran = wanted.iter().map(|number| outputs.remove(number));
         ran.collect::<Option<_>>().ok_or(Declined::NotNative)
     }
+}
+
+/// Returns how many rows all tensors have; None where they differ, or a tensor can not be joined to others.
+fn rows_of(feeds: &[Tensor]) -> Option<usize> {
+    let mut rows = None;
+    for tensor in feeds {
+        let own = *tensor.dims().first()?;
+        if *rows.get_or_insert(own) != own || tensor.dtype() == DataType::String as u32 {
+            return None;
+        }
+    }
+    rows
+}
+
+/// Says whether two requests ask for the same outputs, and feed rows of the same shapes.
+fn fits(one: &Request, other: &Request) -> bool {
+    let is_like = |(a, b): (&Tensor, &Tensor)| a.dtype() == b.dtype() && a.dims().get(1..) == b.dims().get(1..);
+    Arc::ptr_eq(&one.call, &other.call) && one.feeds.iter().zip(&other.feeds).all(is_like)
 }
 
 /// Reads the rows of a fed tensor into new memory; returns it with the tensor's shape.
