@@ -32,7 +32,7 @@ class Reflection:
 
     def __init__(self, services: Sequence[str], pool: Any) -> None:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grpc-reflection")
-        self._servicer = reflection.ReflectionServicer(services, pool=pool)
+        self._servicer = reflection.ReflectionServicer(services, pool=_PoolWithMethods(pool))
         self._lock = threading.Lock()
         self._open: set[grpc.ServicerContext] = set()
 
@@ -67,6 +67,27 @@ class Reflection:
     def _forget(self, context: grpc.ServicerContext) -> None:
         with self._lock:
             self._open.discard(context)
+
+
+class _PoolWithMethods:
+    """A descriptor pool that also finds the file of a method, which ghz asks for and protobuf's pool does not know."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        """Returns the file of a message, field, service, or method; raises KeyError where there is none."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            found = self._pool.FindServiceByName(service)
+            if method not in found.methods_by_name:
+                raise
+            return found.file
 
 
 def _read(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:

@@ -98,3 +98,16 @@ def test_a_probe_that_can_not_be_read_is_refused_without_a_traceback(
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caplog.records == []
     assert health_pb2.HealthCheckResponse.FromString(call(b"", timeout=20)).status == 1
+
+
+def test_the_file_of_a_method_is_found_by_the_name_of_the_method(channel: grpc.Channel) -> None:
+    def found(symbol: str) -> Any:
+        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+        (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=20)
+        return answer
+
+    of_method = found("tensorflow.serving.PredictionService.Predict")
+    assert list(of_method.file_descriptor_response.file_descriptor_proto)
+    assert of_method.file_descriptor_response == found("tensorflow.serving.PredictionService").file_descriptor_response
+    for symbol in ("tensorflow.serving.PredictionService.Nothing", "tensorflow.serving.Nothing.Predict", "nothing"):
+        assert found(symbol).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
