@@ -124,7 +124,9 @@ def _is_predict_expressible(spec: SignatureSpec, graph: NativeGraph) -> bool:
     if any(tensor.dtype not in _DTYPES for tensor in (*spec.inputs.values(), *spec.outputs.values())):
         return False
     return all(
-        _is_feature_expressible(spec, feature) and _has_json_name(spec, feature.feature) for feature in graph.features
+        feature.feature.ids in graph.computed
+        or (_is_feature_expressible(spec, feature) and _has_json_name(spec, feature.feature))
+        for feature in graph.features
     )
 
 
@@ -230,7 +232,8 @@ class _Writer:
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
         """Returns one predict signature."""
-        inputs = {name: number for number, name in enumerate(spec.inputs)}
+        # Ids that the graph works out are numbered behind the inputs.
+        inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {
             "name": spec.name,
             "kind": "predict",
@@ -242,6 +245,7 @@ class _Writer:
             ],
             "row_bytes": spec.row_bytes,
             "max_rows": None,
+            "num_computed": len(graph.computed),
             "graph": dict(graph.document),
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from service.core.types import SignatureSpec
 from service.graph.savedmodel import SavedModelBackend
-from service.graph.table_rows import RowSource
+from service.graph.table_rows import ComputedRows, RowSource
 from service.graph.tower import TowerBackend
 from service.lookup.plan import FeaturePlan
 
@@ -22,10 +22,12 @@ class NativeGraph:
 
     features: what is looked up, by number.
     document: as native/src/towers/description.rs reads it.
+    computed: tensors of ids that the graph works out; features name them as their ids inputs.
     """
 
     features: tuple[FeaturePlan, ...]
     document: Mapping[str, Any]
+    computed: tuple[str, ...] = ()
 
 
 def native_tower(
@@ -41,15 +43,14 @@ def native_tower(
       batch_rows: rows up to which requests that are there at the same time share a run; 0: each runs by itself.
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
-    if cut.id_tensors or cut.carried:
-        return None
     plans: dict[str, FeaturePlan] = {}
     for tensor, source in cut.sources.items():
         plan = plan_of(cut.spec, source)
-        if plan is None or not _reads_integers(cut.spec, plan):
+        is_computed = isinstance(source, ComputedRows)
+        if plan is None or not (is_computed or _reads_integers(cut.spec, plan)):
             return None
         plans[tensor] = plan
-    if any(tensor in names for names in sparse.values() for tensor in cut.inputs):
+    if any(tensor in names for names in sparse.values() for tensor in cut.inputs | cut.id_inputs):
         return None
     numbers = {tensor: number for number, tensor in enumerate(plans)}
     widths = {tensor: _width(source) for tensor, source in cut.sources.items()}
@@ -61,48 +62,57 @@ def native_tower(
         }
         for tensor, value in cut.fed.items()
     ]
-    fed = frozenset(n for n, tensor in cut.spec.inputs.items() if tensor.tensor_name in cut.inputs)
-    return _graph(
-        tower.session_number, cut.spec, cut.outputs, fed, tuple(plans.values()), rows, cut.effects, batch_rows
-    )
+    computing = None
+    if cut.id_tensors:
+        computing = {
+            "inputs": _fed_inputs(cut.spec, cut.id_inputs),
+            "ids": list(cut.id_tensors),
+            "carried": list(cut.carried),
+        }
+    document = {
+        "session": tower.session_number,
+        "computing": computing,
+        "rows": rows,
+        "inputs": _fed_inputs(cut.spec, cut.inputs),
+        "outputs": [cut.outputs[name] for name in cut.spec.outputs],
+        "targets": list(cut.effects),
+        "batch_rows": batch_rows,
+    }
+    fed = cut.inputs | cut.id_inputs
+    return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors), fed)
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | None:
     """Returns the graph of a signature that runs whole; None where only Python can run it."""
     if backend.has_sparse_inputs(spec.name) or any(spec.ragged_names):
         return None
-    outputs = {name: tensor.tensor_name for name, tensor in spec.outputs.items()}
-    return _graph(backend.session_number, spec, outputs, frozenset(spec.inputs), (), [], (), 0)
-
-
-def _graph(
-    session: int | None,
-    spec: SignatureSpec,
-    outputs: Mapping[str, str],
-    fed: frozenset[str],
-    features: tuple[FeaturePlan, ...],
-    rows: list[dict[str, Any]],
-    targets: tuple[str, ...],
-    batch_rows: int,
-) -> NativeGraph | None:
-    inputs = [
-        {"tensor": tensor.tensor_name, "input": number}
-        for number, (name, tensor) in enumerate(spec.inputs.items())
-        if name in fed
-    ]
-    has_defaults = any(spec.inputs[name].is_optional for name in fed)
-    is_named = all(one["tensor"] for one in inputs) and all(outputs.values())
-    if session is None or has_defaults or not is_named or not outputs:
-        return None
+    fed = frozenset(tensor.tensor_name for tensor in spec.inputs.values())
     document = {
-        "session": session,
-        "rows": rows,
-        "inputs": inputs,
-        "outputs": [outputs[name] for name in spec.outputs],
-        "targets": list(targets),
-        "batch_rows": batch_rows,
+        "session": backend.session_number,
+        "computing": None,
+        "rows": [],
+        "inputs": _fed_inputs(spec, fed),
+        "outputs": [tensor.tensor_name for tensor in spec.outputs.values()],
+        "targets": [],
+        "batch_rows": 0,
     }
-    return NativeGraph(features, document)
+    return _graph(spec, NativeGraph((), document), fed)
+
+
+def _fed_inputs(spec: SignatureSpec, fed: frozenset[str]) -> list[dict[str, Any]]:
+    return [
+        {"tensor": tensor.tensor_name, "input": number}
+        for number, tensor in enumerate(spec.inputs.values())
+        if tensor.tensor_name in fed
+    ]
+
+
+def _graph(spec: SignatureSpec, graph: NativeGraph, fed: frozenset[str]) -> NativeGraph | None:
+    """Returns the graph; None where the core can not feed or fetch all of it."""
+    outputs = graph.document["outputs"]
+    has_defaults = any(tensor.is_optional for tensor in spec.inputs.values() if tensor.tensor_name in fed)
+    is_named = "" not in fed and all(outputs)
+    return None if graph.document["session"] is None or has_defaults or not is_named or not outputs else graph
 
 
 def _reads_integers(spec: SignatureSpec, plan: FeaturePlan) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from service.core.manifest import LookupFeature, Manifest, SignatureEntry
 from service.core.types import Array, SignatureSpec, Tensors, Vocabulary
-from service.graph.table_rows import Claim, FeatureRows, InputRows, RowSource
+from service.graph.table_rows import Claim, ComputedRows, FeatureRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.lookup.backend import OpenedLookups
@@ -134,8 +134,10 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
         assert isinstance(lookup, FeatureLookup)  # as _claims makes them
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
-    if not isinstance(source, InputRows) or table.info.dtype != "float32":
+    if table.info.dtype != "float32":
         return None
+    if isinstance(source, ComputedRows):
+        return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
     # Of ids of no rank, or of an unknown one, there is no number of rows.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

@@ -38,7 +38,7 @@ class FeaturePlan:
     """One feature of a signature, its table at hand. Concurrency: any thread.
 
     position: among the features of its signature, for the counts.
-    dtype: float32, or what its table is stored as. ids_rank: of its ids input.
+    dtype: float32, or what its table is stored as. ids_rank: of its ids input; None: any but 0.
     has_checked_splits: core.validation knows its row splits.
     """
 
@@ -48,7 +48,7 @@ class FeaturePlan:
     runner: RowRunner = in_one_piece
     position: int = 0
     dtype: str = "float32"
-    ids_rank: int = 1
+    ids_rank: int | None = 1
     has_checked_splits: bool = False
 
     @property

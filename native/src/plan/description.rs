@@ -90,6 +90,9 @@ pub struct SignatureDescription {
     pub row_bytes: usize,
     /// Most rows of a request; None: no limit of its own.
     pub max_rows: Option<usize>,
+    /// How many tensors of ids the graph of a predict works out itself, before its rows are looked up.
+    #[serde(default)]
+    pub num_computed: usize,
     /// Number of the graph session that runs the rest of a predict (see `towers`); None: a lookup.
     pub graph: Option<serde_json::Value>,
 }
@@ -124,7 +127,7 @@ pub struct InputDescription {
 pub struct FeatureDescription {
     /// Name under which JSON takes its ids: `RaggedNames.feature`, or the ids input's name of a dense feature.
     pub name: String,
-    /// Number of the input with its ids.
+    /// Number of the input with its ids; ids that the graph works out itself are numbered behind the inputs.
     pub ids: usize,
     /// Number of the input with its row splits; None: one id per row.
     pub row_splits: Option<usize>,
@@ -150,8 +153,8 @@ pub struct FeatureDescription {
     pub truncates: bool,
     /// L, the rows of a sequence; 0: it is no sequence.
     pub length: usize,
-    /// Rank of the ids input: 1, or 2 for ids of shape `[B, K]`.
-    pub ids_rank: usize,
+    /// Rank of the ids input: 1, or 2 for ids of shape `[B, K]`; None: any but 0.
+    pub ids_rank: Option<usize>,
     /// Rows of ids that the core leaves to the reference when they hold no id: "none", "last" or "all".
     pub needs_ids: String,
 }

@@ -64,8 +64,8 @@ pub enum NeedsIds {
 pub enum Reading {
     /// One row of the table for each id; ids of the given rank.
     Gather {
-        /// 1, or 2 for ids of shape `[B, K]`.
-        ids_rank: usize,
+        /// 1, or 2 for ids of shape `[B, K]`; None: any but 0.
+        ids_rank: Option<usize>,
     },
     /// One vector for each row of ids.
     Combine(Combining),
@@ -127,6 +127,8 @@ pub struct Signature {
     pub row_bytes: usize,
     /// Most rows of a request.
     pub max_rows: Option<usize>,
+    /// Tensors of ids that the graph works out; features number them behind the inputs.
+    pub num_computed: usize,
     /// The graph of a predict.
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
@@ -361,7 +363,11 @@ fn signature(
     num_vocabularies: usize,
     open_graph: &OpenGraph<'_>,
 ) -> Result<Signature, String> {
-    let SignatureDescription { name, kind, inputs, features, outputs, row_bytes, max_rows, graph } = description;
+    let SignatureDescription { name, kind, inputs, features, outputs, row_bytes, max_rows, num_computed, graph } =
+        description;
+    if kind == SignatureKind::Lookup && num_computed > 0 {
+        return Err(format!("signature {name:?} is a lookup and has no graph that works out ids"));
+    }
     let parts: Vec<usize> = features.iter().flat_map(|f| f.row_splits.into_iter().chain(f.weights)).collect();
     let ids: Vec<usize> = features.iter().map(|f| f.ids).collect();
     let num_inputs = inputs.len();
@@ -396,7 +402,7 @@ fn signature(
             })
         })
         .collect::<Result<Vec<_>, String>>()?;
-    let features = features.into_iter().map(|f| feature(f, num_inputs, tables)).collect::<Result<Vec<_>, _>>()?;
+    let features = features.into_iter().map(|f| feature(f, num_inputs, num_computed, tables)).collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs.into_iter().map(|one| output(one, kind, &features)).collect::<Result<Vec<_>, _>>()?;
     let graph = match (kind, graph) {
         (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph)?),
@@ -417,6 +423,7 @@ fn signature(
         outputs,
         row_bytes,
         max_rows,
+        num_computed,
         graph,
         input_names,
         output_names,
@@ -438,9 +445,16 @@ fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan])
     Ok(OutputPlan { name: one.name, dtype: one.dtype, parts: one.parts, is_flat: one.is_flat })
 }
 
-fn feature(one: FeatureDescription, num_inputs: usize, tables: &[TableDescription]) -> Result<FeaturePlan, String> {
-    let numbers = [Some(one.ids), one.row_splits, one.weights];
-    if numbers.into_iter().flatten().any(|number| number >= num_inputs) {
+fn feature(
+    one: FeatureDescription,
+    num_inputs: usize,
+    num_computed: usize,
+    tables: &[TableDescription],
+) -> Result<FeaturePlan, String> {
+    let parts = [one.row_splits, one.weights];
+    // The row splits and the weights of a feature are inputs, and so are the ids that belong to them.
+    let num_ids = if one.row_splits.is_some() { num_inputs } else { num_inputs.saturating_add(num_computed) };
+    if one.ids >= num_ids || parts.into_iter().flatten().any(|number| number >= num_inputs) {
         return Err(format!("feature {:?} has no such input", one.name));
     }
     let Some(table) = tables.get(one.table) else {

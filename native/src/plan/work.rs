@@ -271,16 +271,24 @@ pub struct Features<'s, 'r> {
 }
 
 impl<'s, 'r> Features<'s, 'r> {
-    /// Takes the features of inputs that [`Work::prepare`] has judged.
+    /// Takes the features of inputs that [`Work::prepare`] has judged, and of ids that the graph has worked out.
     ///
     /// # Errors
-    /// The reference treats some of their rows apart.
-    pub fn new(servable: &'s Servable, plan: &'s Signature, inputs: &Inputs<'r>) -> Result<Self, Declined> {
+    /// The reference treats some of their rows apart, or the graph gave other tensors than the signature says.
+    pub fn new(
+        servable: &'s Servable,
+        plan: &'s Signature,
+        inputs: &Inputs<'r>,
+        computed: Vec<Tensor<'r>>,
+    ) -> Result<Self, Declined> {
+        if computed.len() != plan.num_computed {
+            return Err(Declined::NotNative);
+        }
         let of_features = inputs.iter().enumerate().map(|(number, tensor)| {
             let is_read = plan.features.iter().any(|feature| uses(feature, number));
             tensor.as_ref().filter(|_| is_read).cloned()
         });
-        let sent = sent_features(plan, of_features.collect())?;
+        let sent = sent_features(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
         Ok(Features { servable, plan, sent })
     }
 
@@ -573,7 +581,7 @@ fn vector_dims(servable: &Servable, feature: &FeaturePlan, sent: &Sent<'_>, is_f
         Reading::Combine(_) => [rows, dim].into_iter().collect(),
         Reading::Sequence { length } => [rows, length, dim].into_iter().collect(),
         Reading::Gather { ids_rank } => {
-            if sent.sizes.len() != ids_rank || ids_rank == 0 {
+            if sent.sizes.is_empty() || ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
                 return Err(Declined::Unfit);
             }
             sent.sizes.iter().copied().chain([dim]).collect()

@@ -8,6 +8,8 @@ use serde::Deserialize;
 pub struct GraphDescription {
     /// Number of the open session.
     pub session: u64,
+    /// What is run before the lookups, where the graph works out ids itself.
+    pub computing: Option<ComputingDescription>,
     /// Tensors that are fed rows of tables.
     pub rows: Vec<FedRows>,
     /// Tensors that are fed inputs of the request as they are.
@@ -18,6 +20,18 @@ pub struct GraphDescription {
     pub targets: Vec<String>,
     /// Rows up to which requests that are there at the same time share a run; 0: each runs by itself.
     pub batch_rows: usize,
+}
+
+/// The part of a graph that works out ids.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ComputingDescription {
+    /// Tensors that it is fed.
+    pub inputs: Vec<FedInput>,
+    /// The tensors of ids, as the signature numbers them behind its inputs.
+    pub ids: Vec<String>,
+    /// Further tensors of this run, which the last run is fed.
+    pub carried: Vec<String>,
 }
 
 /// A tensor that is fed vectors of features, side by side.

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
-use super::description::{FedRows, GraphDescription};
+use super::description::{FedInput, FedRows, GraphDescription};
 use super::session::{Call, Session};
 use super::shared_runs::SharedRuns;
 use super::tensor::{Block, Tensor};
@@ -23,6 +23,8 @@ type Wanted = SmallVec<[usize; 8]>;
 pub struct Tower {
     session: Arc<Session>,
     description: GraphDescription,
+    /// Works out ids, where the graph does so.
+    computing: Option<Call>,
     calls: RwLock<HashMap<Wanted, Arc<Call>>>,
     shared: Option<SharedRuns<Request, Result<Vec<RanOutput>, Declined>>>,
 }
@@ -48,8 +50,14 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let description = GraphDescription::deserialize_from(description)?;
     let number = description.session;
     let session = Session::of_number(number).ok_or_else(|| format!("session {number} is not open"))?;
+    let computing = description.computing.as_ref().map(|part| {
+        let feeds: Vec<_> = part.inputs.iter().map(|fed| fed.tensor.as_str()).collect();
+        let fetches: Vec<_> = part.ids.iter().chain(&part.carried).map(String::as_str).collect();
+        session.call(&feeds, &fetches, &[])
+    });
+    let computing = computing.transpose().map_err(|error| error.to_string())?;
     let shared = (description.batch_rows > 0).then(|| SharedRuns::new(description.batch_rows));
-    let tower = Tower { session, description, calls: RwLock::default(), shared };
+    let tower = Tower { session, description, computing, calls: RwLock::default(), shared };
     // Names that the graph lacks are found now.
     let all = (0..tower.description.outputs.len()).collect();
     tower.call(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
@@ -69,9 +77,10 @@ impl Tower {
         if let Some(call) = known {
             return Ok(call);
         }
-        let GraphDescription { rows, inputs, outputs, targets, .. } = &self.description;
+        let GraphDescription { computing, rows, inputs, outputs, targets, .. } = &self.description;
         let rows = rows.iter().map(|fed| fed.tensor.as_str());
-        let feeds: Vec<_> = rows.chain(inputs.iter().map(|fed| fed.tensor.as_str())).collect();
+        let carried = computing.iter().flat_map(|part| &part.carried).map(String::as_str);
+        let feeds: Vec<_> = rows.chain(carried).chain(inputs.iter().map(|fed| fed.tensor.as_str())).collect();
         let fetches = wanted.iter().map(|&output| outputs.get(output).map(String::as_str));
         let fetches: Vec<_> = fetches.collect::<Option<_>>().ok_or(Declined::NotNative)?;
         let targets: Vec<_> = targets.iter().map(String::as_str).collect();
@@ -81,6 +90,45 @@ impl Tower {
             return Err(Declined::NotNative);
         }
         Ok(Arc::clone(calls.entry(wanted.clone()).or_insert_with(|| Arc::new(call))))
+    }
+
+    /// Returns the ids that the graph works out, and what else of this run the last one is fed.
+    fn compute(
+        &self,
+        signature: &Signature,
+        inputs: &Inputs<'_>,
+    ) -> Result<(Vec<plan::Tensor<'static>>, Vec<Tensor>), Declined> {
+        let (Some(call), Some(part)) = (&self.computing, &self.description.computing) else {
+            return Ok((Vec::new(), Vec::new()));
+        };
+        let mut feeds = Vec::with_capacity(part.inputs.len());
+        self.feed_inputs(&mut feeds, &part.inputs, signature, inputs)?;
+        let mut found = self.session.run(call, &feeds).map_err(|_| Declined::Graph)?;
+        let carried = found.split_off(part.ids.len().min(found.len()));
+        let computed = found.iter().map(|tensor| {
+            let dtype = DataType::of_number(u64::from(tensor.dtype())).ok_or(Declined::NotNative)?;
+            if !matches!(dtype, DataType::Int64 | DataType::Int32) {
+                return Err(Declined::NotNative);
+            }
+            let dims = tensor.dims().into_iter().collect();
+            Ok(plan::Tensor { dtype, dims, data: Data::Bytes(tensor.bytes().to_vec()) })
+        });
+        Ok((computed.collect::<Result<_, _>>()?, carried))
+    }
+
+    fn feed_inputs(
+        &self,
+        feeds: &mut Vec<Tensor>,
+        fed: &[FedInput],
+        signature: &Signature,
+        inputs: &Inputs<'_>,
+    ) -> Result<(), Declined> {
+        for fed in fed {
+            let plan = signature.inputs.get(fed.input).ok_or(Declined::NotNative)?;
+            let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::Unfit)?;
+            feeds.push(self.fed_input(plan.dtype, tensor)?);
+        }
+        Ok(())
     }
 
     fn fed_rows(&self, features: &Features<'_, '_>, fed: &FedRows) -> Result<Tensor, Declined> {
@@ -188,18 +236,16 @@ impl plan::Graph for Tower {
         let mut sorted: Wanted = wanted.iter().copied().collect();
         sorted.sort_unstable();
         let call = self.call(&sorted)?;
-        let mut feeds = Vec::with_capacity(self.description.rows.len() + self.description.inputs.len());
+        let (computed, carried) = self.compute(signature, inputs)?;
+        let mut feeds = Vec::with_capacity(self.description.rows.len() + self.description.inputs.len() + carried.len());
         if !self.description.rows.is_empty() {
-            let features = Features::new(servable, signature, inputs)?;
+            let features = Features::new(servable, signature, inputs, computed)?;
             for fed in &self.description.rows {
                 feeds.push(self.fed_rows(&features, fed)?);
             }
         }
-        for fed in &self.description.inputs {
-            let plan = signature.inputs.get(fed.input).ok_or(Declined::NotNative)?;
-            let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::Unfit)?;
-            feeds.push(self.fed_input(plan.dtype, tensor)?);
-        }
+        feeds.extend(carried);
+        self.feed_inputs(&mut feeds, &self.description.inputs, signature, inputs)?;
         let found = match (&self.shared, rows_of(&feeds)) {
             (Some(shared), Some(rows)) if rows <= self.description.batch_rows => {
                 let request = Request { call, feeds, rows };
