@@ -8,8 +8,7 @@
 # without it nothing changes.
 
 FROM python:3.11-slim-bookworm AS base
-ENV PATH=/opt/venv/bin:$PATH \
-    PYTHONUNBUFFERED=1
+ENV PATH=/opt/venv/bin:$PATH
 # The numeric ids are part of the interface: volumes are written by and readable to 10001. /models exists with that
 # owner so that a new named volume mounted there takes it over.
 RUN groupadd --gid 10001 embedding \
@@ -49,7 +48,8 @@ COPY --from=requirements /requirements/serve.txt /requirements/
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
     python -m venv --without-pip /opt/venv \
-    && pip --python /opt/venv/bin/python install -c /requirements/requirements.lock -r /requirements/serve.txt
+    && pip --python /opt/venv/bin/python install -c /requirements/requirements.lock -r /requirements/serve.txt \
+    && rm -rf /opt/venv/lib/python3.11/site-packages/numpy/tests /opt/venv/lib/python3.11/site-packages/numpy/*/tests
 
 
 FROM dependencies-serve AS dependencies-full
@@ -78,19 +78,31 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 COPY --from=native /native/_native.abi3.so /opt/app/lib/python3.11/site-packages/service/
 
 
-FROM base AS runtime
-# What is served unless a flag or a variable says otherwise. HOME: TensorFlow's dependencies write there.
-ENV EMB_HOST=0.0.0.0 \
-    EMB_MODEL_BASE_PATH=/models/movielens \
-    EMB_MODEL_NAME=movielens \
-    HOME=/tmp
 # Whoever gets in finds no package manager and no shell. The last step that runs anything, for it needs the shell itself.
-RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/lib/python3/dist-packages/pip* /usr/local/bin/pip* /usr/bin/pip* \
-        /usr/local/lib/python3.11/ensurepip \
-        /usr/bin/apt* /usr/lib/apt /etc/apt /var/lib/apt /var/cache/apt /usr/bin/dpkg* /usr/sbin/dpkg* /usr/bin/perl* \
+FROM base AS stripped
+RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/lib/python3/dist-packages/* /usr/local/bin/pip* /usr/bin/pip* \
+        /usr/local/lib/python3.11/ensurepip /usr/lib/python3.11/ensurepip /usr/share/python-wheels \
+        /usr/local/lib/python3.11/test /usr/local/lib/python3.11/idlelib /usr/local/lib/python3.11/pydoc_data \
+        /usr/lib/python3.11/idlelib /usr/lib/python3.11/pydoc_data \
+        /usr/bin/apt* /usr/lib/apt /etc/apt /var/lib/apt /var/cache/apt /usr/bin/dpkg* /usr/sbin/dpkg* \
+        /usr/lib/*/libapt-* /var/cache/debconf /usr/share/doc /usr/share/man /usr/share/locale \
+        /usr/bin/perl* /usr/share/perl* /usr/lib/*/perl /usr/lib/*/perl-base /usr/lib/*/libperl.so* /usr/lib/*/gconv \
         /usr/bin/curl /usr/bin/wget /bin/su /usr/bin/su /usr/bin/passwd /usr/bin/newgrp /usr/bin/chsh /usr/bin/chfn \
         /usr/bin/gpasswd /usr/bin/mount /usr/bin/umount /bin/mount /bin/umount \
     && rm -f /bin/bash /usr/bin/bash /bin/rbash /usr/bin/rbash /bin/dash /usr/bin/dash /bin/sh /usr/bin/sh
+
+
+# From scratch: files that a layer removes still count in the size of an image, and files that were never there do not.
+FROM scratch AS runtime
+COPY --from=stripped / /
+# What is served unless a flag or a variable says otherwise. HOME: TensorFlow's dependencies write there.
+ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
+    LANG=C.UTF-8 \
+    PYTHONUNBUFFERED=1 \
+    EMB_HOST=0.0.0.0 \
+    EMB_MODEL_BASE_PATH=/models/movielens \
+    EMB_MODEL_NAME=movielens \
+    HOME=/tmp
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 8500 8501
