@@ -1,9 +1,12 @@
 //! Compiles signatures against their tables, judges inputs, sizes answers and reads rows.
 
 mod description;
+mod features;
 mod graph;
 mod inputs;
+mod judging;
 mod names;
+mod numbers;
 mod routes;
 mod servable;
 #[cfg(test)]
@@ -14,8 +17,9 @@ pub use description::{
     Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
     TableDescription, VocabularyDescription,
 };
+pub use features::Features;
 pub use graph::{Graph, OpenGraph, RanData, RanOutput};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use routes::{ModelRoutes, Routes};
 pub use servable::{Counts, FeaturePlan, InputPlan, Keep, NeedsIds, OutputPlan, Reading, Role, Servable, Signature};
-pub use work::{Effort, Features, OutputShape, Work};
+pub use work::{Effort, OutputShape, Work};

@@ -402,7 +402,8 @@ fn signature(
             })
         })
         .collect::<Result<Vec<_>, String>>()?;
-    let features = features.into_iter().map(|f| feature(f, num_inputs, num_computed, tables)).collect::<Result<Vec<_>, _>>()?;
+    let features =
+        features.into_iter().map(|f| feature(f, num_inputs, num_computed, tables)).collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs.into_iter().map(|one| output(one, kind, &features)).collect::<Result<Vec<_>, _>>()?;
     let graph = match (kind, graph) {
         (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph)?),

@@ -1,0 +1,65 @@
+//! Reads the numbers of tensors, where they lie in the request if that is possible.
+
+use std::borrow::Cow;
+
+use super::inputs::{Data, DataType, Tensor};
+use crate::tables::table::Ints;
+
+/// Little-endian int64 or float32 numbers, as they lie in the request or as a form decoded them.
+pub(super) enum Octets<'r> {
+    Borrowed(&'r [u8]),
+    Owned(Vec<u8>),
+    Ints(Vec<i64>),
+}
+
+impl std::ops::Deref for Octets<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Octets::Borrowed(bytes) => bytes,
+            Octets::Owned(bytes) => bytes,
+            Octets::Ints(numbers) => Ints::of(numbers).as_bytes(),
+        }
+    }
+}
+
+/// Returns the numbers of an int64 or int32 tensor.
+pub(super) fn integers<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [i64]> {
+    match &tensor.data {
+        Data::Ints(numbers) => Cow::Borrowed(numbers),
+        Data::Raw(bytes) => Cow::Owned(widened(bytes, tensor.dtype)),
+        Data::Bytes(bytes) => Cow::Owned(widened(bytes, tensor.dtype)),
+        Data::Floats(_) | Data::Strings(_) => Cow::Borrowed(&[]),
+    }
+}
+
+fn widened(bytes: &[u8], dtype: DataType) -> Vec<i64> {
+    if dtype == DataType::Int32 {
+        let numbers = bytes.as_chunks::<4>().0.iter();
+        numbers.map(|number| i64::from(i32::from_le_bytes(*number))).collect()
+    } else {
+        bytes.as_chunks::<8>().0.iter().map(|number| i64::from_le_bytes(*number)).collect()
+    }
+}
+
+pub(super) fn int64_bytes<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [u8]> {
+    match (&tensor.data, tensor.dtype) {
+        (Data::Raw(bytes), DataType::Int64) => Cow::Borrowed(bytes),
+        (Data::Ints(numbers), _) => Cow::Borrowed(Ints::of(numbers).as_bytes()),
+        _ => Cow::Owned(Ints::of(&integers(tensor)).as_bytes().to_vec()),
+    }
+}
+
+/// Returns little-endian int64 of an integer tensor, and float32 of weights, without a copy where that is possible.
+pub(super) fn octets_of(tensor: Tensor<'_>) -> Octets<'_> {
+    match (tensor.data, tensor.dtype) {
+        (Data::Raw(bytes), DataType::Int32) => Octets::Ints(widened(bytes, DataType::Int32)),
+        (Data::Bytes(bytes), DataType::Int32) => Octets::Ints(widened(&bytes, DataType::Int32)),
+        (Data::Raw(bytes), _) => Octets::Borrowed(bytes),
+        (Data::Bytes(bytes), _) => Octets::Owned(bytes),
+        (Data::Ints(numbers), _) => Octets::Ints(numbers),
+        (Data::Floats(numbers), _) => Octets::Owned(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
+        (Data::Strings(_), _) => Octets::Borrowed(&[]),
+    }
+}
