@@ -3,7 +3,6 @@
 //! The reference is `service/codecs/oip_json.py`. This form answers bodies of its plain kind: no key that the reference
 //! does not read holds a list or an object, no number is `NaN` or `Infinity`, and 16-bit floats are binary.
 
-mod cursor;
 mod request;
 
 use std::sync::Arc;
@@ -194,8 +193,8 @@ mod tests {
 
     use super::super::oip_binary::version;
     use super::super::oip_fixture::{self, Elements, Lookup, Sent, call, lookups, mutated, routes, tensors};
-    use super::cursor::Cursor;
     use super::*;
+    use crate::forms::json::cursor::Cursor;
 
     /// How a tensor travels.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -398,7 +397,7 @@ mod tests {
         #[test]
         fn floats_are_those_of_the_standard_library(number: f64, text in "-?(0|[1-9][0-9]{0,25})(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?") {
             for text in [text, format!("{number:?}")] {
-                let sent = Cursor::of(text.as_bytes()).float();
+                let sent = Cursor::new(text.as_bytes()).and_then(|mut cursor| cursor.float());
                 let wanted = text.parse::<f64>().unwrap();
                 let is_whole = text.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit());
                 let wanted = if is_whole && wanted == 0.0 { 0.0 } else { wanted };

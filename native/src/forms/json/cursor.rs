@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 use super::base64;
 use super::nested::Nested;
 use crate::declined::Declined;
@@ -15,8 +17,13 @@ pub type Read<T> = Result<T, Declined>;
 
 /// A whole number of this many digits fits an i64.
 const SAFE_DIGITS: usize = 18;
+/// Keys of an object are compared with each other, so their number is limited.
+const MAX_KEYS: usize = 32;
+/// Nested lists of more levels are left to the reference.
+const MAX_LEVELS: usize = 16;
 
-/// A place in a body.
+/// A place in a body. White space behind a token is passed with it.
+#[derive(Clone)]
 pub struct Cursor<'a> {
     text: &'a str,
     at: usize,
@@ -153,26 +160,12 @@ impl<'a> Cursor<'a> {
         let begin = self.at;
         let is_negative = self.peek() == b'-';
         self.at += usize::from(is_negative);
-        let first = self.at;
-        let mut number = 0_i64;
-        loop {
-            let digit = self.peek().wrapping_sub(b'0');
-            if digit > 9 {
-                break;
-            }
-            // Longer numbers are read again below.
-            number = number.wrapping_mul(10).wrapping_add(i64::from(digit));
-            self.at += 1;
-        }
-        let length = self.at - first;
-        let has_zero_in_front = length > 1 && self.text.as_bytes()[first] == b'0';
-        if length == 0 || has_zero_in_front {
-            return Err(Declined::Unusual);
-        }
+        let (first, mut number) = self.whole_part()?;
         if matches!(self.peek(), b'.' | b'e' | b'E') {
-            return self.float(begin, nested, depth);
+            let number = self.rest_of_float(begin)?;
+            return nested.float(depth, number);
         }
-        if length > SAFE_DIGITS {
+        if self.at - first > SAFE_DIGITS {
             // Beyond 64 bits it is a float for the reference.
             number = self.text[begin..self.at].parse().map_err(|_| Declined::Unusual)?;
         } else if is_negative {
@@ -182,8 +175,8 @@ impl<'a> Cursor<'a> {
         nested.int(depth, number)
     }
 
-    /// Reads what follows the whole part of a number that began at `begin`.
-    fn float(&mut self, begin: usize, nested: &mut Nested<'a>, depth: usize) -> Read<()> {
+    /// Reads what follows the whole part of a number that began at `begin`, and rounds the number once.
+    fn rest_of_float(&mut self, begin: usize) -> Read<f64> {
         if self.peek() == b'.' {
             self.at += 1;
             self.digits()?;
@@ -200,7 +193,62 @@ impl<'a> Cursor<'a> {
             return Err(Declined::Unusual);
         }
         self.skip_space();
-        nested.float(depth, number)
+        Ok(number)
+    }
+
+    /// Reads a number as a float64, rounded once.
+    ///
+    /// # Errors
+    /// There is none, or it is beyond float64.
+    pub fn float(&mut self) -> Read<f64> {
+        let begin = self.at;
+        self.at += usize::from(self.peek() == b'-');
+        let first = self.at;
+        self.digits()?;
+        if self.at - first > 1 && self.text.as_bytes()[first] == b'0' {
+            return Err(Declined::Unusual);
+        }
+        let is_whole = !matches!(self.peek(), b'.' | b'e' | b'E');
+        let number = self.rest_of_float(begin)?;
+        // The integer -0 is 0.
+        Ok(if is_whole { number + 0.0 } else { number })
+    }
+
+    /// Reads a whole number.
+    ///
+    /// # Errors
+    /// There is none, or N does not hold it.
+    #[inline]
+    pub fn whole<N: TryFrom<i128>>(&mut self) -> Read<N> {
+        let is_negative = self.peek() == b'-';
+        self.at += usize::from(is_negative);
+        let (first, number) = self.whole_part()?;
+        let number = if self.at - first > SAFE_DIGITS {
+            self.text[first..self.at].parse().map_err(|_| Declined::Unusual)?
+        } else {
+            i128::from(number)
+        };
+        self.skip_space();
+        N::try_from(if is_negative { -number } else { number }).map_err(|_| Declined::Unusual)
+    }
+
+    /// Passes the digits of a whole number; returns where they begin, and the number if it has at most
+    /// `SAFE_DIGITS` of them.
+    #[inline]
+    fn whole_part(&mut self) -> Read<(usize, i64)> {
+        let first = self.at;
+        let mut number = 0_i64;
+        loop {
+            let digit = self.peek().wrapping_sub(b'0');
+            if digit > 9 {
+                break;
+            }
+            number = number.wrapping_mul(10).wrapping_add(i64::from(digit));
+            self.at += 1;
+        }
+        let length = self.at - first;
+        let has_zero_in_front = length > 1 && self.text.as_bytes()[first] == b'0';
+        if length == 0 || has_zero_in_front { Err(Declined::Unusual) } else { Ok((first, number)) }
     }
 
     /// Passes a word.
@@ -211,6 +259,41 @@ impl<'a> Cursor<'a> {
         self.at += word.len();
         self.skip_space();
         Ok(())
+    }
+
+    /// Reads true or false.
+    ///
+    /// # Errors
+    /// Neither stands there.
+    pub fn boolean(&mut self) -> Read<bool> {
+        let is_true = self.peek() == b't';
+        self.word(if is_true { "true" } else { "false" })?;
+        Ok(is_true)
+    }
+
+    /// Passes `null`, if it stands here.
+    ///
+    /// # Errors
+    /// Another word with an n stands here.
+    pub fn is_null(&mut self) -> Read<bool> {
+        let is_null = self.peek() == b'n';
+        if is_null {
+            self.word("null")?;
+        }
+        Ok(is_null)
+    }
+
+    /// Reads a value, or null.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<Option<T>> {
+        if self.is_null()? { Ok(None) } else { read(self).map(Some) }
+    }
+
+    /// Returns how many bytes are left.
+    pub fn num_left(&self) -> usize {
+        self.text.len() - self.at
     }
 
     /// Reads one element of a tensor, which stands in so many lists.
@@ -229,13 +312,9 @@ impl<'a> Cursor<'a> {
                 nested.string(depth, bytes)
             }
             b'{' => self.base64(nested, depth),
-            b't' => {
-                self.word("true")?;
-                nested.bool(depth, true)
-            }
-            b'f' => {
-                self.word("false")?;
-                nested.bool(depth, false)
+            b't' | b'f' => {
+                let value = self.boolean()?;
+                nested.bool(depth, value)
             }
             _ => Err(Declined::Unusual),
         }
@@ -276,5 +355,127 @@ impl<'a> Cursor<'a> {
         let is_there = self.take(b'{') && self.string().is_ok_and(|key| key == "b64");
         self.at = begin;
         is_there
+    }
+
+    /// Reads a list whose lists of each level are equally long, and calls `leaf` where an element begins.
+    ///
+    /// # Errors
+    /// The lists are uneven or too many, or as `leaf`.
+    #[inline]
+    pub fn even_list(&mut self, mut leaf: impl FnMut(&mut Self) -> Read<()>) -> Read<()> {
+        self.expect(b'[')?;
+        // Of each level: how long its lists are, once one has ended. Of the open lists: how many elements they have.
+        let mut lengths: SmallVec<[Option<usize>; MAX_LEVELS]> = SmallVec::from_elem(None, 1);
+        let mut counts: SmallVec<[usize; MAX_LEVELS]> = SmallVec::new();
+        let mut count = 0;
+        let mut has_leaf = false;
+        let mut may_end = true;
+        loop {
+            if self.take(b'[') {
+                counts.push(count + 1);
+                count = 0;
+                if counts.len() == lengths.len() {
+                    if has_leaf || lengths.len() == MAX_LEVELS {
+                        return Err(Declined::Unusual);
+                    }
+                    lengths.push(None);
+                }
+                may_end = true;
+                continue;
+            }
+            if !(may_end && self.is_at(b']')) {
+                if counts.len() + 1 != lengths.len() {
+                    return Err(Declined::Unusual);
+                }
+                has_leaf = true;
+                leaf(self)?;
+                count += 1;
+            }
+            while !self.has_next(b']')? {
+                if *lengths[counts.len()].get_or_insert(count) != count {
+                    return Err(Declined::Unusual);
+                }
+                let Some(outer) = counts.pop() else { return Ok(()) };
+                count = outer;
+            }
+            may_end = false;
+        }
+    }
+
+    /// Reads an object without a key that comes twice, and calls `each` where a value begins.
+    ///
+    /// # Errors
+    /// There is none, or it has too many keys, or as `each`.
+    pub fn object(&mut self, mut each: impl FnMut(&mut Self, &str) -> Read<()>) -> Read<()> {
+        self.expect(b'{')?;
+        if self.take(b'}') {
+            return Ok(());
+        }
+        let mut keys: SmallVec<[Cow<'a, str>; 8]> = SmallVec::new();
+        loop {
+            let key = self.key()?;
+            if keys.len() == MAX_KEYS || keys.contains(&key) {
+                return Err(Declined::Unusual);
+            }
+            each(self, &key)?;
+            keys.push(key);
+            if !self.has_next(b'}')? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads a list, and calls `each` where an element begins.
+    ///
+    /// # Errors
+    /// There is none, or as `each`.
+    pub fn each(&mut self, mut each: impl FnMut(&mut Self) -> Read<()>) -> Read<()> {
+        self.expect(b'[')?;
+        if self.take(b']') {
+            return Ok(());
+        }
+        loop {
+            each(self)?;
+            if !self.has_next(b']')? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Passes a list whose elements are read later; brackets in strings do not count.
+    ///
+    /// # Errors
+    /// There is none, or it has no end.
+    pub fn skip_list(&mut self) -> Read<()> {
+        self.expect(b'[')?;
+        let mut depth = 1_usize;
+        while depth > 0 {
+            match self.peek() {
+                b'"' => {
+                    self.string()?;
+                    continue;
+                }
+                b'[' => depth += 1,
+                b']' => depth -= 1,
+                0 => return Err(Declined::Unusual),
+                _ => {}
+            }
+            self.at += 1;
+        }
+        self.skip_space();
+        Ok(())
+    }
+
+    /// Passes a value that is no list and no object.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn skip_scalar(&mut self) -> Read<()> {
+        match self.peek() {
+            b'"' => self.string().map(drop),
+            b't' | b'f' => self.boolean().map(drop),
+            b'n' if self.is_null()? => Ok(()),
+            _ => self.float().map(drop),
+        }
     }
 }

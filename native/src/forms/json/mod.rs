@@ -1,7 +1,7 @@
 //! Reads and writes JSON text for all JSON forms.
 
 pub mod base64;
-mod cursor;
+pub(super) mod cursor;
 mod float32_text;
 pub mod floats;
 pub mod nested;

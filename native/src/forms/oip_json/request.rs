@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use super::super::oip_binary::{SIGNATURE_PARAMETER, binary_tensor, dtype_of, num_elements};
 use super::Result;
-use super::cursor::Cursor;
 use crate::declined::Declined;
+use crate::forms::json::cursor::Cursor;
 use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
 /// One input.
@@ -46,7 +46,7 @@ impl<'a> Request<'a> {
     pub fn read(json: &'a [u8], mut binary: &'a [u8], has_header: bool) -> Result<Self> {
         let mut request = Request::default();
         let mut has_inputs = false;
-        let mut cursor = Cursor::of(json);
+        let mut cursor = Cursor::new(json)?;
         cursor.object(|cursor, key| {
             match key {
                 "id" => request.id = cursor.optional(Cursor::string)?,
@@ -60,14 +60,14 @@ impl<'a> Request<'a> {
                 })?,
                 "inputs" => {
                     has_inputs = true;
-                    cursor.list(|cursor| {
+                    cursor.each(|cursor| {
                         request.inputs.push(input(cursor, &mut binary, has_header)?);
                         Ok(())
                     })?;
                 }
                 "outputs" => {
                     cursor.optional(|cursor| {
-                        cursor.list(|cursor| {
+                        cursor.each(|cursor| {
                             request.outputs.push(output(cursor)?);
                             Ok(())
                         })
@@ -88,7 +88,7 @@ enum Sent<'a> {
     /// In JSON that was read: the elements and their number.
     Elements(Data<'a>, usize),
     /// In JSON that begins here and was skipped, because the datatype stands behind it.
-    Later(usize),
+    Later(Cursor<'a>),
 }
 
 fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -> Result<Input<'a>> {
@@ -112,7 +112,7 @@ fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -
                     let (data, count) = elements(cursor, dtype, dims.as_ref())?;
                     Sent::Elements(data, count)
                 } else {
-                    let at = cursor.place();
+                    let at = cursor.clone();
                     cursor.skip_list()?;
                     Sent::Later(at)
                 }
@@ -132,7 +132,7 @@ fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -
             return Ok(Input { name, tensor });
         }
         (Sent::Elements(data, count), None) => (data, count),
-        (Sent::Later(at), None) => elements(&mut cursor.at(at), dtype, Some(&dims))?,
+        (Sent::Later(mut at), None) => elements(&mut at, dtype, Some(&dims))?,
         _ => return Err(Declined::Unusual),
     };
     if count != num_elements(&dims)? {
@@ -175,7 +175,7 @@ fn parameters<'a>(cursor: &mut Cursor<'a>, mut each: impl FnMut(&mut Cursor<'a>,
 
 fn shape(cursor: &mut Cursor<'_>) -> Result<Dims> {
     let mut dims = Dims::new();
-    cursor.list(|cursor| {
+    cursor.each(|cursor| {
         dims.push(size(cursor)?);
         Ok(())
     })?;
@@ -196,7 +196,7 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
         DataType::Int32 => integers::<i32>(cursor, capacity)?,
         DataType::Float32 => {
             let mut numbers = Vec::with_capacity(capacity);
-            cursor.nested(|cursor| {
+            cursor.even_list(|cursor| {
                 // By way of float64, as numpy converts a list of Python's floats.
                 #[allow(clippy::cast_possible_truncation)]
                 numbers.push(cursor.float()? as f32);
@@ -207,7 +207,7 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
         }
         DataType::String => {
             let mut parts = Vec::with_capacity(capacity);
-            cursor.nested(|cursor| {
+            cursor.even_list(|cursor| {
                 parts.push(match cursor.string()? {
                     Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
                     Cow::Owned(text) => Cow::Owned(text.into_bytes()),
@@ -231,7 +231,7 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
 
 fn integers<'a, N: TryFrom<i128> + Into<i64>>(cursor: &mut Cursor<'a>, capacity: usize) -> Result<(Data<'a>, usize)> {
     let mut numbers = Vec::with_capacity(capacity);
-    cursor.nested(|cursor| {
+    cursor.even_list(|cursor| {
         numbers.push(cursor.whole::<N>()?.into());
         Ok(())
     })?;
@@ -245,7 +245,7 @@ fn packed<'a, const N: usize>(
     mut one: impl FnMut(&mut Cursor<'a>) -> Result<[u8; N]>,
 ) -> Result<(Data<'a>, usize)> {
     let mut bytes = Vec::with_capacity(capacity * N);
-    cursor.nested(|cursor| {
+    cursor.even_list(|cursor| {
         bytes.extend_from_slice(&one(cursor)?);
         Ok(())
     })?;
