@@ -228,7 +228,7 @@ class App:
         while True:
             loading = await asyncio.to_thread(self._models.stop, 0.1)
             if not loading or self._is_forced or time.monotonic() >= end_s:
-                return loading
+                return sorted({*loading, *self._models.hanging()})
 
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)

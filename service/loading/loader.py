@@ -14,10 +14,10 @@ from typing import Protocol
 from service.codecs.saved_model_config import check_saved_model_config
 from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError, DataLoss, ServiceError
-from service.core.links import check_links
 from service.core.manifest import Manifest
 from service.core.servable import NativeServable, Servable
 from service.core.types import Backend, SignatureSpec
+from service.core.version_tree import check_tree
 from service.deltas.rules import DeltaRules
 from service.files.verification import Stored, nothing_before
 from service.graph.lazy import LazyBackend
@@ -99,7 +99,7 @@ class ServableLoader:
           ArtifactError: the folder can not be served; the message names what is wrong.
           DataLoss: its files are not what they were, or not what their checksums say.
         """
-        check_links(path)
+        check_tree(path)
         check_saved_model_config(path)
         servable, lookups = self._open(name, version, path)
         # A graph that waits for its first request is not to be opened for a recorded one.
