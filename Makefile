@@ -66,6 +66,7 @@ check: $(READY)  ## lint, format, types, generated files
 	$(BIN)/python .ci/make_serving_protos.py --check
 	$(BIN)/python .ci/make_inference_protos.py --check
 	$(BIN)/python .ci/make_settings_table.py --check
+	$(BIN)/python .ci/make_notices.py --check
 
 format: $(READY)  ## rewrite the code in the project's format
 	$(call cargo,cargo cargo-fmt,cargo fmt)
@@ -76,6 +77,7 @@ generated: $(READY)  ## rebuild the generated files
 	$(BIN)/python .ci/make_serving_protos.py
 	$(BIN)/python .ci/make_inference_protos.py
 	$(BIN)/python .ci/make_settings_table.py
+	$(BIN)/python .ci/make_notices.py
 
 lock:  ## resolve the exact versions anew (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
