@@ -28,25 +28,34 @@ class NativeGraph:
     document: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class PythonOnly:
+    """A predict that the native core can not run. reason: why, in one line."""
+
+    reason: str
+
+
 def native_tower(
     tower: TowerBackend, name: str, plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None]
-) -> NativeGraph | None:
-    """Returns the graph of a cut signature; None where only Python can run it.
+) -> NativeGraph | PythonOnly:
+    """Returns the graph of a cut signature, or why only Python can run it.
 
     Args:
       plan_of: the lookup that gives a source's float32 rows; None where no single lookup does.
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
     if cut.id_tensors or cut.carried:
-        return None
+        return PythonOnly("its graph works ids out itself")
     plans: dict[str, FeaturePlan] = {}
     for tensor, source in cut.sources.items():
         plan = plan_of(cut.spec, source)
-        if plan is None or not _reads_integers(cut.spec, plan):
-            return None
+        if plan is None:
+            return PythonOnly(f"no single lookup gives the rows of {tensor}")
+        if not _reads_integers(cut.spec, plan):
+            return PythonOnly(f'ids "{plan.feature.ids}" or their row splits are neither int64 nor int32')
         plans[tensor] = plan
     if any(tensor in names for names in sparse.values() for tensor in cut.inputs):
-        return None
+        return PythonOnly("its graph has sparse inputs")
     numbers = {tensor: number for number, tensor in enumerate(plans)}
     widths = {tensor: _width(source) for tensor, source in cut.sources.items()}
     rows = [
@@ -61,10 +70,12 @@ def native_tower(
     return _graph(tower.session_number, cut.spec, cut.outputs, fed, tuple(plans.values()), rows, cut.effects)
 
 
-def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | None:
-    """Returns the graph of a signature that runs whole; None where only Python can run it."""
-    if backend.has_sparse_inputs(spec.name) or any(spec.ragged_names):
-        return None
+def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
+    """Returns the graph of a signature that runs whole, or why only Python can run it."""
+    if backend.has_sparse_inputs(spec.name):
+        return PythonOnly("its graph has sparse inputs")
+    if any(spec.ragged_names):
+        return PythonOnly("its graph has ragged inputs and can not be cut")
     outputs = {name: tensor.tensor_name for name, tensor in spec.outputs.items()}
     return _graph(backend.session_number, spec, outputs, frozenset(spec.inputs), (), [], ())
 
@@ -77,16 +88,20 @@ def _graph(
     features: tuple[FeaturePlan, ...],
     rows: list[dict[str, Any]],
     targets: tuple[str, ...],
-) -> NativeGraph | None:
+) -> NativeGraph | PythonOnly:
     inputs = [
         {"tensor": tensor.tensor_name, "input": number}
         for number, (name, tensor) in enumerate(spec.inputs.items())
         if name in fed
     ]
-    has_defaults = any(spec.inputs[name].is_optional for name in fed)
-    is_named = all(one["tensor"] for one in inputs) and all(outputs.values())
-    if session is None or has_defaults or not is_named or not outputs:
-        return None
+    if session is None:
+        return PythonOnly("its graph is open in Python's session, for the native core can not open it")
+    if optional := [name for name in fed if spec.inputs[name].is_optional]:
+        return PythonOnly(f'input "{min(optional)}" has a default')
+    if not all(one["tensor"] for one in inputs) or not all(outputs.values()):
+        return PythonOnly("it has a sparse or composite tensor")
+    if not outputs:
+        return PythonOnly("it has no outputs")
     document = {
         "session": session,
         "rows": rows,
