@@ -60,6 +60,8 @@ test: core  ## all tests: the native core's, then the rest in two processes
 check: $(READY)  ## lint, format, types, generated files
 	$(call cargo,cargo cargo-fmt,cargo fmt --check)
 	$(call cargo,cargo cargo-clippy,cargo clippy --locked --all-targets --features python -- -D warnings)
+	@# Nothing is linked, so libFuzzer need not be compiled: the path only has to be named.
+	$(call cargo,cargo,CUSTOM_LIBFUZZER_PATH=/absent/libfuzzer.a cargo check --quiet --locked --manifest-path fuzz/Cargo.toml)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
