@@ -70,6 +70,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM dependencies-serve AS code
 ENV PIP_CONSTRAINT=/requirements/requirements.lock
 COPY pyproject.toml README.md LICENSE /src/
+# The licenses of what is linked into the core go with it.
+COPY native/THIRD-PARTY-NOTICES.txt /src/native/
 COPY service /src/service
 COPY model_export /src/model_export
 RUN --mount=type=cache,target=/root/.cache/pip \

@@ -60,12 +60,15 @@ test: core  ## all tests: the native core's, then the rest in two processes
 check: $(READY)  ## lint, format, types, generated files
 	$(call cargo,cargo cargo-fmt,cargo fmt --check)
 	$(call cargo,cargo cargo-clippy,cargo clippy --locked --all-targets --features python -- -D warnings)
+	@# Nothing is linked, so libFuzzer need not be compiled: the path only has to be named.
+	$(call cargo,cargo,CUSTOM_LIBFUZZER_PATH=/absent/libfuzzer.a cargo check --quiet --locked --manifest-path fuzz/Cargo.toml)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/make_serving_protos.py --check
 	$(BIN)/python .ci/make_inference_protos.py --check
 	$(BIN)/python .ci/make_settings_table.py --check
+	$(BIN)/python .ci/make_notices.py --check
 
 format: $(READY)  ## rewrite the code in the project's format
 	$(call cargo,cargo cargo-fmt,cargo fmt)
@@ -76,6 +79,7 @@ generated: $(READY)  ## rebuild the generated files
 	$(BIN)/python .ci/make_serving_protos.py
 	$(BIN)/python .ci/make_inference_protos.py
 	$(BIN)/python .ci/make_settings_table.py
+	$(BIN)/python .ci/make_notices.py
 
 lock:  ## resolve the exact versions anew (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header --no-emit-index-url \

@@ -23,13 +23,12 @@ from service.core.types import State, VersionStatus
 from service.dataplane.native_servable import compile_native
 from service.dataplane.route_publisher import RoutePublisher
 from service.deltas.follower import Follower
-from service.http_transport import HttpParts, create_admin_server
+from service.http_parts import HttpParts, metrics_paths_of
 from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.metrics.metrics import Metrics
 from service.model_lists import ModelLists
-from service.python_servers import PythonServers
 from service.recent_requests import RecentRequests
 from service.request_log.request_logs import RequestLogs
 from service.start_error import StartError
@@ -39,10 +38,18 @@ from service.tls.wires import TlsError, Wires
 from service.tracing.start import TracingUnavailable, start_tracing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from service.admin_server import AdminServer
     from service.native_servers import NativeServers
+    from service.python_servers import PythonServers
     from service.tracing.otel import OtelTracing
 
 logger = logging.getLogger(__name__)
+
+# How long the reference servers behind the native core wait for the first loads, which look again so often.
+_FIRST_LOADS_S = 0.3
+_LOOK_AGAIN_S = 0.005
 
 
 class App:
@@ -121,6 +128,7 @@ class App:
             self._tls,
             statusz=self._statusz().read,
             spans=self._tracing.http_spans if self._tracing else None,
+            metrics_paths=metrics_paths_of(settings.monitoring_config_file),
         )
         self._servers = self._create_servers()
 
@@ -136,7 +144,7 @@ class App:
         settings = self._settings
         stop = asyncio.Event()
         configs = self._lists.first()
-        admin = create_admin_server(self._http_parts, self._lists.reload_config)
+        admin = self._create_admin()
         ports = await self._servers.start(stop.set)
         self._handle_signals(stop)
         if admin is not None:
@@ -148,6 +156,12 @@ class App:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         self._lists.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
+        await asyncio.to_thread(self._wait_for_first_loads, [config.name for config in configs])
+        try:
+            await self._servers.complete()
+        except BaseException:
+            self._servers.stop_now()
+            raise
         all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
         logger.info("listening", extra={"host": settings.host, **all_ports})
         await stop.wait()
@@ -175,11 +189,27 @@ class App:
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )
 
+    def _create_admin(self) -> AdminServer | None:
+        if self._settings.admin_port < 0:
+            return None
+        # Not above: it imports FastAPI.
+        from service.http_transport import create_admin_server
+
+        return create_admin_server(self._http_parts, self._lists.reload_config)
+
+    def _wait_for_first_loads(self, models: Sequence[str]) -> None:
+        # What complete() imports keeps the interpreter busy for as long as some hundred loads of tables take.
+        end_s = time.monotonic() + _FIRST_LOADS_S
+        while time.monotonic() < end_s and not all(map(self._registry.is_available, models)):
+            time.sleep(_LOOK_AGAIN_S)
+
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
         if self._routes is None:
+            # Not above: one imports FastAPI, the other the core, which may not be there.
+            from service.python_servers import PythonServers
+
             return PythonServers(settings, engine, parts, tls=self._tls, access=self._access)
-        # Not above: it imports the core, which may not be there.
         from service.native_servers import NativeServers
 
         return NativeServers(
@@ -228,7 +258,7 @@ class App:
         while True:
             loading = await asyncio.to_thread(self._models.stop, 0.1)
             if not loading or self._is_forced or time.monotonic() >= end_s:
-                return loading
+                return sorted({*loading, *self._models.hanging()})
 
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)

@@ -52,8 +52,9 @@ def _is_ready(settings: Settings) -> bool:
 
 def _wants_certificate(file: str) -> bool:
     from service.codecs.ssl_config_proto import parse_ssl_config_text
+    from service.core.plain_file import read_plain_file
 
-    return parse_ssl_config_text(Path(file).read_text(), file).client_verify
+    return parse_ssl_config_text(read_plain_file(Path(file)).decode(), file).client_verify
 
 
 if __name__ == "__main__":

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from service.access import Access
 from service.admin_server import AdminServer
-from service.configuration.monitoring_config import metrics_paths, read_monitoring_config
-from service.configuration.settings import Settings
 from service.core.engine import Engine
-from service.core.errors import ServiceError
+from service.http_parts import HttpParts, listen
 from service.http_server import HttpServer, uvicorn_config
-from service.metrics.metrics import Metrics
 from service.process_limits import max_connections
-from service.start_error import StartError
 from service.statusz.page import page
-from service.tls.wires import Wires
 from service.transports.http.http_app import create_http_app
 
 _UPSTREAM_KEEP_ALIVE_S = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class HttpParts:
-    """What the HTTP servers are joined to.
-
-    access: who may do what; None: everybody may.
-    statusz: gathers what the status page shows. spans: wraps the application in what traces its requests.
-    """
-
-    settings: Settings
-    engine: Engine
-    metrics: Metrics
-    access: Access | None
-    tls: Wires
-    statusz: Callable[[], Mapping[str, Any]]
-    spans: Callable[[Any], Any] | None
 
 
 def create_http_server(parts: HttpParts) -> HttpServer:
@@ -77,7 +52,7 @@ def _create_app(parts: HttpParts) -> Any:
     return create_http_app(
         engine,
         metrics=access.metrics(parts.metrics.render) if access else parts.metrics.render,
-        metrics_paths=_metrics_paths(settings.monitoring_config_file),
+        metrics_paths=parts.metrics_paths,
         max_body_bytes=settings.max_request_bytes,
         rest_api_timeout_s=settings.rest_api_timeout_s,
         graph_threads=settings.http_graph_threads,
@@ -115,21 +90,3 @@ def create_admin_server(
         max_body_bytes=settings.max_request_bytes,
         drain_timeout_s=settings.drain_timeout_s,
     )
-
-
-def listen(host: str, port: int, flags: str = "--rest_api_port or --host", wire: str = "HTTP") -> socket.socket:
-    """Returns a socket that listens; raises StartError, which names the flags to change."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise StartError(
-            f"cannot listen on {host}:{port} for {wire}: {error.strerror}. Choose another with {flags}."
-        ) from error
-
-
-def _metrics_paths(file: str) -> tuple[str, ...]:
-    try:
-        return metrics_paths(read_monitoring_config(Path(file)) if file else None)
-    except ServiceError as error:
-        raise StartError(f"--monitoring_config_file={file}: {error.message}") from error

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.access import Access
 from service.configuration.settings import Settings
@@ -20,14 +20,16 @@ from service.core.engine import Engine
 from service.dataplane.edge import Edge
 from service.dataplane.route_publisher import RoutePublisher
 from service.dataplane.statistics import NativeStatistics
-from service.grpc_transport import create_reference_grpc_server
-from service.http_transport import HttpParts, create_reference_http_server, listen
+from service.http_parts import HttpParts, Ports, listen
 from service.metrics.metrics import Metrics
 from service.process_limits import max_connections
-from service.python_servers import Ports
 from service.recent_requests import RecentRequests
 from service.tls.wires import Wires
-from service.transports.http.http_app import DEFAULT_MAX_TABLE_ROWS
+from service.transports.http.api import DEFAULT_MAX_TABLE_ROWS
+
+if TYPE_CHECKING:
+    from service.http_server import HttpServer
+    from service.transports.grpc.grpcio_server import GrpcServer
 
 logger = logging.getLogger(__name__)
 
@@ -66,30 +68,45 @@ class NativeServers:
         self._why_forwarded = _why_forwarded(settings)
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
-        self._grpc = create_reference_grpc_server(settings, engine, self._upstreams["grpc"], access)
-        self._http = create_reference_http_server(http_parts, self._upstreams["http"])
+        self._engine, self._access, self._http_parts = engine, access, http_parts
+        # Made by complete().
+        self._grpc: GrpcServer | None = None
+        self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._edge: Edge | None = None
         self._statistics: NativeStatistics | None = None
         self._stop_collecting = threading.Event()
 
     async def start(self, on_end: Callable[[], None]) -> Ports:
-        """Starts the reference servers, and then the core on the public ports; see PythonServers.start."""
+        """Starts the core on the public ports; see PythonServers.start.
+
+        Until complete() has been called, what the core forwards is refused as unavailable.
+        """
         settings = self._settings
         listeners = {
             "http": [listen(settings.host, settings.rest_api_port)],
             "grpc": [listen(settings.host, settings.port, "--port or --host", "gRPC")],
         }
         ports = Ports(*(listeners[wire][0].getsockname()[1] for wire in ("http", "grpc")))
-        self._grpc.start()
-        self._serving = asyncio.create_task(self._http.serve())
-        await self._http.begun.wait()
+        self._on_end = on_end
         self._edge = self._open_edge(listeners)
-        self._serving.add_done_callback(lambda _: on_end())
         if self._why_forwarded:
             logger.info("the native core forwards all requests to Python", extra={"reason": self._why_forwarded})
         threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
         return ports
+
+    async def complete(self) -> None:
+        """Starts the reference servers behind the core."""
+        # Not above: FastAPI and grpcio take as long to import as all that lookups need.
+        from service.grpc_transport import create_reference_grpc_server
+        from service.http_transport import create_reference_http_server
+
+        self._grpc = create_reference_grpc_server(self._settings, self._engine, self._upstreams["grpc"], self._access)
+        self._grpc.start()
+        self._http = create_reference_http_server(self._http_parts, self._upstreams["http"])
+        self._serving = asyncio.create_task(self._http.serve())
+        await self._http.begun.wait()
+        self._serving.add_done_callback(lambda _: self._on_end())
 
     def _open_edge(self, listeners: dict[str, list[socket.socket]]) -> Edge:
         settings, metrics = self._settings, self._metrics
@@ -120,7 +137,9 @@ class NativeServers:
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""
-        self._grpc.set_serving(is_serving)
+        # It begins with what the engine says.
+        if (grpc := self._grpc) is not None:
+            grpc.set_serving(is_serving)
 
     async def stop(self) -> None:
         """Drains the core, and then stops the reference servers: until then they answer what it forwards."""
@@ -132,16 +151,18 @@ class NativeServers:
             if self._statistics is not None:
                 self._statistics.stop()
             await asyncio.to_thread(self._edge.close)
+        assert self._http is not None and self._grpc is not None  # complete() was called
         self._http.should_exit = True
         await asyncio.gather(self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, timeout_s))
         self._folder.cleanup()
 
     def stop_now(self) -> None:
         """Makes stop end without waiting for requests."""
-        self._http.force_exit = True
         if self._edge is not None:
             self._edge.close()
-        self._grpc.stop(0)
+        if self._http is not None and self._grpc is not None:
+            self._http.force_exit = True
+            self._grpc.stop(0)
 
     def state(self) -> dict[str, Any]:
         """Returns what the status page shows of the data plane."""

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from service.access import Access
 from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.grpc_transport import create_grpc_server
-from service.http_transport import HttpParts, create_http_server, listen
+from service.http_parts import HttpParts, Ports, listen
+from service.http_transport import create_http_server
 from service.start_error import StartError
 from service.tls.wires import Wires
-
-
-class Ports(NamedTuple):
-    """The public ports of both wires."""
-
-    http: int
-    grpc: int
 
 
 class PythonServers:
@@ -59,6 +53,9 @@ class PythonServers:
         self._serving = asyncio.create_task(self._http.serve(sockets=[http_socket]))
         self._serving.add_done_callback(lambda _: on_end())
         return Ports(http_port, grpc_port)
+
+    async def complete(self) -> None:
+        """Does nothing: all of it has started."""
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from service.core.access import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
+from service.core.plain_file import read_plain_file
 from service.metrics.reloads import ReloadCounter
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def _digest_of_file(path: Path, where: str) -> bytes:
 
 def _read(path: Path, where: str = "") -> bytes:
     try:
-        return path.read_bytes()
+        return read_plain_file(path)
     except OSError as error:
         raise AuthConfigError(f"{where}cannot read {path}: {error.strerror}") from error
 

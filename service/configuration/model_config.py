@@ -13,6 +13,7 @@ from service.configuration.settings import Settings
 from service.core.base_paths import fault_of
 from service.core.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
 from service.core.model_config import ModelConfig
+from service.core.plain_file import read_plain_file
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class ConfigFile:
 
     def _read_bytes(self) -> bytes:
         try:
-            return self._path.read_bytes()
+            return read_plain_file(self._path)
         except OSError as error:
             raise InvalidRequest(f"cannot read {self._path}: {error.strerror}") from error
 

@@ -87,6 +87,13 @@ class ServerSettings:
     load_retry_interval_micros: int = setting(
         60_000_000, "Microseconds between those tries; less than 0 is 0.", -(10**12), 10**12
     )
+    load_timeout_s: float = setting(
+        3600.0,
+        "Seconds after which a version's load is given up, so that the model's other versions have their turn; 0: "
+        "never. The version is END with DEADLINE_EXCEEDED, and is tried again once that load has come back.",
+        0,
+        604800,
+    )
     version_settle_s: float = setting(
         1.0,
         "Seconds for which a version's folder must not have changed before it is loaded, unless its manifest shows "

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.core.errors import InvalidRequest
+from service.core.plain_file import read_plain_file
 
 
 def read_proto_text(path: Path) -> str:
     """Returns a file's text; raises InvalidRequest."""
     try:
-        return path.read_bytes().decode()
+        return read_plain_file(path).decode()
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 from service.core.errors import ArtifactError
 from service.core.manifest_fields import build, json_object
+from service.core.plain_file import read_plain_file
 from service.core.types import SCALED_DTYPES
 
 FORMAT_VERSION = 4
@@ -318,11 +319,11 @@ class Manifest:
         """Reads an artifact's manifest; None where the SavedModel has none. Raises ArtifactError."""
         path = artifact / MANIFEST_PATH
         try:
-            return Manifest.from_json(path.read_bytes())
+            return Manifest.from_json(read_plain_file(path))
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ArtifactError(f"cannot read {path}: {error}") from error
+            raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
 
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {

@@ -161,6 +161,10 @@ class ModelSet:
             thread.join(None if until_s is None else max(until_s - self._rules.clock(), 0))
         return sorted(name for name, thread in self._threads.items() if thread.is_alive())
 
+    def hanging(self) -> list[str]:
+        """Returns the models with a load that was given up and has not come back."""
+        return sorted(name for name, watcher in self._watchers.items() if watcher.has_hanging_load)
+
     def _refuse_if_stopped(self) -> None:
         if self._is_stopped:
             raise NotReady("The server is shutting down.")

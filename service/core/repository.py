@@ -6,19 +6,22 @@ and one that fails to load replaces nothing.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from service.core.base_paths import find_versions, unreadable, unserved
 from service.core.completeness import Arrival, Fingerprint, fingerprint
-from service.core.errors import ArtifactError, DataLoss, ServiceError
+from service.core.errors import ArtifactError, DataLoss, DeadlineExceeded, ServiceError
 from service.core.model_config import ModelConfig
+from service.core.patience import Attempt, TimeIsOver
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.core.types import State
@@ -26,6 +29,7 @@ from service.core.version_policy import wanted_versions
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Load = Callable[[str, int, Path], Servable]
 
 # Versions that were unloaded stay in status, as in TensorFlow Serving, but not for ever.
@@ -41,6 +45,8 @@ class LoadRules:
     settle_s: how long a folder without a manifest must not have changed before it is loaded.
     clock, wall_clock: seconds; the first is monotonic, the second is the file system's.
     slots: held during a load, so that not too many go on at once.
+    load_timeout_s: after which a load is given up; 0: never.
+    look_timeout_s: after which a look at a folder is given up.
     on_look: told after each look which versions of a model have a folder or are loaded; None: its folder could not be
       read. Must not raise.
     """
@@ -52,6 +58,8 @@ class LoadRules:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     slots: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    load_timeout_s: float = 0.0
+    look_timeout_s: float = 60.0
     on_look: Callable[[str, Collection[int] | None], None] = lambda model, versions: None
 
 
@@ -91,6 +99,9 @@ class ModelWatcher:
         # What was in the folders of versions whose files were damaged when that was found.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
+        # Loads by version, and looks by folder, that were given up.
+        self._late_loads: dict[int, Attempt[Servable]] = {}
+        self._late_looks: dict[Path, Attempt[Any]] = {}
 
     def configure(self, config: ModelConfig | None) -> bool:
         """Changes what is wanted: None unloads everything and then ends the thread. False where it has ended."""
@@ -109,6 +120,11 @@ class ModelWatcher:
         """Ends the thread after what it is doing; what is loaded stays loaded."""
         self._is_stopped = True
         self._wake.set()
+
+    @property
+    def has_hanging_load(self) -> bool:
+        """Whether a load that was given up goes on."""
+        return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
         """Looks at the folder until told to end; an interval of 0 or less looks once for each config."""
@@ -185,7 +201,11 @@ class ModelWatcher:
 
     def _look(self, base_path: str) -> dict[int, Path] | None:
         try:
-            found = find_versions(Path(base_path))
+            found: dict[int, Path] | None = self._within_time(Path(base_path), partial(find_versions, Path(base_path)))
+        except TimeoutError as error:
+            # Nothing more is asked of it: that would wait as well.
+            self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
+            found = None
         except OSError as error:
             self._set_problem(unreadable(base_path, error))
             found = None
@@ -220,11 +240,19 @@ class ModelWatcher:
             del self._arrivals[version]
 
     def _may_try(self, version: int, path: Path) -> bool:
+        if self._is_loading_late(version):
+            # Each further try could hang as well, and would leave a thread behind.
+            return False
+        self._late_loads.pop(version, None)
         arrival = self._arrivals.get(version)
-        if arrival is None or arrival.folder != path:
-            rules = self._rules
-            arrival = self._arrivals[version] = Arrival(path, rules.settle_s, rules.clock, rules.wall_clock)
-        if not arrival.is_complete():
+        try:
+            if arrival is None or arrival.folder != path:
+                rules = self._rules
+                new = partial(Arrival, path, rules.settle_s, rules.clock, rules.wall_clock)
+                arrival = self._arrivals[version] = self._within_time(path, new)
+            if not self._within_time(path, arrival.is_complete):
+                return False
+        except TimeoutError:
             return False
         failure = self._failures.get(version)
         if failure is None:
@@ -241,7 +269,7 @@ class ModelWatcher:
         self._registry.start(self._name, version)
         started_s = rules.clock()
         try:
-            servable = rules.load(self._name, version, path)
+            servable = self._load(version, path)
         except Exception as error:
             if isinstance(error, DataLoss):
                 # Trying again would read the same: the one before it is served until somebody mends the folder.
@@ -259,6 +287,40 @@ class ModelWatcher:
         self._registry.publish(servable)
         seconds = round(rules.clock() - started_s, 3)
         logger.info("loaded", extra={"model": self._name, "version": version, "seconds": seconds, "path": str(path)})
+
+    def _load(self, version: int, path: Path) -> Servable:
+        rules = self._rules
+        load = partial(rules.load, self._name, version, path)
+        attempt = Attempt(f"load-{self._name}-{version}", load, self._late)
+        try:
+            return attempt.result(rules.load_timeout_s)
+        except TimeIsOver:
+            self._late_loads[version] = attempt
+            raise DeadlineExceeded(
+                f"{path} did not load within {rules.load_timeout_s:g} s (--load_timeout_s), so it was given up: check "
+                "that its files can be read, or that its graph waits for nothing. It is tried again when that load ends"
+            ) from None
+
+    def _late(self, servable: Servable | None) -> None:
+        """Closes what a load that was given up has brought, and has the version tried again when it is due."""
+        if servable is not None:
+            servable.close()
+        self._wake.set()
+
+    def _is_loading_late(self, version: int) -> bool:
+        return version in self._late_loads and not self._late_loads[version].is_over
+
+    def _within_time(self, folder: Path, look: Callable[[], T]) -> T:
+        """Looks at a folder; raises TimeoutError where it does not answer, at once while an earlier look waits."""
+        earlier = self._late_looks.get(folder)
+        if earlier is None or earlier.is_over:
+            attempt = Attempt(f"look-{self._name}", look)
+            try:
+                return attempt.result(self._rules.look_timeout_s)
+            except TimeIsOver:
+                self._late_looks[folder] = attempt
+                logger.warning("a folder does not answer", extra={"model": self._name, "path": str(folder)})
+        raise TimeoutError(errno.ETIMEDOUT, "its file system does not answer")
 
     def _failed(self, version: int, error: Exception) -> None:
         rules = self._rules
@@ -294,7 +356,7 @@ class ModelWatcher:
         waits: list[float] = []
         for version in wanted:
             failure = self._failures.get(version)
-            if version in self._loaded:
+            if version in self._loaded or self._is_loading_late(version):
                 continue
             if failure is None:
                 waits.append(rules.settle_s)

@@ -82,6 +82,7 @@ class Servable:
     deltas: what changes rows of its tables; None: they are as they were saved.
     signature_faults: why signatures that a manifest describes are left to their graphs, by name.
     native: what the native core answers from; None: it forwards all requests for the version.
+    forwarded: why the native core, where there is one, leaves signatures to the reference servers, by name.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Servable:
     deltas: Deltas | None = None
     signature_faults: Mapping[str, str] = field(default_factory=dict)
     native: NativeServable | None = None
+    forwarded: Mapping[str, str] = field(default_factory=dict)
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""

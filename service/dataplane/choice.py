@@ -11,6 +11,7 @@ from pathlib import Path
 from service.codecs.ssl_config_proto import parse_ssl_config_text
 from service.configuration.settings import Settings
 from service.core.errors import InvalidRequest
+from service.core.plain_file import read_plain_file
 from service.start_error import StartError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def _not_native(settings: Settings) -> str:
 
 def _verifies_clients(path: str) -> bool:
     try:
-        return bool(path) and parse_ssl_config_text(Path(path).read_text(encoding="utf-8"), path).client_verify
+        return bool(path) and parse_ssl_config_text(read_plain_file(Path(path)).decode(), path).client_verify
     except (OSError, ValueError, InvalidRequest):
         # The start ends over it a moment later, and says why.
         return False

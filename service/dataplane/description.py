@@ -1,8 +1,8 @@
 """Writes a servable's lookups down for the native core: the JSON that native/src/plan/description.rs reads.
 
 Arrays are named by their addresses, so whoever hands a description over also keeps `Described.keep` for as long as the
-core may read them. A signature that the core has no words for is left out, and the core forwards its requests to the
-reference servers.
+core may read them. A signature that the core has no words for is left out (left_out.py says why), and the core
+forwards its requests to the reference servers.
 """
 
 from __future__ import annotations
@@ -18,19 +18,13 @@ import numpy as np
 
 from service.core.manifest import LookupFeature
 from service.core.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
+from service.dataplane.left_out import lookup_fault, predict_fault
 from service.graph.native_graph import NativeGraph
 from service.lookup.backend import OpenedLookups
 from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.lookup.table import MappedTable
 from service.lookup.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
 
-# The dtypes of native/src/plan/inputs.rs.
-_DTYPES = frozenset(
-    {
-        *("float16", "bfloat16", "float32", "float64", "bool", "string"),
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    }
-)
 # A signature's name and the number of a feature there; ids that it was sent, and how many of them have no row.
 FeatureCounts = tuple[str, int, int, int]
 
@@ -96,13 +90,13 @@ def describe(
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
         assert lookups is not None
         spec, plan = lookups.signatures[name], lookups.backend.plan(name)
-        if not is_expressible(spec, plan):
+        if lookup_fault(spec, plan):
             continue
         ordered = _ordered(plan)
         features[name] = tuple(feature for _, feature in ordered)
         written.append(writer.signature(spec, plan, ordered))
     for name, graph in sorted(graphs.items()):
-        if _is_predict_expressible(signatures[name], graph):
+        if not predict_fault(signatures[name], graph):
             features[name] = graph.features
             written.append(writer.predict(signatures[name], graph))
     if not written:
@@ -118,47 +112,6 @@ def describe(
     }
     files = () if lookups is None else (lookups.files,)
     return Described(json.dumps(document), writer.table_names, features, (*files, *writer.keep), writer.key_tables)
-
-
-def _is_predict_expressible(spec: SignatureSpec, graph: NativeGraph) -> bool:
-    if any(tensor.dtype not in _DTYPES for tensor in (*spec.inputs.values(), *spec.outputs.values())):
-        return False
-    return all(
-        feature.feature.ids in graph.computed
-        or (_is_feature_expressible(spec, feature) and _has_json_name(spec, feature.feature))
-        for feature in graph.features
-    )
-
-
-def _has_json_name(spec: SignatureSpec, lookup: LookupFeature) -> bool:
-    return lookup.row_splits is None or any(one[1:3] == (lookup.ids, lookup.row_splits) for one in spec.ragged_names)
-
-
-def is_expressible(spec: SignatureSpec, plan: SignaturePlan) -> bool:
-    """Says whether the core has words for all of a lookup signature."""
-    if any(tensor.dtype not in _DTYPES for tensor in spec.inputs.values()):
-        return False
-    if any(tensor.dtype != "float32" for tensor in spec.outputs.values()) or spec.outputs.keys() != plan.outputs.keys():
-        return False
-    if not all(_is_feature_expressible(spec, feature) for feature in plan.features.values()):
-        return False
-    return all(_is_joinable(plan, output) for output in plan.outputs.values())
-
-
-def _is_feature_expressible(spec: SignatureSpec, plan: FeaturePlan) -> bool:
-    lookup = plan.feature
-    names = (lookup.ids, lookup.row_splits, lookup.weights)
-    return (
-        plan.is_one_kernel
-        and all(name in spec.inputs for name in names if name is not None)
-        and lookup.default_row < plan.table.info.vocabulary_size
-    )
-
-
-def _is_joinable(plan: SignaturePlan, output: OutputPlan) -> bool:
-    # The core writes sequences side by side only where each row of the output is one vector.
-    lengths = [plan.features[part].feature.max_sequence_length for part in output.parts]
-    return len(lengths) == 1 or output.rank == 2 or not any(lengths)
 
 
 def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from service.core.servable import Servable
 from service.core.types import TableCounts
 from service.dataplane.description import Described, describe
-from service.graph.native_graph import NativeGraph
+from service.dataplane.left_out import left_out
+from service.graph.native_graph import NativeGraph, PythonOnly
 from service.lookup.backend import OpenedLookups
 from service.lookup.table import MappedTable
 
@@ -47,22 +48,24 @@ class CompiledServable:
 
 
 def compile_native(
-    servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph]
-) -> CompiledServable | None:
-    """Compiles a version for the native core; None where the core can answer none of its signatures."""
+    servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
+) -> Servable:
+    """Returns a version with what the native core answers from, and why it leaves signatures to Python."""
     from service import _native
 
     names = {"model": servable.name, "version": servable.version}
-    described = describe(servable.name, servable.version, lookups, servable.signatures, graphs)
+    forwarded = left_out(lookups, servable.signatures, graphs)
+    if forwarded:
+        logger.info("signatures are left to the reference servers", extra=names | {"signatures": forwarded})
+    servable = replace(servable, forwarded=forwarded)
+    native_graphs = {name: graph for name, graph in graphs.items() if isinstance(graph, NativeGraph)}
+    described = describe(servable.name, servable.version, lookups, servable.signatures, native_graphs)
     if described is None:
-        return None
+        return servable
     try:
         compiled = _native.Servable(described.text, described.keep)
     except ValueError as error:
         # A fault of ours, which costs speed and no answers: the reference servers have the version too.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
-        return None
-    left_out = sorted(servable.signatures.keys() - described.features.keys())
-    if left_out:
-        logger.info("signatures are left to the reference servers", extra=names | {"signatures": left_out})
-    return CompiledServable(compiled, described)
+        return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))
+    return replace(servable, native=CompiledServable(compiled, described))

@@ -159,7 +159,7 @@ class Journal:
             self._close()
         if self._descriptor >= 0:
             return True
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if is_writing:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -169,7 +169,7 @@ class Journal:
         except OSError:
             if is_writing:
                 raise
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             self._close()
             raise OSError(f"{self._path} is no file")

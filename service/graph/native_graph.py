@@ -30,13 +30,20 @@ class NativeGraph:
     computed: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PythonOnly:
+    """A predict that the native core can not run. reason: why, in one line."""
+
+    reason: str
+
+
 def native_tower(
     tower: TowerBackend,
     name: str,
     plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None],
     batch_rows: int,
-) -> NativeGraph | None:
-    """Returns the graph of a cut signature; None where only Python can run it.
+) -> NativeGraph | PythonOnly:
+    """Returns the graph of a cut signature, or why only Python can run it.
 
     Args:
       plan_of: the lookup that gives a source's float32 rows; None where no single lookup does.
@@ -46,12 +53,13 @@ def native_tower(
     plans: dict[str, FeaturePlan] = {}
     for tensor, source in cut.sources.items():
         plan = plan_of(cut.spec, source)
-        is_computed = isinstance(source, ComputedRows)
-        if plan is None or not (is_computed or _reads_integers(cut.spec, plan)):
-            return None
+        if plan is None:
+            return PythonOnly(f"no single lookup gives the rows of {tensor}")
+        if not isinstance(source, ComputedRows) and not _reads_integers(cut.spec, plan):
+            return PythonOnly(f'ids "{plan.feature.ids}" or their row splits are neither int64 nor int32')
         plans[tensor] = plan
     if any(tensor in names for names in sparse.values() for tensor in cut.inputs | cut.id_inputs):
-        return None
+        return PythonOnly("its graph has sparse inputs")
     numbers = {tensor: number for number, tensor in enumerate(plans)}
     widths = {tensor: _width(source) for tensor, source in cut.sources.items()}
     rows = [
@@ -82,10 +90,12 @@ def native_tower(
     return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors), fed)
 
 
-def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | None:
-    """Returns the graph of a signature that runs whole; None where only Python can run it."""
-    if backend.has_sparse_inputs(spec.name) or any(spec.ragged_names):
-        return None
+def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
+    """Returns the graph of a signature that runs whole, or why only Python can run it."""
+    if backend.has_sparse_inputs(spec.name):
+        return PythonOnly("its graph has sparse inputs")
+    if any(spec.ragged_names):
+        return PythonOnly("its graph has ragged inputs and can not be cut")
     fed = frozenset(tensor.tensor_name for tensor in spec.inputs.values())
     document = {
         "session": backend.session_number,
@@ -107,12 +117,17 @@ def _fed_inputs(spec: SignatureSpec, fed: frozenset[str]) -> list[dict[str, Any]
     ]
 
 
-def _graph(spec: SignatureSpec, graph: NativeGraph, fed: frozenset[str]) -> NativeGraph | None:
-    """Returns the graph; None where the core can not feed or fetch all of it."""
-    outputs = graph.document["outputs"]
-    has_defaults = any(tensor.is_optional for tensor in spec.inputs.values() if tensor.tensor_name in fed)
-    is_named = "" not in fed and all(outputs)
-    return None if graph.document["session"] is None or has_defaults or not is_named or not outputs else graph
+def _graph(spec: SignatureSpec, graph: NativeGraph, fed: frozenset[str]) -> NativeGraph | PythonOnly:
+    """Returns the graph, or why the core can not feed or fetch all of it."""
+    if graph.document["session"] is None:
+        return PythonOnly("its graph is open in Python's session, for the native core can not open it")
+    if optional := [tensor.name for tensor in spec.inputs.values() if tensor.tensor_name in fed and tensor.is_optional]:
+        return PythonOnly(f'input "{min(optional)}" has a default')
+    if "" in fed or not all(graph.document["outputs"]):
+        return PythonOnly("it has a sparse or composite tensor")
+    if not graph.document["outputs"]:
+        return PythonOnly("it has no outputs")
+    return graph
 
 
 def _reads_integers(spec: SignatureSpec, plan: FeaturePlan) -> bool:

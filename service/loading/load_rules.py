@@ -62,6 +62,7 @@ def create_load_rules(
         retry_interval_s=settings.load_retry_interval_s,
         settle_s=settings.version_settle_s,
         slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
+        load_timeout_s=settings.load_timeout_s,
         on_look=pruning.looked if pruning is not None else lambda model, versions: None,
     )
 

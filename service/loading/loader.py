@@ -14,14 +14,14 @@ from typing import Protocol
 from service.codecs.saved_model_config import check_saved_model_config
 from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError, DataLoss, ServiceError
-from service.core.links import check_links
 from service.core.manifest import Manifest
-from service.core.servable import NativeServable, Servable
+from service.core.servable import Servable
 from service.core.types import Backend, SignatureSpec
+from service.core.version_tree import check_tree
 from service.deltas.rules import DeltaRules
 from service.files.verification import Stored, nothing_before
 from service.graph.lazy import LazyBackend
-from service.graph.native_graph import NativeGraph
+from service.graph.native_graph import NativeGraph, PythonOnly
 from service.graph.savedmodel import open_savedmodel
 from service.loading.graph_batching import GraphBatching
 from service.loading.native_graphs import native_graphs
@@ -46,14 +46,14 @@ class WarmupObserver(Protocol):
 
 
 class CompileNative(Protocol):
-    """Compiles a version for the native core; None where it can answer none of its signatures. Must not raise.
+    """Returns a version as the native core has it too, as far as it can answer its signatures. Must not raise.
 
     lookups: of its manifest, if it has one. graphs: of predicts, by signature.
     """
 
     def __call__(
-        self, servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph]
-    ) -> NativeServable | None: ...
+        self, servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
+    ) -> Servable: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ServableLoader:
           ArtifactError: the folder can not be served; the message names what is wrong.
           DataLoss: its files are not what they were, or not what their checksums say.
         """
-        check_links(path)
+        check_tree(path)
         check_saved_model_config(path)
         servable, lookups = self._open(name, version, path)
         # A graph that waits for its first request is not to be opened for a recorded one.
@@ -110,8 +110,7 @@ class ServableLoader:
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
             if self.compile_native is not None:
-                native = self.compile_native(servable, lookups, native_graphs(servable))
-                servable = replace(servable, native=native)
+                servable = self.compile_native(servable, lookups, native_graphs(servable))
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
             if why := servable.files.look():

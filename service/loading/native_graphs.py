@@ -1,31 +1,34 @@
-"""Finds the graphs of a servable that the native core can run."""
+"""Finds the graphs of a servable that the native core can run, and says why it can not run the others."""
 
 from __future__ import annotations
 
 from service.core.servable import Servable
-from service.graph.native_graph import NativeGraph, native_savedmodel, native_tower
+from service.graph.lazy import LazyBackend
+from service.graph.native_graph import NativeGraph, PythonOnly, native_savedmodel, native_tower
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
 from service.loading.tower_batching import TowerBatcher
 from service.loading.towers import native_plan
 
 
-def native_graphs(servable: Servable) -> dict[str, NativeGraph]:
-    """Returns the graphs of predicts by signature, without those that only Python can run.
+def native_graphs(servable: Servable) -> dict[str, NativeGraph | PythonOnly]:
+    """Returns the graphs of predicts, or why only Python can run them, by signature; lookups are among the latter."""
+    return {name: _native_graph(name, servable) for name in servable.signatures}
 
-    A signature that --enable_batching runs is left out: its batches and their limits are Python's.
-    """
-    found: dict[str, NativeGraph] = {}
-    for name, backend in servable.backends.items():
-        batch_rows = 0
-        if isinstance(backend, TowerBatcher):
-            batch_rows = backend.max_rows
-            backend = backend.backend
-        graph = None
-        if isinstance(backend, TowerBackend):
-            graph = native_tower(backend, name, native_plan, batch_rows)
-        elif isinstance(backend, SavedModelBackend):
-            graph = native_savedmodel(backend, servable.signatures[name])
-        if graph is not None:
-            found[name] = graph
-    return found
+
+def _native_graph(name: str, servable: Servable) -> NativeGraph | PythonOnly:
+    backend = servable.backends.get(name)
+    batch_rows = 0
+    if isinstance(backend, TowerBatcher):
+        batch_rows = backend.max_rows
+        backend = backend.backend
+    if isinstance(backend, TowerBackend):
+        return native_tower(backend, name, native_plan, batch_rows)
+    if isinstance(backend, SavedModelBackend):
+        return native_savedmodel(backend, servable.signatures[name])
+    if backend is None:
+        return PythonOnly("nothing runs it here: it needs TensorFlow")
+    if isinstance(backend, LazyBackend):
+        return PythonOnly("its graph waits for the first request")
+    # Its batches and their limits are Python's.
+    return PythonOnly("--enable_batching batches it")

@@ -132,6 +132,7 @@ def _version(one: LoadedServable) -> Document:
         "deltas": deltas.status()._asdict() if deltas is not None else None,
         "signatures": {name: spec.kind for name, spec in sorted(one.servable.signatures.items())},
         "signature_faults": dict(sorted(one.servable.signature_faults.items())),
+        "forwarded": dict(sorted(one.servable.forwarded.items())),
         "tables": tables,
     }
 

@@ -28,7 +28,8 @@ def page(document: Mapping[str, Any]) -> str:
     sections = [
         _section("Server", [{"": name, " ": _shown(name, value)} for name, value in server.items()]),
         _section("Versions", _versions(document["models"])),
-        _section("Signatures left to their graphs", _faults(document["models"])),
+        _section("Signatures left to their graphs", _reasons(document["models"], "signature_faults")),
+        _section("Signatures that the native core forwards to Python", _reasons(document["models"], "forwarded")),
         _section("Tables", _tables(document["models"])),
         _section("Requests", [_failures_named(row) for row in document["requests"]]),
         _section("Changed rows", _deltas(document["models"])),
@@ -117,12 +118,12 @@ def _versions(models: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _faults(models: Mapping[str, Any]) -> list[Row]:
+def _reasons(models: Mapping[str, Any], kind: str) -> list[Row]:
     return [
         {"model": name, "version": one["version"], "signature": signature, "reason": reason}
         for name, model in models.items()
         for one in model["versions"]
-        for signature, reason in one.get("signature_faults", {}).items()
+        for signature, reason in one.get(kind, {}).items()
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from service.codecs.ssl_config_proto import SslConfig, parse_ssl_config_text
 from service.core.errors import InvalidRequest
+from service.core.plain_file import read_plain_file
 from service.metrics.tls import TlsCounter
 from service.tls.certificates import first_end_s
 from service.tls.server_context import create_context
@@ -116,6 +117,6 @@ class TlsFile:
 
     def _read(self) -> bytes:
         try:
-            return self._path.read_bytes()
+            return read_plain_file(self._path)
         except OSError as error:
             raise InvalidRequest(f"cannot read {self._path}: {error.strerror}") from error

@@ -11,7 +11,7 @@ from service.core.errors import InvalidRequest
 from service.metrics.tls import TlsCounter
 from service.tls.tls_file import TlsFile
 from service.transports.grpc.paths import API as GRPC_API
-from service.transports.http.calls import API as HTTP_API
+from service.transports.http.api import API as HTTP_API
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,12 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from service.codecs.protos import message_class
+from tests.conformance.wires import fill_tensor
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until
 from tests.integration.test_models import ask, reload
 from tests.toy_model import write_toy_model
+from tests.unit.codecs.test_tf_record import record
 
 WARMUP = Path("assets.extra/tf_serving_warmup_requests")
 AVAILABLE = ("AVAILABLE", "OK")
@@ -24,34 +29,36 @@ LOADING = ("LOADING", "OK")
 
 
 class Hanging:
-    """A version whose load waits until it is let go: its recorded requests come from a pipe that nobody fills."""
+    """A version whose load waits until it is let go, for 45 s at most: opening its recorded requests does not return.
+
+    Another process has a lease on that file, so Linux holds up whoever opens it, as a mount without its server does.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.base = folder.parent
         draft = folder.parent.parent / "hanging"
         write_toy_model(draft)
-        os.mkfifo(draft / WARMUP)
+        self._file = os.open(draft / WARMUP, os.O_RDWR | os.O_CREAT)
+        fcntl.fcntl(self._file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         folder.parent.mkdir(exist_ok=True)
         os.rename(draft, folder)
-        self._pipe = folder / WARMUP
-        self._empty = folder.parent.parent / "empty"
 
     def let_go(self) -> None:
-        """Ends the wait of a load that goes on, and of all that come: the pipe becomes a file without records."""
-        if self._pipe.is_fifo():
-            # For both ways, which Linux does not wait with.
-            end = os.open(self._pipe, os.O_RDWR)
-            self._empty.touch()
-            os.replace(self._empty, self._pipe)
-            os.close(end)
+        """Ends the wait of a load that goes on, and of all that come."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Hanging]:
     """Version 1 of a model in folder "slow"."""
+    # Linux sends it to the holder of a lease for each that waits, and it would end this process.
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     hanging = Hanging(tmp_path / "slow" / "1")
     yield hanging
     hanging.let_go()
+    signal.signal(signal.SIGIO, before)
 
 
 def status(server: ServerProcess, name: str) -> dict[int, tuple[str, str]]:
@@ -116,6 +123,74 @@ def test_the_end_waits_for_a_hanging_load_no_longer_than_for_requests(
     assert server.exit_code() == 0
     record = server.records[-1]
     assert (record["message"], record["models"]) == ("not waiting for models that still load", ["slow"])
+
+
+def test_a_load_that_does_not_come_back_is_given_up_and_tried_again_when_it_has(
+    serve: Serve, base: Path, hanging: Hanging
+) -> None:
+    server = serve(load_timeout_s=0.5, load_retry_interval_micros=0, num_load_threads=1).ready()
+    both = [entry("default", base), entry("slow", hanging.base)]
+    code, message = reload(server, *both)
+    assert (code, "did not load within 0.5 s (--load_timeout_s)" in message) == ("UNKNOWN", True), message
+    given_up = server.wait_for_log("load failed", model="slow")
+    assert str(hanging.base / "1") in given_up["reason"]
+    # Its slot is free, and its next version has its turn.
+    add_version(base, 2, scale=2)
+    until(lambda: ask(server, "default") == [2, 20])
+    hanging.let_go()
+    assert reload(server, *both) == ("0", "")
+    assert ask(server, "slow") == [1, 10]
+
+
+def test_a_load_that_was_given_up_holds_up_no_later_version_and_no_end(
+    serve: Serve, base: Path, hanging: Hanging
+) -> None:
+    server = serve(model_base_path=hanging.base, load_timeout_s=0.5, max_num_load_retries=1000, drain_timeout_s=3600)
+    server.answering()
+    until(lambda: status(server, "default") == {1: ("END", "DEADLINE_EXCEEDED")})
+    assert "version 1 is END" in server.http.get("/readyz").json()["problems"]["default"]
+    add_version(hanging.base, 2, scale=2)
+    until(lambda: ask(server, "default") == [2, 20])
+    # One thread waits, whatever the number of tries.
+    assert len([record for record in server.records if record["message"] == "load failed"]) == 1
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    assert server.records[-1]["models"] == ["default"]
+
+
+@pytest.mark.tf
+def test_a_graph_that_waits_for_ever_in_a_warm_up_holds_up_no_later_version_and_no_end(
+    serve: Serve, tmp_path: Path
+) -> None:
+    import tensorflow as tf
+
+    # Out of the version's folder, where nobody looks for pipes.
+    os.mkfifo(tmp_path / "pipe")
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "x")])
+    def waiting(x: Any) -> dict[str, Any]:
+        return {"y": x + tf.strings.to_number(tf.io.read_file(str(tmp_path / "pipe")))}
+
+    version = tmp_path / "graphs" / "1"
+    tf.saved_model.save(tf.Module(), str(version), signatures={"serving_default": waiting})
+    log = message_class("tensorflow.serving.PredictionLog")()
+    log.predict_log.request.model_spec.signature_name = "serving_default"
+    fill_tensor(log.predict_log.request.inputs["x"], np.zeros(1, np.float32))
+    (version / "assets.extra").mkdir()
+    (version / WARMUP).write_bytes(record(log.SerializeToString()))
+    server = serve(
+        model_base_path=tmp_path / "graphs",
+        graph_signatures="auto",
+        load_timeout_s=20,
+        drain_timeout_s=3600,
+        version_settle_s=0,
+    ).answering()
+    until(lambda: status(server, "default") == {1: ("END", "DEADLINE_EXCEEDED")})
+    add_version(tmp_path / "graphs", 2)
+    until(lambda: ask(server, "default") == [1, 10])
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    assert server.records[-1]["models"] == ["default"]
 
 
 def test_a_second_signal_does_not_wait_for_it_at_all(serve: Serve, base: Path, hanging: Hanging) -> None:

@@ -17,6 +17,7 @@ from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS, write_tower_model
+from tests.toy_described import write_described_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
@@ -56,6 +57,17 @@ def test_lookups_are_answered_by_the_core_as_python_answers_them(serve: Serve) -
         assert data_plane(server).get("forwarded", {"grpc": 0})["grpc"] == 0
     assert answers["native"] == answers["python"]
     assert answers["native"]["user"] == [[1, 10], [4, 40]]
+
+
+def test_the_status_page_names_signatures_that_are_forwarded_and_why(serve: Serve, tmp_path: Path) -> None:
+    write_described_model(tmp_path / "described" / "1")
+    server = serve(model_base_path=tmp_path / "described", data_plane="native").ready()
+    (version,) = server.http.get("/v1/statusz").json()["models"]["default"]["versions"]
+    assert version["forwarded"].keys() == {"bounded", "stored"}
+    assert "has max_norm" in version["forwarded"]["bounded"]
+    page = server.http.get("/v1/statusz", headers={"accept": "text/html"}).text
+    assert "Signatures that the native core forwards to Python" in page
+    assert "has max_norm" in page
 
 
 def test_what_the_core_does_not_answer_comes_from_the_reference_servers(serve: Serve) -> None:

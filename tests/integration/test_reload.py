@@ -75,9 +75,9 @@ class Load:
         self.scales.add(scale)
 
 
-def versions(server: ServerProcess) -> dict[int, dict[str, Any]]:
+def versions(server: ServerProcess, model: str = "default") -> dict[int, dict[str, Any]]:
     """Returns the status of every version that has not ended without an error."""
-    statuses = server.http.get("/v1/models/default").json()["model_version_status"]
+    statuses = server.http.get(f"/v1/models/{model}").json()["model_version_status"]
     ended = {"error_code": "OK", "error_message": ""}
     return {int(s["version"]): s for s in statuses if (s["state"], s["status"]) != ("END", ended)}
 

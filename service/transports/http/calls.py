@@ -18,11 +18,11 @@ from service.core.bound import Bound
 from service.core.engine import Engine
 from service.core.errors import DeadlineExceeded, ServiceError
 from service.core.types import ModelRef
+from service.transports.http.api import API
 from service.transports.http.body import read_body
 
 # Large bodies are parsed beside the event loop; JSON holds the interpreter's lock, so more threads would not help.
 _NUM_PARSE_THREADS = 2
-API = "http"
 
 
 class Parsed(Protocol):

@@ -18,6 +18,7 @@ from service.core.errors import RouteNotFound, ServiceError
 from service.transports.http import openapi
 from service.transports.http.access import AccessMiddleware
 from service.transports.http.admin_routes import add_admin_routes
+from service.transports.http.api import DEFAULT_MAX_TABLE_ROWS
 from service.transports.http.calls import Calls
 from service.transports.http.cors import CorsMiddleware
 from service.transports.http.docs_page import add_docs_page, installed_assets
@@ -33,7 +34,6 @@ from service.transports.http.statusz_route import add_statusz_route
 from service.transports.http.tfs_routes import add_tfs_routes
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
-DEFAULT_MAX_TABLE_ROWS = 65536
 # Ours, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 

@@ -74,6 +74,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "monitoring_config_file": ("monitoring.conf", "monitoring.conf"),
     "allow_version_labels_for_unavailable_models": ("true", True),
     "version_settle_s": ("0", 0.0),
+    "load_timeout_s": ("0", 0.0),
     "enable_model_warmup": ("false", False),
     "num_request_iterations_for_warmup": ("3", 3),
     "ssl_config_file": ("/g.conf", "/g.conf"),

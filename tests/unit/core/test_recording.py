@@ -10,7 +10,7 @@ import numpy as np
 from service.core.engine import Engine
 from service.core.recording import Draw
 from service.core.types import ModelRef
-from service.transports.http.calls import API
+from service.transports.http.api import API
 from tests.conftest import RecordingObserver, serving
 
 TOY = ModelRef("toy")

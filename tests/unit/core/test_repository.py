@@ -6,11 +6,13 @@ import dataclasses
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from service.core import repository
 from service.core.errors import ArtifactError, ModelNotFound, NotReady
 from service.core.model_config import ModelConfig
 from service.core.registry import Registry
@@ -420,6 +422,59 @@ def test_a_version_that_failed_is_tried_at_once_from_another_base_path(world: Wo
     world.poll()
     assert world.loads == [(1, "1"), (1, "0001")]
     assert world.serving == 1
+
+
+def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add("1")
+    rules = dataclasses.replace(world.rules, look_timeout_s=0.01)
+    watcher = ModelWatcher(world.config(), world.registry, rules)
+    watcher.poll_once()
+    answer, asked = threading.Event(), []
+
+    def hang(base_path: Path) -> dict[int, Path]:
+        asked.append(base_path)
+        answer.wait()
+        return {}
+
+    # A mount without its server can be had from no test.
+    monkeypatch.setattr(repository, "find_versions", hang)
+    for _ in range(3):
+        watcher.poll_once()
+    assert (asked, world.serving) == ([world.base], 1)
+    assert world.registry.noted_problem("m") == f"cannot read its folder {world.base}: its file system does not answer"
+    answer.set()
+    monkeypatch.undo()
+    world.add("2")
+    end_s = time.monotonic() + 60
+    while world.serving != 2:
+        watcher.poll_once()
+        assert time.monotonic() < end_s
+    assert world.registry.noted_problem("m") == ""
+
+
+def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) -> None:
+    answer, looks = threading.Event(), []
+
+    def wall_clock() -> float:
+        # Of the first look at version 2, which is the newest.
+        looks.append("look")
+        if len(looks) == 1:
+            answer.wait()
+        return 0.0
+
+    world.add("1", "2")
+    rules = dataclasses.replace(world.rules, look_timeout_s=0.05, wall_clock=wall_clock)
+    watcher = ModelWatcher(world.config(All()), world.registry, rules)
+    watcher.poll_once()
+    watcher.poll_once()
+    assert (world.loads, len(looks)) == ([(1, "1")], 2)
+    answer.set()
+    end_s = time.monotonic() + 60
+    while world.serving != 2:
+        watcher.poll_once()
+        assert time.monotonic() < end_s
 
 
 class Wake(threading.Event):

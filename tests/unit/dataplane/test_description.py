@@ -14,6 +14,7 @@ from service.codecs.signature_def import read_signatures
 from service.core.manifest import Manifest
 from service.core.types import TableCounts
 from service.dataplane.description import Described, describe
+from service.dataplane.left_out import left_out
 from service.lookup.backend import OpenedLookups, open_lookups
 from tests.toy_described import write_described_model
 from tests.toy_model import rewrite_manifest, write_toy_model
@@ -128,6 +129,11 @@ def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> No
     _, document = described(tmp_path / "1")
     # bounded has max_norm; stored answers other numbers than float32.
     assert {one["name"] for one in document["signatures"]} == {"named", "joined", "empty", "blocks", "hashed"}
+    lookups = opened(tmp_path / "1")
+    reasons = left_out(lookups, lookups.signatures, {})
+    assert reasons.keys() == {"bounded", "stored"}
+    assert "has max_norm" in reasons["bounded"]
+    assert "the native core writes rows as float32" in reasons["stored"]
     empty = signature(document, "empty")["features"]
     assert {name: one["needs_ids"] for name, one in empty.items()} == {
         "zero": "none",

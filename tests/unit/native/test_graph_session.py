@@ -296,12 +296,13 @@ def test_a_servable_of_the_core_keeps_its_session(tf: Any, tmp_path: Path) -> No
 
 
 def test_inputs_with_defaults_are_left_to_python(whole: tuple[Servable, Servable]) -> None:
-    from service.graph.native_graph import native_savedmodel
+    from service.graph.native_graph import NativeGraph, PythonOnly, native_savedmodel
     from service.graph.savedmodel import SavedModelBackend
 
     backend = whole[0].backends["numbers"]
     assert isinstance(backend, SavedModelBackend)
     spec: SignatureSpec = whole[0].signatures["numbers"]
-    assert native_savedmodel(backend, spec) is not None
+    assert isinstance(native_savedmodel(backend, spec), NativeGraph)
     optional = {"a": replace(spec.inputs["a"], is_optional=True, default=np.array([1], np.int32))}
-    assert native_savedmodel(backend, replace(spec, inputs={**spec.inputs, **optional})) is None
+    left = native_savedmodel(backend, replace(spec, inputs={**spec.inputs, **optional}))
+    assert left == PythonOnly('input "a" has a default')

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.core.errors import ArtifactError
-from service.core.links import check_links
+from service.core.version_tree import check_tree
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def test_links_within_the_models_folder_are_taken(version: Path) -> None:
     (version / "assets" / "same").symlink_to("../variables/data")
     (version.parent / "shared").mkdir()
     (version / "assets" / "shared").symlink_to("../../shared")
-    check_links(version)
+    check_tree(version)
     (version / "assets" / "shared").unlink()
     # A version that is a link itself, as tools that deploy make them.
     linked = version.parent.parent.parent / "served" / "m" / "7"
     linked.parent.mkdir(parents=True)
     linked.symlink_to(version)
-    check_links(linked)
+    check_tree(linked)
 
 
 @pytest.mark.parametrize("target", ["{}/secret", "../../../../secret", "/etc", "{}/models/other/absent"])
@@ -40,4 +40,4 @@ def test_a_link_elsewhere_is_refused(version: Path, tmp_path: Path, target: str,
         target.format(tmp_path) if where != "link" else target.format(tmp_path).replace("../", "", 1)
     )
     with pytest.raises(ArtifactError, match=f"{where} is a link out of"):
-        check_links(version)
+        check_tree(version)

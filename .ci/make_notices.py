@@ -1,0 +1,98 @@
+"""Writes native/THIRD-PARTY-NOTICES.txt, the licenses of crates that the core links; `--check` only compares.
+
+Without cargo neither is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+NATIVE = Path(__file__).parents[1] / "native"
+TARGET = NATIVE / "THIRD-PARTY-NOTICES.txt"
+PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
+NAMES = ("LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE")
+
+HEAD = """\
+service/_native.abi3.so, the native core of embedding-server, has the following libraries linked into it.
+This file is generated from native/Cargo.lock and the libraries' own packages (make generated).
+
+The Rust standard library, https://github.com/rust-lang/rust: MIT OR Apache-2.0
+Copyright (c) The Rust Project Contributors
+"""
+RULE = "=" * 100
+
+
+def main() -> int:
+    """Returns the exit status: 1 when --check finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    is_check = parser.parse_args().check
+    if shutil.which("cargo") is None:
+        sys.stderr.write(f"!!! {TARGET.name} is neither made nor compared: cargo is absent. !!!\n")
+        return 0
+    text = notices(linked_crates())
+    if is_check:
+        is_same = TARGET.exists() and TARGET.read_text() == text
+        sys.stdout.write(f"{TARGET.name}: {'up to date' if is_same else 'differs, run make generated'}\n")
+        return 0 if is_same else 1
+    TARGET.write_text(text)
+    sys.stdout.write(f"{TARGET.name}: {len(text.splitlines())} lines\n")
+    return 0
+
+
+def linked_crates() -> list[dict[str, Any]]:
+    """Returns cargo's description of each crate that is linked, by name and version: no macros, no build scripts."""
+    found: dict[str, dict[str, Any]] = {}
+    for platform in PLATFORMS:
+        command = ["cargo", "metadata", "--locked", "--format-version=1", "--features=python"]
+        command.append(f"--filter-platform={platform}")
+        metadata = json.loads(subprocess.run(command, cwd=NATIVE, check=True, stdout=subprocess.PIPE).stdout)
+        packages = {package["id"]: package for package in metadata["packages"]}
+        nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
+        waiting = [metadata["resolve"]["root"]]
+        seen = set()
+        while waiting:
+            name = waiting.pop()
+            kinds = {kind for target in packages[name]["targets"] for kind in target["kind"]}
+            if name in seen or "proc-macro" in kinds:
+                continue
+            seen.add(name)
+            for dependency in nodes[name]["deps"]:
+                if any(use["kind"] is None for use in dependency["dep_kinds"]):
+                    waiting.append(dependency["pkg"])
+        found |= {name: packages[name] for name in seen if packages[name]["source"]}
+    return sorted(found.values(), key=lambda crate: (crate["name"], crate["version"]))
+
+
+def notices(crates: list[dict[str, Any]]) -> str:
+    """Returns the file's text: the crates, then each license text once, under the names of those it came with."""
+    lines = [HEAD]
+    # By its words: the same license comes with other line breaks.
+    texts: dict[str, tuple[str, list[str]]] = {}
+    for crate in crates:
+        name = f"{crate['name']} {crate['version']}"
+        lines.append(f"{name}, {crate['repository'] or crate['homepage'] or 'crates.io'}: {crate['license']}")
+        files = license_files(Path(crate["manifest_path"]).parent)
+        if not files:
+            lines.append(f"  by {', '.join(crate['authors']) or 'its contributors'}; its package has no license text")
+        for file in files:
+            text = "\n".join(line.rstrip() for line in file.read_text().strip("\n\f ").splitlines())
+            texts.setdefault(" ".join(text.split()), (text, []))[1].append(name)
+    for text, names in sorted(texts.values(), key=lambda item: item[1]):
+        lines += ["", RULE, ", ".join(dict.fromkeys(names)), RULE, "", text]
+    return "\n".join(lines) + "\n"
+
+
+def license_files(package: Path) -> list[Path]:
+    """Returns the files of a package that hold its license or notices."""
+    return sorted(file for file in package.iterdir() if file.is_file() and file.name.upper().startswith(NAMES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

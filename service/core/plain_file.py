@@ -1,0 +1,46 @@
+"""Reads files that may turn out to be pipes, sockets, devices or folders, without waiting for them.
+
+Opening a pipe waits until somebody writes to it, and a device such as /dev/zero has no end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def read_plain_file(path: Path) -> bytes:
+    """Returns a file's bytes; raises OSError, also for what is no plain file."""
+    # Before it is opened: opening alone rewinds a tape.
+    _check(path, os.stat(path))
+    descriptor = os.open(path, _FLAGS)
+    with open(descriptor, "rb") as file:
+        # It may be another one than a moment ago.
+        _check(path, os.fstat(descriptor))
+        return file.read()
+
+
+def strange_kind(found: os.stat_result) -> str:
+    """Returns what a path is where it is neither a plain file nor a folder, such as "a pipe"; else "".
+
+    >>> strange_kind(os.stat("/dev/null"))
+    'a device'
+    """
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "")
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if kind := strange_kind(found):
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a file", str(path))

@@ -1,0 +1,30 @@
+"""Judges what lies in a version's folder before anything there is opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from service.core.errors import ArtifactError
+from service.core.plain_file import strange_kind
+
+
+def check_tree(version: Path) -> None:
+    """Raises ArtifactError for a link that leads out, and for a pipe, a socket or a device.
+
+    Whoever may add a version could else have the server map, and answer from, any file that it can read. The version's
+    folder itself may be a link, and versions may share files. TensorFlow would wait for a pipe's writer for ever.
+    """
+    roots = [os.path.realpath(version), os.path.realpath(version.absolute().parent)]
+    for folder, folders, files in os.walk(version):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots):
+                raise ArtifactError(f"{path.relative_to(version)} is a link out of the model's folder")
+            try:
+                kind = strange_kind(os.stat(path))
+            except OSError:
+                # A link that leads nowhere harms nobody until somebody reads it.
+                continue
+            if kind:
+                raise ArtifactError(f"{path.relative_to(version)} is {kind}, expected a file")

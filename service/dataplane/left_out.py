@@ -1,0 +1,102 @@
+"""Why the native core leaves signatures to the reference servers.
+
+What the core has no words for is here; what a graph lacks is in service.graph.native_graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.core.types import SignatureSpec
+from service.graph.native_graph import NativeGraph, PythonOnly
+from service.lookup.backend import OpenedLookups
+from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
+
+# The dtypes of native/src/plan/inputs.rs.
+_DTYPES = frozenset(
+    {
+        *("float16", "bfloat16", "float32", "float64", "bool", "string"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    }
+)
+
+
+def left_out(
+    lookups: OpenedLookups | None,
+    signatures: Mapping[str, SignatureSpec],
+    graphs: Mapping[str, NativeGraph | PythonOnly],
+) -> dict[str, str]:
+    """Returns why the core does not answer signatures, by the names of those.
+
+    Args:
+      lookups: of the version's manifest, if it has one.
+      signatures, graphs: by name, its signatures and the graphs of predicts.
+    """
+    found = {}
+    for name, spec in signatures.items():
+        if lookups is not None and name in lookups.lookup_names:
+            fault = lookup_fault(lookups.signatures[name], lookups.backend.plan(name))
+        else:
+            graph = graphs[name]
+            fault = graph.reason if isinstance(graph, PythonOnly) else predict_fault(spec, graph)
+        if fault:
+            found[name] = fault
+    return found
+
+
+def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
+    """Returns what of a predict the core has no words for; "" where it has them for all."""
+    for name, tensor in (*spec.inputs.items(), *spec.outputs.items()):
+        if tensor.dtype not in _DTYPES:
+            return f'"{name}" is {tensor.dtype}, which the native core does not read or write'
+    for feature in graph.features:
+        lookup = feature.feature
+        if lookup.ids in graph.computed:
+            continue
+        if fault := _feature_fault(spec, feature):
+            return fault
+        if lookup.row_splits is not None and all(
+            one[1:3] != (lookup.ids, lookup.row_splits) for one in spec.ragged_names
+        ):
+            return f'ragged ids "{lookup.ids}" and "{lookup.row_splits}" have no common name in JSON'
+    return ""
+
+
+def lookup_fault(spec: SignatureSpec, plan: SignaturePlan) -> str:
+    """Returns what of a lookup the core has no words for; "" where it has them for all."""
+    for name, tensor in spec.inputs.items():
+        if tensor.dtype not in _DTYPES:
+            return f'"{name}" is {tensor.dtype}, which the native core does not read'
+    for name, tensor in spec.outputs.items():
+        if tensor.dtype != "float32":
+            return f'"{name}" is {tensor.dtype}: the native core writes rows as float32'
+    if spec.outputs.keys() != plan.outputs.keys():
+        return "it has outputs that are no rows of tables"
+    for feature in plan.features.values():
+        if fault := _feature_fault(spec, feature):
+            return fault
+    for name, output in plan.outputs.items():
+        if not _is_joinable(plan, output):
+            return f'output "{name}" has sequences side by side'
+    return ""
+
+
+def _feature_fault(spec: SignatureSpec, plan: FeaturePlan) -> str:
+    lookup = plan.feature
+    what = f'the feature of "{lookup.ids}"'
+    if lookup.max_norm is not None:
+        return f"{what} has max_norm"
+    if not plan.is_one_kernel:
+        return f"{what} is of float64, or drops ids by weight and treats rows without ids apart"
+    for name in (lookup.ids, lookup.row_splits, lookup.weights):
+        if name is not None and name not in spec.inputs:
+            return f'{what} reads "{name}", which is no input'
+    if lookup.default_row >= plan.table.info.vocabulary_size:
+        return f"{what} has default row {lookup.default_row} of a table with {plan.table.info.vocabulary_size}"
+    return ""
+
+
+def _is_joinable(plan: SignaturePlan, output: OutputPlan) -> bool:
+    # The core writes sequences side by side only where each row of the output is one vector.
+    lengths = [plan.features[part].feature.max_sequence_length for part in output.parts]
+    return len(lengths) == 1 or output.rank == 2 or not any(lengths)

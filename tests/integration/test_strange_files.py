@@ -1,0 +1,179 @@
+"""Pipes, sockets, devices, loops of links and folders in place of files: the server waits for none of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.certificates import Authority, ssl_config
+from tests.integration.conftest import Serve
+from tests.integration.process import until
+from tests.integration.test_models import ask
+from tests.integration.test_reload import versions
+from tests.toy_model import INDEX, MANIFEST, SHARD
+
+SAVED_MODEL = Path("saved_model.pb")
+WARMUP = Path("assets.extra/tf_serving_warmup_requests")
+OPTIONS = Path("assets.extra/saved_model_config.pb")
+CALLER = 'open = ["health"]\n[[caller]]\nname = "somebody"\n'
+ALLOWED = '[[caller.allow]]\nmodels = ["*"]\nrights = ["predict"]\n'
+PLACES = (SAVED_MODEL, INDEX, SHARD, MANIFEST, WARMUP, OPTIONS)
+
+
+def put_pipe(path: Path) -> None:
+    """Makes a pipe that nobody writes to."""
+    os.mkfifo(path)
+
+
+def put_socket(path: Path) -> None:
+    """Makes a Unix socket."""
+    # Through the folder's descriptor: a socket's path has room for 107 bytes.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
+def put_device(path: Path) -> None:
+    """Makes another /dev/zero, whose reader never comes to an end."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o644, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root makes a device")
+
+
+def put_loop(path: Path) -> None:
+    """Makes a link to itself."""
+    path.symlink_to(path.name)
+
+
+def put_dangling(path: Path) -> None:
+    """Makes a link to what is not there."""
+    path.symlink_to("absent")
+
+
+def put_folder(path: Path) -> None:
+    """Makes a folder."""
+    path.mkdir()
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "a pipe": put_pipe,
+    "a socket": put_socket,
+    "a device": put_device,
+    "a loop": put_loop,
+    "a dangling link": put_dangling,
+    "a folder": put_folder,
+}
+by_kind = pytest.mark.parametrize("kind", STRANGE)
+
+
+def replace_file(path: Path, kind: str) -> None:
+    """Puts something strange in a file's place."""
+    path.unlink(missing_ok=True)
+    STRANGE[kind](path)
+
+
+@by_kind
+def test_one_in_place_of_a_versions_file_costs_that_version_alone(
+    serve: Serve, base: Path, tmp_path: Path, kind: str
+) -> None:
+    listed = f'config {{ name: "default" base_path: "{base}" model_platform: "tensorflow" }}\n'
+    for place in PLACES:
+        # The strange version's turn comes first.
+        shutil.copytree(base / "1", tmp_path / place.name / "1")
+        replace_file(shutil.copytree(base / "1", tmp_path / place.name / "2") / place, kind)
+        listed += (
+            f'config {{ name: "{place.name}" base_path: "{tmp_path / place.name}" model_platform: "tensorflow" '
+            "model_version_policy { all {} } }\n"
+        )
+    config = tmp_path / "models.conf"
+    config.write_text(f"model_config_list {{ {listed} }}")
+    server = serve(model_base_path="", model_config_file=config, max_num_load_retries=0).answering()
+    for name in ("default", *(f"{place.name}/versions/1" for place in PLACES)):
+        until(lambda name=name: ask(server, name) == [1, 10])
+    for place in PLACES:
+        # One that is not as its manifest says is waited for as a copy that goes on: --version_settle_s.
+        until(lambda place=place: versions(server, place.name)[2]["state"] in ("END", "AVAILABLE"))
+        ended = versions(server, place.name)[2]
+        if kind == "a dangling link" and place in (WARMUP, OPTIONS):
+            # As if it were not there, and it need not be.
+            assert ended["state"] == "AVAILABLE"
+            continue
+        assert (ended["state"], ended["status"]["error_code"]) == ("END", "FAILED_PRECONDITION"), place
+        if kind in ("a pipe", "a socket", "a device"):
+            assert f"{kind}, expected a file" in ended["status"]["error_message"]
+        assert place.name in ended["status"]["error_message"] or kind == "a dangling link", ended
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    # Not "not waiting for models that still load".
+    assert server.records[-1]["message"] == "stopped"
+
+
+@by_kind
+def test_one_in_place_of_a_file_that_is_read_again_changes_nothing(
+    serve: Serve, base: Path, tmp_path: Path, kind: str
+) -> None:
+    models, callers, certificate = (tmp_path / name for name in ("models.conf", "auth.toml", "ssl.conf"))
+    models.write_text(
+        f'model_config_list {{ config {{ name: "default" base_path: "{base}" model_platform: "tensorflow" }} }}'
+    )
+    callers.write_text(f'{CALLER}token_sha256 = ["{"0" * 64}"]\n{ALLOWED}')
+    certificate.write_text(ssl_config(Authority().issue()))
+    server = serve(
+        model_base_path="",
+        model_config_file=models,
+        model_config_file_poll_wait_seconds=1,
+        auth_config=callers,
+        auth_config_poll_wait_seconds=0.05,
+        ssl_config_file=certificate,
+    ).answering()
+    server.wait_for_log("loaded")
+    for path in (models, callers, certificate):
+        replace_file(path, kind)
+    refusals = {
+        models: "model config refused",
+        callers: "auth config refused; the one before stays in force",
+        certificate: "certificate refused, the one before stays",
+    }
+    for path, message in refusals.items():
+        reason = server.wait_for_log(message)["reason"]
+        assert str(path) in reason
+        if kind in ("a pipe", "a socket", "a device"):
+            assert f"it is {kind}, expected a file" in reason
+    assert server.http.get("/healthz").status_code == 200
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    assert server.records[-1]["message"] == "stopped"
+
+
+@by_kind
+@pytest.mark.parametrize(
+    "flag",
+    ["model_config_file", "auth_config", "ssl_config_file", "monitoring_config_file", "batching_parameters_file"],
+)
+def test_one_in_place_of_a_settings_file_ends_the_start(serve: Serve, tmp_path: Path, flag: str, kind: str) -> None:
+    STRANGE[kind](tmp_path / "file")
+    more = ("--enable_batching",) if flag == "batching_parameters_file" else ()
+    server = serve(*more, **{flag: tmp_path / "file"})
+    assert server.exit_code() == 2
+    assert f"cannot read {tmp_path / 'file'}" in server.text()
+
+
+@by_kind
+def test_one_among_the_versions_is_no_version(serve: Serve, base: Path, kind: str) -> None:
+    if kind == "a folder":
+        pytest.skip("a folder is a version")
+    STRANGE[kind](base / "2")
+    server = serve().ready()
+    assert ask(server, "default") == [1, 10]
+    assert list(versions(server)) == [1]
