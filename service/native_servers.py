@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from service.process_limits import max_connections
 from service.python_servers import Ports
 from service.recent_requests import RecentRequests
 from service.tls.wires import Wires
+from service.transports.forwarded import Forwarding
 from service.transports.http.http_app import DEFAULT_MAX_TABLE_ROWS
 
 logger = logging.getLogger(__name__)
@@ -63,11 +65,14 @@ class NativeServers:
         self._metrics = metrics
         self._recent = recent
         self._tls = tls
-        self._why_forwarded = _why_forwarded(settings)
+        self._callers = None if access is None else access.callers
+        self._sampler = None if engine.tracing is None else engine.tracing.sampler
+        self._seal = secrets.token_hex(16)
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
-        self._grpc = create_reference_grpc_server(settings, engine, self._upstreams["grpc"], access)
-        self._http = create_reference_http_server(http_parts, self._upstreams["http"])
+        forwarding = Forwarding(self._seal)
+        self._grpc = create_reference_grpc_server(settings, engine, self._upstreams["grpc"], access, forwarding)
+        self._http = create_reference_http_server(http_parts, self._upstreams["http"], forwarding)
         self._serving: asyncio.Task[None] | None = None
         self._edge: Edge | None = None
         self._statistics: NativeStatistics | None = None
@@ -86,8 +91,6 @@ class NativeServers:
         await self._http.begun.wait()
         self._edge = self._open_edge(listeners)
         self._serving.add_done_callback(lambda _: on_end())
-        if self._why_forwarded:
-            logger.info("the native core forwards all requests to Python", extra={"reason": self._why_forwarded})
         threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
         return ports
 
@@ -101,7 +104,9 @@ class NativeServers:
             upstreams=self._upstreams,
             max_connections=max_connections(settings.max_connections),
             max_table_rows=DEFAULT_MAX_TABLE_ROWS,
-            is_answering=not self._why_forwarded,
+            callers=self._callers,
+            sampler=self._sampler,
+            seal=self._seal,
         )
         self._statistics = NativeStatistics(
             edge,
@@ -150,12 +155,5 @@ class NativeServers:
         return {
             "kind": "native",
             "threads": self._settings.num_threads,
-            "forwards_all": self._why_forwarded or None,
             **(self._statistics.read() if self._statistics is not None else {}),
         }
-
-
-def _why_forwarded(settings: Settings) -> str:
-    if settings.auth_config:
-        return "--auth_config: Python decides who may do what"
-    return "--tracing: Python makes the spans" if settings.tracing != "off" else ""

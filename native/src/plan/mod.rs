@@ -1,6 +1,7 @@
 //! Compiles signatures against their tables, judges inputs, sizes answers and reads rows.
 
 mod description;
+mod grant;
 mod graph;
 mod inputs;
 mod names;
@@ -14,6 +15,7 @@ pub use description::{
     Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
     TableDescription, VocabularyDescription,
 };
+pub use grant::Grant;
 pub use graph::{Graph, OpenGraph, RanData, RanOutput};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use routes::{ModelRoutes, Routes};
