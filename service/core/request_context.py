@@ -1,7 +1,7 @@
 """What is known of the request that is worked on: its id, the trace that its sender has begun, and its draws.
 
-Transports set all three as a request begins, in the context that works on it; logs, spans and samples read them. None is
-reset at the end: the next request in the same context sets its own.
+Transports set all three as a request begins, in the context that works on it; logs, spans and samples read them. None
+is reset at the end: the next request in the same context sets its own.
 """
 
 from __future__ import annotations
