@@ -261,12 +261,15 @@ def test_the_core_answers_known_callers_and_forwards_the_others(guarded: Guarded
         rows = ("POST", "/v1/models/shown/tables/user:rows", token)
         return [
             guarded.grpc(f"{PREDICTION}/Predict", predict("shown"), token)[0],
-            guarded.grpc(f"{INFERENCE}/ModelInfer", infer("shown"), token)[0],
+            guarded.grpc(f"{INFERENCE}/ModelInfer", modern, token)[0],
             guarded.http("POST", "/v1/models/shown:lookup", token, content=BODY).status_code,
-            guarded.http("POST", "/v2/models/shown/infer", token, content=INFER).status_code,
+            guarded.http("POST", "/v2/models/shown/infer", token, content=INFER | named).status_code,
             guarded.http(*rows, content={"ids": [1]}).status_code,
         ]
 
+    named = {"parameters": {"signature_name": "lookup"}}
+    modern = infer("shown")
+    modern.parameters["signature_name"].string_param = "lookup"
     num_own = forwarded()
     is_native = num_own > 0
     assert ask("user") == ask("boss") == ["OK", "OK", 200, 200, 200]
