@@ -148,7 +148,7 @@ def test_both_planes_judge_callers_alike(
     calls = RandomCalls("toy", repository / "toy" / "1", _IDS_PER_ROW)
     answered: dict[str, Counter[str]] = {}
     headers = {name: f"Bearer token-of-{name}" for name in _CALLERS}
-    headers |= {"spaced": "bearer \t token-of-exact", "none": "", "wrong": "Bearer token-of-exact2", "basic": "Basic x"}
+    headers |= {"spaced": "bearer  token-of-exact", "none": "", "wrong": "Bearer token-of-exact2", "basic": "Basic x"}
     with (
         closing(Answers(guarded_planes["native"])) as native,
         closing(Answers(guarded_planes["python"])) as reference,
