@@ -9,6 +9,7 @@ from service.access import Access
 from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.tls.wires import Wires
+from service.transports.forwarded import Forwarding
 from service.transports.grpc.grpcio_server import GrpcServer
 from service.transports.grpc.grpcio_tls import server_credentials
 from service.transports.grpc.guard import Guard
@@ -36,7 +37,7 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
 
 
 def create_reference_grpc_server(
-    settings: Settings, engine: Engine, socket_path: Path, access: Access | None = None
+    settings: Settings, engine: Engine, socket_path: Path, access: Access | None, forwarding: Forwarding
 ) -> GrpcServer:
     """Returns the server behind the native core, on a Unix socket, which has not started."""
     return _create(
@@ -44,6 +45,7 @@ def create_reference_grpc_server(
         engine,
         access,
         address=f"unix:{socket_path}",
+        forwarding=forwarding,
         # The core can not serve it: gRPC clients send the percent-encoded path of a Unix socket as :authority, which is
         # no authority (RFC 3986), and the HTTP/2 of the core refuses the request.
         socket_path=settings.grpc_socket_path,

@@ -12,6 +12,7 @@ from service.http_parts import HttpParts, listen
 from service.http_server import HttpServer, uvicorn_config
 from service.process_limits import max_connections
 from service.statusz.page import page
+from service.transports.forwarded import NO_FORWARDING, Forwarding
 from service.transports.http.http_app import create_http_app
 
 _UPSTREAM_KEEP_ALIVE_S = 3600
@@ -32,11 +33,11 @@ def create_http_server(parts: HttpParts) -> HttpServer:
     )
 
 
-def create_reference_http_server(parts: HttpParts, socket_path: Path) -> HttpServer:
+def create_reference_http_server(parts: HttpParts, socket_path: Path, forwarding: Forwarding) -> HttpServer:
     """Returns the models' server behind the native core, on a Unix socket; raises StartError."""
     return HttpServer(
         uvicorn_config(
-            _create_app(parts),
+            _create_app(parts, forwarding),
             drain_timeout_s=parts.settings.drain_timeout_s,
             lifespan="on",
             uds=str(socket_path),
@@ -46,7 +47,7 @@ def create_reference_http_server(parts: HttpParts, socket_path: Path) -> HttpSer
     )
 
 
-def _create_app(parts: HttpParts) -> Any:
+def _create_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) -> Any:
     settings, access = parts.settings, parts.access
     engine = access.engine if access else parts.engine
     return create_http_app(
@@ -61,6 +62,7 @@ def _create_app(parts: HttpParts) -> Any:
         cors_origins=settings.cors_origins,
         strict_json=settings.rest_api_strict_json,
         spans=parts.spans,
+        forwarding=forwarding,
         statusz=(access.server_wide(parts.statusz) if access else parts.statusz, page),
         callers=access.callers if access else None,
     )

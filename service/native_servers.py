@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import tempfile
 import threading
@@ -25,6 +26,7 @@ from service.metrics.metrics import Metrics
 from service.process_limits import max_connections
 from service.recent_requests import RecentRequests
 from service.tls.wires import Wires
+from service.transports.forwarded import Forwarding
 from service.transports.http.api import DEFAULT_MAX_TABLE_ROWS
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ class NativeServers:
         self._metrics = metrics
         self._recent = recent
         self._tls = tls
-        self._why_forwarded = _why_forwarded(settings)
+        self._callers = None if access is None else access.callers
+        self._sampler = None if engine.tracing is None else engine.tracing.sampler
+        self._seal = secrets.token_hex(16)
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
@@ -90,8 +94,6 @@ class NativeServers:
         ports = Ports(*(listeners[wire][0].getsockname()[1] for wire in ("http", "grpc")))
         self._on_end = on_end
         self._edge = self._open_edge(listeners)
-        if self._why_forwarded:
-            logger.info("the native core forwards all requests to Python", extra={"reason": self._why_forwarded})
         threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
         return ports
 
@@ -101,9 +103,12 @@ class NativeServers:
         from service.grpc_transport import create_reference_grpc_server
         from service.http_transport import create_reference_http_server
 
-        self._grpc = create_reference_grpc_server(self._settings, self._engine, self._upstreams["grpc"], self._access)
+        forwarding = Forwarding(self._seal)
+        self._grpc = create_reference_grpc_server(
+            self._settings, self._engine, self._upstreams["grpc"], self._access, forwarding
+        )
         self._grpc.start()
-        self._http = create_reference_http_server(self._http_parts, self._upstreams["http"])
+        self._http = create_reference_http_server(self._http_parts, self._upstreams["http"], forwarding)
         self._serving = asyncio.create_task(self._http.serve())
         await self._http.begun.wait()
         self._serving.add_done_callback(lambda _: self._on_end())
@@ -118,7 +123,9 @@ class NativeServers:
             upstreams=self._upstreams,
             max_connections=max_connections(settings.max_connections),
             max_table_rows=DEFAULT_MAX_TABLE_ROWS,
-            is_answering=not self._why_forwarded,
+            callers=self._callers,
+            sampler=self._sampler,
+            seal=self._seal,
         )
         self._statistics = NativeStatistics(
             edge,
@@ -171,12 +178,5 @@ class NativeServers:
         return {
             "kind": "native",
             "threads": self._settings.num_threads,
-            "forwards_all": self._why_forwarded or None,
             **(self._statistics.read() if self._statistics is not None else {}),
         }
-
-
-def _why_forwarded(settings: Settings) -> str:
-    if settings.auth_config:
-        return "--auth_config: Python decides who may do what"
-    return "--tracing: Python makes the spans" if settings.tracing != "off" else ""

@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
+            "service.transports.forwarded",
         },
         {"numpy", "fastapi", "starlette", "orjson"},
     ),
@@ -94,6 +95,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             "service.core.errors",
             "service.codecs",
             "service.transports.peer",
+            "service.transports.forwarded",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},

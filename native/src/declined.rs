@@ -11,6 +11,10 @@ pub enum Declined {
     TooLarge,
     /// The bytes are not a request of this form, or use a part of the form that only the reference reads.
     Unusual,
+    /// The caller has no certain right to run the model.
+    Denied,
+    /// The request was drawn for a trace or a log, which the reference makes.
+    Drawn,
     /// No servable, label, version or signature of that name is published to the core.
     Unknown,
     /// The signature exists and only the reference runs it.

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::declined::Declined;
-use crate::edge::{self, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Wire};
+use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Description, Effort, Keep, ModelRoutes, Routes};
 use crate::python_log;
@@ -73,18 +73,18 @@ impl Servable {
     }
 }
 
-/// Models by name: versions, with a servable where the core may answer, and labels.
-pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>)>;
+/// Models by name: versions, with a servable where the core may answer; labels; the share of requests that is logged.
+pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64)>;
 
 /// Builds a routing table.
 #[must_use]
 pub fn routes_of(models: &PythonRoutes) -> Routes {
-    let models = models.iter().map(|(model, versions, labels)| {
+    let models = models.iter().map(|(model, versions, labels, log_rate)| {
         let versions = versions
             .iter()
             .map(|(version, servable)| (*version, servable.as_ref().map(|servable| Arc::clone(&servable.get().inner))));
         let labels = labels.iter().map(|(label, version)| (label.clone(), *version));
-        (model.clone(), ModelRoutes { versions: versions.collect(), labels: labels.collect() })
+        (model.clone(), ModelRoutes { versions: versions.collect(), labels: labels.collect(), log_rate: *log_rate })
     });
     Routes::new(models.collect())
 }
@@ -139,6 +139,8 @@ impl Forms {
             max_response_bytes: self.max_response_bytes,
             as_content: self.as_content,
             strict_json: self.strict_json,
+            grant: None,
+            log_draw: None,
         }
     }
 }
@@ -188,6 +190,16 @@ impl Server {
             // Detached: the last holder of a servable that goes drops a Python object.
             py.detach(|| server.set_routes(routes));
         }
+    }
+
+    /// Makes these the callers that may come in, from the next request on: a list of the callers that `Server` takes.
+    fn set_access(&self, callers: &str) -> PyResult<()> {
+        let callers: Vec<Caller> = serde_json::from_str(callers).map_err(value_error)?;
+        let access = Access::new(&callers).map_err(value_error)?;
+        if let Some(server) = self.inner.load_full() {
+            server.set_access(access);
+        }
+        Ok(())
     }
 
     /// Encrypts further connections of a wire by these PEM bytes; clients show certificates where authorities are given.
@@ -271,7 +283,7 @@ impl Dispatch for PlainForms {
             Method::Lookup => forms::lookup_json::answer(call, model, version, body),
             Method::Rows => {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
-                let servable = Arc::clone(call.routes.find(model, version).ok_or(Declined::Unknown)?);
+                let servable = Arc::clone(call.find(model, version)?);
                 // Statistics do not look at the signature of this method, for it has none.
                 Ok(Answered { body, rows: 0, servable, signature: 0, ran: Duration::ZERO, json_length: None })
             }
@@ -295,7 +307,9 @@ struct ServerConfig {
     http_upstream: PathBuf,
     #[serde(default)]
     tls: Tls,
-    is_answering: bool,
+    access: Option<Vec<Caller>>,
+    tracing: Option<Tracing>,
+    seal: String,
     as_content: bool,
     strict_json: bool,
     max_table_rows: usize,
@@ -381,7 +395,9 @@ impl ServerConfig {
                 http_timeout: time(limits.http_timeout_s)?,
                 ..Limits::default()
             },
-            is_answering: self.is_answering,
+            access: self.access.map(|callers| Access::new(&callers)).transpose().map_err(value_error)?,
+            tracing: self.tracing,
+            seal: self.seal,
             as_content: self.as_content,
             strict_json: self.strict_json,
             cors: match self.cors {

@@ -105,19 +105,24 @@ class Callers:
     """Who may come in now. Concurrency: any thread.
 
     current: the grant of the request that runs in this context. nobody: the grant of whoever shows nothing.
-    generation: goes up with each list of callers.
+    generation: goes up with each list of callers. listed: this list.
+    on_change: called after each change of the list.
     """
 
     def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
         self.nobody = Grant("")
         self.current: ContextVar[Grant] = ContextVar("grant", default=self.nobody)
         self._known = _Known(callers, open_parts)
+        self.listed = tuple(callers)
+        self.on_change: Callable[[], None] = lambda: None
         self.generation = 0
 
     def replace(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
         """Makes these the callers from the next request on; those under way end as they began."""
         self._known = _Known(callers, open_parts)
+        self.listed = tuple(callers)
         self.generation += 1
+        self.on_change()
 
     def knows(self, grant: Grant) -> bool:
         """Whether a grant that somebody remembers is one of now."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
+from service.core import request_context
 from service.core.inference import Classification, Regression
 from service.core.types import Array, SignatureSpec, Tensors
 
@@ -15,7 +16,7 @@ class Draw:
 
     Args:
       rate: the share of requests that is chosen, 0 to 1.
-      source: numbers from 0 to below 1.
+      source: numbers from 0 to below 1, for requests that have none of the native core's.
     """
 
     __slots__ = ("rate", "_source")
@@ -25,8 +26,10 @@ class Draw:
         self._source = source
 
     def take(self) -> bool:
-        """Says whether a request is chosen."""
-        return self._source() < self.rate
+        """Says whether the request of this context is chosen."""
+        drawn = request_context.draws.get().log
+        # The core judged the same number: a request that it did not choose is not drawn a second time.
+        return (self._source() if drawn is None else drawn) < self.rate
 
 
 class Recorder(Protocol):

@@ -1,13 +1,14 @@
-"""What is known of the request that is worked on: its id, and the trace that its sender has begun.
+"""What is known of the request that is worked on: its id, the trace that its sender has begun, and its draws.
 
-Transports set both as a request begins, in the context that works on it; logs and spans read them. Neither is reset at
-the end: the next request in the same context sets its own.
+Transports set all three as a request begins, in the context that works on it; logs, spans and samples read them. None
+is reset at the end: the next request in the same context sets its own.
 """
 
 from __future__ import annotations
 
 import re
 from contextvars import ContextVar
+from typing import NamedTuple
 
 # Ids end up in logs and in an answer's headers, so only what is harmless there is taken over.
 _SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -21,10 +22,26 @@ request_id: ContextVar[bytes] = ContextVar("request_id", default=b"")
 traceparent: ContextVar[bytes] = ContextVar("traceparent", default=b"")
 
 
-def enter(own_id: bytes, parent: bytes = b"") -> None:
+class Draws(NamedTuple):
+    """The numbers that the native core drew for a request; see native/src/edge/sampling.rs.
+
+    log: from 0 to below 1; None: nothing was drawn.
+    trace_id: of the trace that the request begins where it has no parent; 0: nothing was drawn.
+    """
+
+    log: float | None = None
+    trace_id: int = 0
+
+
+NO_DRAWS = Draws()
+draws: ContextVar[Draws] = ContextVar("draws", default=NO_DRAWS)
+
+
+def enter(own_id: bytes, parent: bytes = b"", drawn: Draws = NO_DRAWS) -> None:
     """Begins a request in this context."""
     request_id.set(own_id)
     traceparent.set(parent)
+    draws.set(drawn)
 
 
 def sane_id(value: bytes) -> bytes:

@@ -11,6 +11,11 @@ from service.core.types import SignatureSpec
 class Tracing(Protocol):
     """Makes spans of requests that are to be traced, and of what they run. Concurrency: any thread."""
 
+    @property
+    def sampler(self) -> str:
+        """The description of OpenTelemetry's sampler."""
+        ...
+
     def request(self, name: str) -> AbstractContextManager[None]:
         """Spans a request; its parent is the sender's, where request_context has one."""
         ...

@@ -6,12 +6,8 @@ import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from service.codecs.ssl_config_proto import parse_ssl_config_text
 from service.configuration.settings import Settings
-from service.core.errors import InvalidRequest
-from service.core.plain_file import read_plain_file
 from service.start_error import StartError
 
 logger = logging.getLogger(__name__)
@@ -55,16 +51,4 @@ def _not_native(settings: Settings) -> str:
     """Returns which settings only the Python data plane can have; "" where there are none."""
     if settings.grpc_channel_arguments:
         return "--grpc_channel_arguments are settings of Google's library"
-    if settings.auth_config:
-        for flag in ("ssl_config_file", "rest_api_ssl_config_file"):
-            if _verifies_clients(getattr(settings, flag)):
-                return f"--auth_config with client certificates (--{flag}) needs their names, which Python reads"
     return ""
-
-
-def _verifies_clients(path: str) -> bool:
-    try:
-        return bool(path) and parse_ssl_config_text(read_plain_file(Path(path)).decode(), path).client_verify
-    except (OSError, ValueError, InvalidRequest):
-        # The start ends over it a moment later, and says why.
-        return False

@@ -12,8 +12,11 @@ from typing import Any
 from service import _native
 from service.codecs.ssl_config_proto import SslConfig
 from service.configuration.settings import Settings
+from service.core.access import Callers
 from service.core.errors import InvalidRequest
+from service.dataplane.access import describe_callers
 from service.dataplane.route_publisher import RoutePublisher
+from service.dataplane.sampling import trace_shares
 from service.metrics.buckets import REQUEST
 from service.start_error import StartError
 from service.tls.wires import Wires
@@ -35,7 +38,9 @@ class Edge:
       upstreams: the Unix sockets of the reference servers, by wire; they listen already.
       max_connections: of each wire.
       max_table_rows: of one request for rows of a table.
-      is_answering: whether the core answers what it can; else it forwards everything.
+      callers: may come in; None: everybody may.
+      sampler: OpenTelemetry's, by its description; None: nothing is traced.
+      seal: proves to the reference servers that the core has forwarded a request.
 
     Raises:
       StartError: the core can not use a certificate, or not listen.
@@ -51,13 +56,18 @@ class Edge:
         upstreams: Mapping[str, Path],
         max_connections: int,
         max_table_rows: int,
-        is_answering: bool,
+        callers: Callers | None,
+        sampler: str | None,
+        seal: str,
     ) -> None:
         files = {wire: file for wire, file in (("grpc", tls.grpc), ("http", tls.http)) if file is not None}
         config = edge_config(settings, max_connections=max_connections, max_table_rows=max_table_rows)
         config |= {wire: [_listener(one) for one in listeners[wire]] for wire in listeners}
         config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
-        config["is_answering"] = is_answering
+        config["seal"] = seal
+        config["tracing"] = None if sampler is None else trace_shares(sampler)
+        # With the ports and not after them: no request may begin without a caller.
+        config["access"] = None if callers is None else describe_callers(callers.listed)
         # With the ports and not after them: no connection may begin in plaintext.
         config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
         try:
@@ -66,6 +76,9 @@ class Edge:
             raise StartError(f"the native core can not start: {error}") from error
         for wire, file in files.items():
             file.on_change = self._certificate_changed(wire)
+        if callers is not None:
+            known = callers
+            callers.on_change = lambda: self._server.set_access(json.dumps(describe_callers(known.listed)))
         self._routes = routes
         routes.attach(self._server)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from service.core.recording import Recorder
 from service.core.registry import ModelRoutes
 from service.dataplane.native_servable import CompiledServable
 
 if TYPE_CHECKING:
     from service import _native
 
-Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int]]]
+Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float]]
 
 
 class TakesRoutes(Protocol):
@@ -27,11 +28,11 @@ class RoutePublisher:
     """A registry's publish. Concurrency: one caller at a time; attach by any thread.
 
     Args:
-      recorded: models whose requests are kept, which only the reference servers do: all of them are forwarded.
+      recorders: by model, they keep some of its requests, which the core draws and forwards.
     """
 
-    def __init__(self, recorded: Container[str]) -> None:
-        self._recorded = recorded
+    def __init__(self, recorders: Mapping[str, Recorder]) -> None:
+        self._recorders = recorders
         self._lock = threading.Lock()
         self._routes: Routes = []
         self._server: TakesRoutes | None = None
@@ -41,11 +42,9 @@ class RoutePublisher:
         routes: Routes = [
             (
                 model.model,
-                [
-                    (one.version, None if model.model in self._recorded else _compiled(one.native))
-                    for one in model.servables
-                ],
+                [(one.version, _compiled(one.native)) for one in model.servables],
                 dict(model.labels),
+                self._log_rate(model.model),
             )
             for model in models
         ]
@@ -54,10 +53,9 @@ class RoutePublisher:
             if self._server is not None:
                 self._server.set_routes(routes)
 
-    def _versions(self, model: ModelRoutes) -> list[tuple[int, _native.Servable | None]]:
-        if model.model in self._recorded:
-            return [(one.version, None) for one in model.servables]
-        return [(one.version, _compiled(one.native)) for one in model.servables]
+    def _log_rate(self, model: str) -> float:
+        recorder = self._recorders.get(model)
+        return 0.0 if recorder is None else recorder.draw.rate
 
     def attach(self, server: TakesRoutes) -> None:
         """Publishes to a server from now on, and at once what is there already."""

@@ -16,9 +16,11 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import SpanKind
 from starlette.types import ASGIApp
 
+from service.core import request_context
 from service.core.servable import Servable
 from service.core.types import SignatureSpec
 from service.tracing.http_spans import HttpSpans
@@ -40,9 +42,14 @@ class OtelTracing:
         resource = Resource.create(dict(attributes))
         if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "embedding-server"}))
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=DrawnIds())
         self._provider.add_span_processor(BatchSpanProcessor(_exporter(protocol)))
         self._spans = Spans(self._provider.get_tracer("embedding-server"))
+
+    @property
+    def sampler(self) -> str:
+        """See Tracing."""
+        return self._provider.sampler.get_description()
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
@@ -81,6 +88,14 @@ class OtelTracing:
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)
         thread.start()
         thread.join(_STOP_S)
+
+
+class DrawnIds(RandomIdGenerator):
+    """Gives a trace the id that the native core drew for its request, so that both judge it alike."""
+
+    def generate_trace_id(self) -> int:
+        """See IdGenerator."""
+        return request_context.draws.get().trace_id or super().generate_trace_id()
 
 
 def _exporter(protocol: Protocol) -> SpanExporter:

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from hashlib import sha256
 from pathlib import Path
 
 import grpc
@@ -26,6 +27,12 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("service._native") is None, reason="the native core is not built here (no cargo)"
 )
 
+# By caller: the pattern of the models, and the right on them. Only the first may run model "toy".
+_CALLERS = {
+    "exact": ("toy", "predict"),
+    "prefix": ("policies*", "predict"),
+    "reader": ("*", "metadata"),
+}
 # Inputs of model "described" with ids of shape [B, K].
 _IDS_PER_ROW = {"any": 0, "two": 2}
 _MODELS = {"toy": write_toy_model, "policies": write_policy_model, "described": write_described_model}
@@ -42,6 +49,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / name / "1")
         configs.append(f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}')
     (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    (folder / "auth.toml").write_text("".join(_caller(name, *given) for name, given in _CALLERS.items()))
     return folder
 
 
@@ -60,10 +68,34 @@ def planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
         yield servers
 
 
+@pytest.fixture(scope="module")
+def guarded_planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
+    """The same with --auth_config."""
+    with ExitStack() as stack:
+        servers = {
+            plane: stack.enter_context(
+                ServerProcess(
+                    data_plane=plane,
+                    model_config_file=repository / "models.config",
+                    auth_config=repository / "auth.toml",
+                    graph_signatures="off",
+                )
+            )
+            for plane in ("native", "python")
+        }
+        for server in servers.values():
+            server.ready()
+        yield servers
+
+
 class Answers:
-    """Sends calls to one server and returns what came back, as bytes."""
+    """Sends calls to one server and returns what came back, as bytes.
+
+    authorization: sent with each call; "" is not.
+    """
 
     def __init__(self, server: ServerProcess) -> None:
+        self.authorization = ""
         self._channel = server.channel
         self._http = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
 
@@ -75,11 +107,13 @@ class Answers:
         """Returns status and body; over HTTP with the headers."""
         if call.is_grpc:
             try:
-                return "OK", self._channel.unary_unary(call.path)(call.body, timeout=60)
+                metadata = [("authorization", self.authorization)] if self.authorization else []
+                return "OK", self._channel.unary_unary(call.path)(call.body, timeout=60, metadata=metadata)
             except grpc.RpcError as error:
                 # Of several faults, the order of a protobuf map says which one is told, and no two processes agree.
                 return error.code().name, b""
-        self._http.request("POST", call.path, call.body, dict(call.headers))
+        more = {"authorization": self.authorization} if self.authorization else {}
+        self._http.request("POST", call.path, call.body, dict(call.headers) | more)
         response = self._http.getresponse()
         headers = sorted(
             (name.lower(), value) for name, value in response.getheaders() if name.lower() not in _OWN_HEADERS
@@ -105,3 +139,34 @@ def test_both_planes_send_the_same_bytes(
                 answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
     # Not only refusals agree.
     assert min(answered.values()) > 0, answered
+
+
+def test_both_planes_judge_callers_alike(
+    guarded_planes: dict[str, ServerProcess], repository: Path, request: pytest.FixtureRequest
+) -> None:
+    rng = random.Random("callers")
+    calls = RandomCalls("toy", repository / "toy" / "1", _IDS_PER_ROW)
+    answered: dict[str, Counter[str]] = {}
+    headers = {name: f"Bearer token-of-{name}" for name in _CALLERS}
+    headers |= {"spaced": "bearer  token-of-exact", "none": "", "wrong": "Bearer token-of-exact2", "basic": "Basic x"}
+    with (
+        closing(Answers(guarded_planes["native"])) as native,
+        closing(Answers(guarded_planes["python"])) as reference,
+    ):
+        for _ in range(request.config.getoption("--parity-requests") // 10):
+            for call in calls.draw(rng):
+                for name, value in headers.items():
+                    native.authorization = reference.authorization = value
+                    expected, found = reference.to(call), native.to(call)
+                    assert found == expected, (name, call, found, expected)
+                    is_answered = expected[0] == "OK" or str(expected[0]).startswith("(200")
+                    answered.setdefault(name, Counter())[call.wire] += is_answered
+    for name, counts in answered.items():
+        is_allowed = name in ("exact", "spaced")
+        assert (min(counts.values()) > 0) if is_allowed else (sum(counts.values()) == 0), (name, counts)
+
+
+def _caller(name: str, models: str, right: str) -> str:
+    digest = sha256(f"token-of-{name}".encode()).hexdigest()
+    allowed = f'[[caller.allow]]\nmodels = ["{models}"]\nrights = ["{right}"]\n'
+    return f'[[caller]]\nname = "{name}"\ntoken_sha256 = ["{digest}"]\n{allowed}'

@@ -43,6 +43,7 @@ class Guarded:
 
     def __init__(self, folder: Path, stack: ExitStack, plane: str) -> None:
         self.auth, self.models = folder / "auth.toml", folder / "models.conf"
+        self.socket = folder / "grpc.sock"
         for name in ("shown", "hidden"):
             write_toy_model(folder / name / "1")
         entries = (
@@ -54,7 +55,7 @@ class Guarded:
         self.good = (
             caller("user", token="user", shown='["predict"]')
             + caller("reader", token="reader", shown='["metadata"]')
-            + '[[caller]]\nname = "boss"\ntoken_file = ["boss-token"]\n'
+            + '[[caller]]\nname = "boss"\ntoken_file = ["boss-token"]\ncertificate = ["CN:boss"]\n'
             + '[[caller.allow]]\nmodels = ["*"]\nrights = ["predict", "metadata", "admin"]\n'
         )
         self.auth.write_text(self.good)
@@ -64,6 +65,7 @@ class Guarded:
                 auth_config_poll_wait_seconds=0.05,
                 model_config_file=self.models,
                 admin_port=0,
+                grpc_socket_path=self.socket,
                 graph_signatures="off",
                 data_plane=plane,
                 log_level="debug",
@@ -247,6 +249,47 @@ def test_answers_are_those_of_an_open_server(guarded: Guarded) -> None:
     assert len(guarded.http("POST", path.format("shown"), "user", content=many).json()["rows"]) == 30000
     assert guarded.http("POST", path.format("shown"), "reader", content=many).status_code == 403
     assert guarded.http("POST", path.format("hidden"), "user", content=many).status_code == 404
+
+
+def test_the_core_answers_known_callers_and_forwards_the_others(guarded: Guarded) -> None:
+    def forwarded() -> int:
+        """Counts forwarded requests; this one is one of them."""
+        plane = guarded.http("GET", "/v1/statusz", "boss").json()["data_plane"]
+        return sum(plane["forwarded"].values()) if plane["kind"] == "native" else 0
+
+    def ask(token: str) -> list[object]:
+        rows = ("POST", "/v1/models/shown/tables/user:rows", token)
+        return [
+            guarded.grpc(f"{PREDICTION}/Predict", predict("shown"), token)[0],
+            guarded.grpc(f"{INFERENCE}/ModelInfer", modern, token)[0],
+            guarded.http("POST", "/v1/models/shown:lookup", token, content=BODY).status_code,
+            guarded.http("POST", "/v2/models/shown/infer", token, content=INFER | named).status_code,
+            guarded.http(*rows, content={"ids": [1]}).status_code,
+        ]
+
+    named = {"parameters": {"signature_name": "lookup"}}
+    modern = infer("shown")
+    modern.parameters["signature_name"].string_param = "lookup"
+    num_own = forwarded()
+    is_native = num_own > 0
+    assert ask("user") == ask("boss") == ["OK", "OK", 200, 200, 200]
+    assert forwarded() - num_own == (1 if is_native else 0)
+    assert ask("reader") == ["PERMISSION_DENIED", "PERMISSION_DENIED", 403, 403, 403]
+    assert ask("") == ["UNAUTHENTICATED", "UNAUTHENTICATED", 401, 401, 401]
+    assert forwarded() - num_own == (2 + 10 if is_native else 0)
+
+
+def test_clients_can_not_speak_for_the_core(guarded: Guarded) -> None:
+    forged = {"x-embedding-server-names": "CN%3Aboss", "x-embedding-server-seal": "0" * 32}
+    answer = guarded.server.http.post("/v1/models/shown:lookup", json=BODY, headers=forged)
+    assert answer.status_code == 401
+    with grpc.insecure_channel(f"unix:{guarded.socket}") as socket:
+        # No core stands before this socket.
+        for channel in (guarded.server.channel, socket):
+            call = channel.unary_unary(f"{PREDICTION}/Predict")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(predict("shown").SerializeToString(), timeout=PATIENCE_S, metadata=list(forged.items()))
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_lists_show_what_the_caller_may_see(guarded: Guarded) -> None:

@@ -1,9 +1,10 @@
-"""Callers that are known by their client certificates alone: the reference servers answer."""
+"""Callers that are known by their client certificates alone, by both data planes."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import grpc
@@ -11,8 +12,9 @@ import httpx
 import numpy as np
 import pytest
 
+from service.codecs.protos import message_class
 from tests.certificates import Authority, Issued, ssl_config
-from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
+from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, predict_grpc, until
 from tests.toy_model import write_toy_model
 
 AUTHORITY = Authority()
@@ -27,22 +29,31 @@ certificate = ["{name}"]
 [[caller.allow]]
 models = ["default"]
 rights = ["predict"]
+[[caller]]
+name = "boss"
+token_sha256 = ["{digest}"]
+[[caller.allow]]
+models = ["*"]
+rights = ["metadata"]
 """
+TOKEN = "the-token-of-the-boss"
 
 
-@pytest.fixture(scope="module", params=["CN:ranker", "DNS:ranker"])
+@pytest.fixture(scope="module", params=[(plane, name) for plane in DATA_PLANES for name in ("CN:ranker", "DNS:ranker")])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with TLS on both wires."""
     folder = tmp_path_factory.mktemp("certificates")
     write_toy_model(folder / "model" / "1")
     (folder / "ssl.conf").write_text(ssl_config(AUTHORITY.issue(), AUTHORITY))
-    (folder / "auth.toml").write_text(CALLERS.format(name=request.param))
+    plane, name = request.param
+    (folder / "auth.toml").write_text(CALLERS.format(name=name, digest=sha256(TOKEN.encode()).hexdigest()))
     with ServerProcess(
         model_base_path=folder / "model",
         graph_signatures="off",
         ssl_config_file=folder / "ssl.conf",
         rest_api_ssl_config_file=folder / "ssl.conf",
         auth_config=folder / "auth.toml",
+        data_plane=plane,
     ) as process:
         process.answering().wait_for_log("loaded")
         yield process
@@ -57,6 +68,13 @@ def http_client(server: ServerProcess, issued: Issued, folder: Path) -> httpx.Cl
     return httpx.Client(base_url=f"https://localhost:{server.http_port}", verify=context, timeout=PATIENCE_S)
 
 
+def forwarded(client: httpx.Client) -> dict[str, int]:
+    """Returns how many requests the core has forwarded, by wire; none where there is no core."""
+    plane = client.get("/v1/statusz", headers={"Authorization": f"Bearer {TOKEN}"}).json()["data_plane"]
+    found: dict[str, int] = plane.get("forwarded", {"grpc": 0, "http": 0})
+    return found
+
+
 def test_http_knows_callers_by_their_certificates(server: ServerProcess, tmp_path: Path) -> None:
     body = {"features": {"user": [1, 4]}}
     with http_client(server, RANKER, tmp_path) as known, http_client(server, STRANGER, tmp_path) as unknown:
@@ -65,10 +83,12 @@ def test_http_knows_callers_by_their_certificates(server: ServerProcess, tmp_pat
             assert known.post("/v1/models/default:lookup", json=body).json()["embeddings"]["user"] == ROWS
             refused = unknown.post("/v1/models/default:lookup", json=body)
             assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Bearer")
+        # The core has forwarded the two, and this request.
+        assert forwarded(known)["http"] in (0, 3)
         assert known.get("/v1/models/default").status_code == 403
 
 
-def test_grpc_knows_callers_by_their_certificates(server: ServerProcess) -> None:
+def test_grpc_knows_callers_by_their_certificates(server: ServerProcess, tmp_path: Path) -> None:
     def channel(issued: Issued) -> grpc.Channel:
         pems = (AUTHORITY.pem.encode(), issued.key.encode(), issued.cert.encode())
         options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -81,3 +101,12 @@ def test_grpc_knows_callers_by_their_certificates(server: ServerProcess) -> None
             with pytest.raises(grpc.RpcError) as caught:
                 predict_grpc(unknown, {"user": np.array([1, 4])}, "lookup")
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        status = message_class("tensorflow.serving.GetModelStatusRequest")()
+        status.model_spec.name = "default"
+        with pytest.raises(grpc.RpcError) as caught:
+            call = known.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
+            call(status.SerializeToString(), timeout=PATIENCE_S)
+        # The reference knows the caller, who has not this right.
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    with http_client(server, RANKER, tmp_path) as client:
+        assert forwarded(client)["grpc"] in (0, 3)

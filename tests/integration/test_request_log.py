@@ -69,6 +69,29 @@ def test_what_was_recorded_warms_the_next_version_up(base: Path, tmp_path: Path,
     assert done.name == part.name.removesuffix(".part")
 
 
+def test_the_core_answers_what_is_not_drawn_for_the_log(base: Path, tmp_path: Path, serve: Serve) -> None:
+    server = serve(f"--model_config_file={config(tmp_path, base, rate=0.3)}", model_base_path="").ready()
+    plane = server.http.get("/v1/statusz").json()["data_plane"]
+    if plane["kind"] != "native":
+        pytest.skip("there is no core")
+    for _ in range(40):
+        ask_on_both_wires(server)
+    after = server.http.get("/v1/statusz").json()["data_plane"]
+    # Binomial, n = 120 and p = 0.3: beyond these limits once in 10**8 runs.
+    assert 10 <= after["declined"]["drawn"] <= 66
+    num_forwarded = sum(after["forwarded"].values()) - sum(plane["forwarded"].values()) - 1
+    assert num_forwarded == after["declined"]["drawn"]
+    until(lambda: metric(server, RECORDS) == num_forwarded)
+    # Requests that only the reference answers are drawn at the same rate.
+    for _ in range(40):
+        body = {"signature_name": "lookup", "inputs": {"user": [3]}}
+        answer = server.http.post(
+            "/v1/models/toy:predict", json=body, headers={"accept-encoding": "gzip, identity;q=0"}
+        )
+        assert answer.status_code == 200
+    assert 0 < metric(server, RECORDS) - num_forwarded < 35
+
+
 @pytest.mark.tf
 def test_tensorflow_reads_the_records(base: Path, tmp_path: Path, serve: Serve, tf: Any) -> None:
     prediction_log = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")

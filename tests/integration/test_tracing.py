@@ -133,6 +133,41 @@ def test_new_traces_are_sampled(collector: Collector, start: Start) -> None:
     assert {span.parent_span_id for span in mine if span.name == "lookup"} == requests
 
 
+def test_the_core_answers_requests_that_are_not_sampled(collector: Collector, start: Start) -> None:
+    server = start(protocol="grpc", OTEL_TRACES_SAMPLER="parentbased_always_off", OTEL_SERVICE_NAME="answers").ready()
+    plane = server.http.get("/v1/statusz").json()["data_plane"]
+    if plane["kind"] != "native":
+        pytest.skip("there is no core")
+    for _ in range(5):
+        assert lookup(server) == lookup(server, traceparent=parent(1, is_sampled=False)) == 200
+        assert predict(server, 1, "") == grpc.StatusCode.OK
+    assert lookup(server, traceparent=parent(5000, is_sampled=True)) == 200
+    after = server.http.get("/v1/statusz").json()["data_plane"]
+    # The sampled one, and the look at the page before.
+    assert after["forwarded"]["http"] - plane["forwarded"]["http"] == 2
+    assert after["forwarded"]["grpc"] == plane["forwarded"]["grpc"] == 0
+    assert after["declined"]["drawn"] == 1
+    until(lambda: SPAN_OF_LOOKUP in of_trace(collector, 5000))
+
+
+def test_requests_are_drawn_once(collector: Collector, start: Start) -> None:
+    ratio = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5", "OTEL_SERVICE_NAME": "once"}
+    server = start(protocol="grpc", **ratio).ready()
+    plane = server.http.get("/v1/statusz").json()["data_plane"]
+    if plane["kind"] != "native":
+        pytest.skip("there is no core")
+    for _ in range(60):
+        assert predict(server, 1, "") == grpc.StatusCode.OK
+    after = server.http.get("/v1/statusz").json()["data_plane"]
+    num_drawn = after["declined"]["drawn"]
+    assert num_drawn == after["forwarded"]["grpc"]
+    server.signal(15)
+    assert server.exit_code() == 0
+    spans = [s for r, s in collector.spans if r["service.name"] == "once" and s.name == SPAN_OF_PREDICT]
+    # The reference has traced each request that the core has drawn, and no other.
+    assert len(spans) == num_drawn
+
+
 def test_a_collector_that_is_gone_is_no_trouble(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(protocol="http/protobuf", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9").ready()
     assert {lookup(server) for _ in range(5)} == {200}

@@ -22,7 +22,7 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
     let servable = Some(Arc::new(servable()));
-    let model = ModelRoutes { versions: vec![(3, servable)], labels: vec![("stable".to_owned(), 3)] };
+    let model = ModelRoutes { versions: vec![(3, servable)], labels: vec![("stable".to_owned(), 3)], log_rate: 0.0 };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 });
 
@@ -35,6 +35,8 @@ pub fn ask<T>(answer: impl Fn(&Call<'_>) -> Result<T, Declined>) {
             max_response_bytes: MAX_RESPONSE_BYTES,
             as_content: !is_plain,
             strict_json: !is_plain,
+            grant: None,
+            log_draw: None,
         });
     }
 }

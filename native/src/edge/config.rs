@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::access::Access;
 use super::dispatch::Cors;
 use super::limits::Limits;
+use super::sampling::Tracing;
 
 /// The two wires. Their numbers index arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +50,12 @@ pub struct Config {
     pub http_tls: Option<Arc<rustls::ServerConfig>>,
     /// Limits on the cost of clients.
     pub limits: Limits,
-    /// Whether the core answers what it can; else everything is forwarded.
-    pub is_answering: bool,
+    /// The callers that may come in; None: everybody may.
+    pub access: Option<Access>,
+    /// Shares of the requests that the reference traces; None: it traces none.
+    pub tracing: Option<Tracing>,
+    /// Proves to the reference that the edge wrote the headers of [`super::shared::OWN_HEADERS`].
+    pub seal: String,
     /// Whether floats of a gRPC Predict travel in `tensor_content` where a request does not say otherwise.
     pub as_content: bool,
     /// Whether NaN and infinite numbers are refused in JSON requests and written as null.
@@ -76,7 +82,9 @@ impl Default for Config {
             grpc_tls: None,
             http_tls: None,
             limits: Limits::default(),
-            is_answering: true,
+            access: None,
+            tracing: None,
+            seal: String::new(),
             as_content: false,
             strict_json: false,
             cors: Cors::Off,

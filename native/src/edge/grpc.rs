@@ -16,7 +16,8 @@ use super::dispatch::Method;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
 use super::request_id;
-use super::shared::{self, Begun, Failed, Outcome, Shared};
+use super::sampling::Draws;
+use super::shared::{self, Begun, Failed, Outcome, Shared, Terms};
 use super::socket::Socket;
 use super::statistics::Event;
 use crate::declined::Declined;
@@ -86,9 +87,10 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
 }
 
 /// The headers of a request that the core may answer.
+#[derive(Clone)]
 struct Plain {
     method: Method,
-    as_content: bool,
+    terms: Terms,
     // A client's own id, which its answer returns.
     request_id: Option<HeaderValue>,
     timeout: Option<Duration>,
@@ -100,6 +102,7 @@ struct Incoming {
     connection: Arc<Connection>,
     head: Parts,
     body: RecvStream,
+    draws: Draws,
     begun: Instant,
     _open: Open,
 }
@@ -114,7 +117,8 @@ fn begin(
 ) {
     let (head, mut body) = request.into_parts();
     let mut first = None;
-    let plain = plain(shared, &head);
+    let draws = Draws::new(shared.tracing.as_ref());
+    let plain = plain(shared, connection, &head, draws);
     if let Some(plain) = &plain
         && !connection.is_full()
         && !shared.account.is_full()
@@ -127,15 +131,15 @@ fn begin(
             && message.len() <= INLINE_BYTES
             && body.is_end_stream()
         {
-            let outcome = shared
-                .call(Effort::Small, plain.as_content, |dispatch, call| dispatch.grpc(plain.method, call, message));
+            let outcome =
+                shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
             let reply = match outcome {
                 Ok((answered, took)) => Reply::Answer(answered, took),
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Declined(declined)) => {
-                    let incoming = Incoming::new(shared, connection, head, body);
+                    let incoming = Incoming::new(shared, connection, head, body, draws);
                     let begun = first.into_iter().collect();
-                    tokio::spawn(declined_small(incoming, respond, begun, declined));
+                    tokio::spawn(declined_small(incoming, plain.clone(), respond, begun, declined));
                     return;
                 }
             };
@@ -143,17 +147,18 @@ fn begin(
             return;
         }
     }
-    let incoming = Incoming::new(shared, connection, head, body);
+    let incoming = Incoming::new(shared, connection, head, body, draws);
     tokio::spawn(serve_call(incoming, plain, respond, first));
 }
 
 impl Incoming {
-    fn new(shared: &Arc<Shared>, connection: &Arc<Connection>, head: Parts, body: RecvStream) -> Self {
+    fn new(shared: &Arc<Shared>, connection: &Arc<Connection>, head: Parts, body: RecvStream, draws: Draws) -> Self {
         Incoming {
             shared: Arc::clone(shared),
             connection: Arc::clone(connection),
             head,
             body,
+            draws,
             begun: Instant::now(),
             _open: connection.open(),
         }
@@ -161,12 +166,13 @@ impl Incoming {
 }
 
 /// Looks at the headers; None where the reference takes the request.
-fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
+fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
     let method = Method::of_path(head.uri.path())?;
-    if !shared.is_answering || head.method != http::Method::POST {
+    if head.method != http::Method::POST {
         return None;
     }
-    let mut plain = Plain { method, as_content: shared.as_content, request_id: None, timeout: None };
+    let terms = shared.terms(&head.headers, connection, draws)?;
+    let mut plain = Plain { method, terms, request_id: None, timeout: None };
     let mut is_grpc = false;
     for (name, value) in &head.headers {
         match name.as_str() {
@@ -176,7 +182,7 @@ fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
                 _ => return None,
             },
             "grpc-timeout" => plain.timeout = Some(grpc_message::timeout(value.as_bytes())?),
-            "x-tensor-encoding" => plain.as_content = value.as_bytes() == b"content",
+            "x-tensor-encoding" => plain.terms.as_content = value.as_bytes() == b"content",
             "x-response-encoding" if value.as_bytes() == b"gzip" => return None,
             "x-request-id" if plain.request_id.is_none() && request_id::is_sane(value.as_bytes()) => {
                 plain.request_id = Some(value.clone());
@@ -231,9 +237,15 @@ fn send(
 }
 
 /// Goes on with a small request that was not answered inline.
-async fn declined_small(incoming: Incoming, mut respond: SendResponse<Payload>, begun: Begun, declined: Declined) {
+async fn declined_small(
+    incoming: Incoming,
+    plain: Plain,
+    mut respond: SendResponse<Payload>,
+    begun: Begun,
+    declined: Declined,
+) {
     if declined == Declined::TooLarge
-        && let (Some(plain), Some(data)) = (plain(&incoming.shared, &incoming.head), begun.first())
+        && let Some(data) = begun.first()
     {
         let data = data.clone();
         let hold = incoming.shared.account.hold();
@@ -286,7 +298,7 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
 async fn forward(mut incoming: Incoming, respond: SendResponse<Payload>, begun: Begun) {
     let shared = &incoming.shared;
     shared.statistics.count(Event::ForwardedGrpc);
-    shared::mark(&mut incoming.head.headers, &incoming.connection);
+    shared.mark(&mut incoming.head.headers, &incoming.connection, incoming.draws);
     let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
@@ -327,9 +339,8 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         None
     };
     let message = data.get(PREFIX_BYTES..).unwrap_or_default();
-    let outcome = incoming
-        .shared
-        .call(Effort::Small, plain.as_content, |dispatch, call| dispatch.grpc(plain.method, call, message));
+    let outcome =
+        incoming.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
     if matches!(outcome, Err(Failed::Declined(Declined::TooLarge))) {
         return large(incoming, plain, data, hold).await;
     }
@@ -357,7 +368,7 @@ async fn large(incoming: &Incoming, plain: &Plain, data: Bytes, mut hold: Hold) 
     }
     let deadline = plain.timeout.map(|timeout| incoming.begun + timeout);
     let (method, body) = (plain.method, data.clone());
-    let job = shared.call_large(deadline, plain.as_content, move |dispatch, call| {
+    let job = shared.call_large(deadline, plain.terms.clone(), move |dispatch, call| {
         dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())
     });
     match job {

@@ -20,7 +20,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::dispatch::{Method, Target, target};
 use super::grpc_message::{Code, Status};
 use super::limits::{COUNTED_BYTES, Connection, Debt, Hold, INLINE_BYTES, Open, Order, Owed};
-use super::shared::{self, Failed, Outcome, Shared};
+use super::sampling::Draws;
+use super::shared::{self, Failed, Outcome, Shared, Terms};
 use super::socket::Socket;
 use super::statistics::Event;
 use crate::declined::Declined;
@@ -123,7 +124,8 @@ async fn handle(
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
     let open = connection.open();
-    let exchange = Exchange { shared, connection };
+    let draws = Draws::new(shared.tracing.as_ref());
+    let exchange = Exchange { shared, connection, draws };
     let (head, body) = request.into_parts();
     let mut response = exchange.respond(head, body, open).await;
     if exchange.connection.order() != Order::Serve {
@@ -133,17 +135,19 @@ async fn handle(
 }
 
 /// The headers of a request that the core may answer.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Plain {
+    terms: Terms,
     json_length: Option<usize>,
 }
 
 /// Looks at a request; None where the reference takes it.
-fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
-    if head.method != http::Method::POST || !shared.is_answering {
+fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
+    if head.method != http::Method::POST {
         return None;
     }
     let method = target(head.uri.path())?.method;
+    let terms = shared.terms(&head.headers, connection, draws)?;
     let mut json_length = None;
     for (name, value) in &head.headers {
         match name.as_str() {
@@ -161,7 +165,7 @@ fn plain(shared: &Shared, head: &Parts) -> Option<Plain> {
             _ => {}
         }
     }
-    Some(Plain { json_length })
+    Some(Plain { terms, json_length })
 }
 
 /// Says whether an answer must be compressed: compressing numbers costs 30 times the lookup for 7 % fewer bytes, so
@@ -191,6 +195,7 @@ fn must_encode(accepted: &[u8], method: Method) -> bool {
 struct Exchange {
     shared: Arc<Shared>,
     connection: Arc<Connection>,
+    draws: Draws,
 }
 
 /// The body of a request, as far as it was read.
@@ -205,7 +210,7 @@ enum Gathered {
 
 impl Exchange {
     async fn respond(&self, head: Parts, mut body: Incoming, open: Open) -> Response<Answer> {
-        let Some(plain) = plain(&self.shared, &head) else {
+        let Some(plain) = plain(&self.shared, &self.connection, &head, self.draws) else {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         };
         let (data, hold) = match self.gather(&mut body).await {
@@ -235,9 +240,8 @@ impl Exchange {
         let method = found.method;
         let mut outcome = None;
         if data.len() <= INLINE_BYTES {
-            let small = self
-                .shared
-                .call(Effort::Small, self.shared.as_content, |dispatch, call| dispatch.http(&found, call, &data));
+            let small =
+                self.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.http(&found, call, &data));
             outcome = Some(small).filter(|o| !matches!(o, Err(Failed::Declined(Declined::TooLarge))));
         }
         let outcome = match outcome {
@@ -274,7 +278,7 @@ impl Exchange {
         let (uri, data) = (head.uri.clone(), data.clone());
         let job = self
             .shared
-            .call_large(Some(deadline), self.shared.as_content, move |dispatch, call| {
+            .call_large(Some(deadline), plain.terms, move |dispatch, call| {
                 let found = target(uri.path()).ok_or(Declined::Unusual)?;
                 let found = Target { json_length: plain.json_length, ..found };
                 dispatch.http(&found, call, &data)
@@ -351,7 +355,7 @@ impl Exchange {
         let shared = &self.shared;
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
-        shared::mark(&mut head.headers, &self.connection);
+        shared.mark(&mut head.headers, &self.connection, self.draws);
         // Boxed, so that the futures of requests that are answered here stay small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
         if let Some(response) = forwarded {

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
+use super::certificate;
+
 /// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
 /// Requests beyond this size are never tried on the thread of their connection.
@@ -190,7 +192,7 @@ pub struct Connection {
     order: AtomicU8,
     waker: OnceLock<Waker>,
     has_unread: AtomicBool,
-    certificate: OnceLock<String>,
+    names: OnceLock<Vec<String>>,
 }
 
 impl Connection {
@@ -213,25 +215,19 @@ impl Connection {
             order: AtomicU8::new(0),
             waker: OnceLock::new(),
             has_unread: AtomicBool::new(false),
-            certificate: OnceLock::new(),
+            names: OnceLock::new(),
         })
     }
 
-    /// Keeps the verified certificate of the client, in DER.
+    /// Reads the names of the client's verified certificate, in DER.
     pub fn set_certificate(&self, der: &[u8]) {
-        use std::fmt::Write;
-        let _ = self.certificate.get_or_init(|| {
-            der.iter().fold(String::with_capacity(der.len() * 2), |mut text, byte| {
-                let _ = write!(text, "{byte:02x}");
-                text
-            })
-        });
+        self.names.get_or_init(|| certificate::names(der));
     }
 
-    /// The verified certificate of the client, DER in hexadecimal digits.
+    /// The names of the client's verified certificate; none where it showed none.
     #[must_use]
-    pub fn certificate(&self) -> Option<&str> {
-        self.certificate.get().map(String::as_str)
+    pub fn names(&self) -> &[String] {
+        self.names.get().map_or(&[], Vec::as_slice)
     }
 
     /// Counts bytes that came. Only the connection's task calls this.

@@ -1,5 +1,7 @@
 //! Accepts connections and serves their requests: TLS, limits, deadlines and metrics.
 
+mod access;
+mod certificate;
 mod config;
 mod dispatch;
 mod grpc;
@@ -8,15 +10,18 @@ mod http;
 mod large;
 pub mod limits;
 mod request_id;
+mod sampling;
 mod server;
 pub(crate) mod shared;
 mod socket;
 mod statistics;
 mod tls;
 
+pub use access::{Access, Caller};
 pub use config::{Config, Listen, Wire};
 pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use limits::Limits;
+pub use sampling::Tracing;
 pub use server::Server;
 pub use statistics::{SlowRequest, Snapshot, SubjectSnapshot};
 pub use tls::{TlsError, server_config};

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
+use super::access::Access;
 use super::config::{Config, Listen, Wire};
 use super::dispatch::Dispatch;
 use super::large::Pool;
@@ -83,7 +84,9 @@ impl Server {
             .enable_all()
             .build()?;
         let shared = Arc::new(Shared {
-            is_answering: config.is_answering,
+            access: ArcSwapOption::from_pointee(config.access),
+            tracing: config.tracing,
+            seal: config.seal,
             as_content: config.as_content,
             strict_json: config.strict_json,
             cors: config.cors,
@@ -144,6 +147,11 @@ impl Server {
     /// Swaps the published servables; requests that run keep those they have.
     pub fn set_routes(&self, routes: Routes) {
         self.hub.shared.routes.store(Arc::new(routes));
+    }
+
+    /// Swaps the callers that may come in, for every request that begins later.
+    pub fn set_access(&self, access: Access) {
+        self.hub.shared.access.store(Some(Arc::new(access)));
     }
 
     /// Sets what further connections of a wire are encrypted by; None: they are plaintext.

@@ -4,36 +4,50 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::sync::oneshot;
 
+use super::access::Access;
 use super::dispatch::{Cors, Dispatch};
 use super::grpc_message::{Code, Status};
 use super::large::{Full, Pool};
 use super::limits::{Account, Connection, Limits};
 use super::request_id::RequestIds;
+use super::sampling::{Draws, Tracing};
 use super::statistics::{Event, Statistics};
 use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::forward::{GrpcUpstream, HttpUpstream};
-use crate::plan::{Effort, Routes};
+use crate::plan::{Effort, Grant, Routes};
 
 /// The first letters of headers that only the edge may send to the reference.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
 /// Tells the reference who sent a request.
 pub const PEER_HEADER: &str = "x-embedding-server-peer";
-
-/// Tells the reference which verified certificate the client showed: DER in hexadecimal digits.
-pub const CERTIFICATE_HEADER: &str = "x-embedding-server-certificate";
+/// Tells the reference the names of callers in the client's verified certificate: percent-encoded, with spaces between.
+pub const NAMES_HEADER: &str = "x-embedding-server-names";
+/// Tells the reference the number that was drawn for the log of the model.
+pub const LOG_DRAW_HEADER: &str = "x-embedding-server-log-draw";
+/// Tells the reference the id of the trace that the request begins where it has no parent: 32 hexadecimal digits.
+pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
+/// Proves to the reference that the edge wrote the other headers: it also listens where clients come by themselves.
+pub const SEAL_HEADER: &str = "x-embedding-server-seal";
+/// More names than these are not told: gRPC's metadata holds 8 KiB.
+const MAX_NAMES_BYTES: usize = 4096;
 
 /// The parts of a server that all connections share.
 pub struct Shared {
     /// Limits on the cost of clients.
     pub limits: Limits,
-    /// See [`super::Config::is_answering`].
-    pub is_answering: bool,
+    /// See [`super::Config::access`].
+    pub access: ArcSwapOption<Access>,
+    /// See [`super::Config::tracing`].
+    pub tracing: Option<Tracing>,
+    /// See [`super::Config::seal`].
+    pub seal: String,
     /// See [`super::Config::as_content`].
     pub as_content: bool,
     /// See [`super::Config::strict_json`].
@@ -67,15 +81,75 @@ pub enum Failed {
     Panicked,
 }
 
+/// The terms on which the core answers a request.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// See [`Call::as_content`].
+    pub as_content: bool,
+    grant: Option<Arc<Grant>>,
+    log_draw: f64,
+}
+
 /// The result of a form, and how long it took.
 pub type Outcome = Result<(Answered, Duration), Failed>;
 
 impl Shared {
+    /// Returns the terms of a request; None where the reference must take it, to refuse or to trace it.
+    pub fn terms(&self, headers: &HeaderMap, connection: &Connection, draws: Draws) -> Option<Terms> {
+        let grant = match &*self.access.load() {
+            None => None,
+            Some(access) => {
+                let grant = access.grant(headers, connection.names());
+                if grant.is_none() {
+                    self.statistics.count(Event::DeclinedDenied);
+                }
+                Some(Arc::clone(grant?))
+            }
+        };
+        if self.tracing.is_some_and(|tracing| tracing.may_sample(headers, draws)) {
+            self.statistics.count(Event::DeclinedDrawn);
+            return None;
+        }
+        Some(Terms { as_content: self.as_content, grant, log_draw: draws.log })
+    }
+
+    /// Removes the headers that only the edge may send, and adds its own.
+    pub fn mark(&self, headers: &mut HeaderMap, connection: &Connection, draws: Draws) {
+        let is_own = |name: &HeaderName| name.as_str().starts_with(OWN_HEADERS);
+        if headers.keys().any(is_own) {
+            let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
+            for name in own {
+                headers.remove(name);
+            }
+        }
+        let mut add = |name: &'static str, value: &str| {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        };
+        add(PEER_HEADER, &connection.peer);
+        add(SEAL_HEADER, &self.seal);
+        add(LOG_DRAW_HEADER, &draws.log.to_string());
+        if draws.trace_id != 0 {
+            add(TRACE_ID_HEADER, &format!("{:032x}", draws.trace_id));
+        }
+        if let Some(access) = &*self.access.load()
+            && !connection.names().is_empty()
+        {
+            let encoded = |name| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string();
+            let names: Vec<String> = access.known(connection.names()).map(encoded).collect();
+            let names = names.join(" ");
+            if !names.is_empty() && names.len() <= MAX_NAMES_BYTES {
+                add(NAMES_HEADER, &names);
+            }
+        }
+    }
+
     /// Calls a form on this thread; a panic in it ends this request only.
     pub fn call(
         &self,
         effort: Effort,
-        as_content: bool,
+        terms: &Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
         let started = Instant::now();
@@ -84,8 +158,10 @@ impl Shared {
             routes: &routes,
             effort,
             max_response_bytes: self.limits.max_response_bytes,
-            as_content,
+            as_content: terms.as_content,
             strict_json: self.strict_json,
+            grant: terms.grant.as_deref(),
+            log_draw: Some(terms.log_draw),
         };
         // A form holds nothing that a panic could leave half-changed: a servable is only read.
         match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
@@ -108,7 +184,7 @@ impl Shared {
     pub fn call_large(
         self: &Arc<Self>,
         deadline: Option<Instant>,
-        as_content: bool,
+        terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
     ) -> Result<oneshot::Receiver<Option<Outcome>>, Full> {
         let (sender, receiver) = oneshot::channel();
@@ -122,7 +198,7 @@ impl Shared {
                 let _ = sender.send(None);
                 return;
             }
-            let outcome = shared.call(Effort::Any, as_content, form);
+            let outcome = shared.call(Effort::Any, &terms, form);
             // The runtime must not be kept alive, nor dropped, by this thread.
             drop(shared);
             let _ = sender.send(Some(outcome));
@@ -179,23 +255,6 @@ pub fn no_upstream() -> Status {
         code: Code::Unavailable,
         text: "The server can not answer this request now. Try again later.".into(),
         may_retry: true,
-    }
-}
-
-/// Removes the headers that only the edge may send, and adds its own.
-pub fn mark(headers: &mut HeaderMap, connection: &Connection) {
-    let is_own = |name: &http::HeaderName| name.as_str().starts_with(OWN_HEADERS);
-    if headers.keys().any(is_own) {
-        let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
-        for name in own {
-            headers.remove(name);
-        }
-    }
-    let own = [(PEER_HEADER, Some(connection.peer.as_str())), (CERTIFICATE_HEADER, connection.certificate())];
-    for (name, value) in own {
-        if let Some(value) = value.and_then(|value| http::HeaderValue::from_str(value).ok()) {
-            headers.insert(name, value);
-        }
     }
 }
 

@@ -26,6 +26,8 @@ const SHARDS: usize = 64;
 pub enum Event {
     DeclinedTooLarge,
     DeclinedUnusual,
+    DeclinedDenied,
+    DeclinedDrawn,
     DeclinedUnknown,
     DeclinedNotNative,
     DeclinedUnfit,
@@ -58,6 +60,8 @@ impl From<Declined> for Event {
         match declined {
             Declined::TooLarge => Event::DeclinedTooLarge,
             Declined::Unusual => Event::DeclinedUnusual,
+            Declined::Denied => Event::DeclinedDenied,
+            Declined::Drawn => Event::DeclinedDrawn,
             Declined::Unknown => Event::DeclinedUnknown,
             Declined::NotNative => Event::DeclinedNotNative,
             Declined::Unfit => Event::DeclinedUnfit,
@@ -354,6 +358,8 @@ impl Statistics {
             declined: by(&[
                 ("too_large", E::DeclinedTooLarge),
                 ("unusual", E::DeclinedUnusual),
+                ("denied", E::DeclinedDenied),
+                ("drawn", E::DeclinedDrawn),
                 ("unknown", E::DeclinedUnknown),
                 ("not_native", E::DeclinedNotNative),
                 ("unfit", E::DeclinedUnfit),
@@ -515,7 +521,7 @@ mod tests {
         statistics.count(Event::DisconnectedHttp);
         let snapshot = statistics.snapshot();
         assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
-        assert_eq!(snapshot.declined[4], ("unfit", 1));
+        assert_eq!(snapshot.declined[6], ("unfit", 1));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
         let text = serde_json::to_string(&snapshot).unwrap();
         assert!(text.contains("\"declined\":[[\"too_large\",0]"), "{text}");

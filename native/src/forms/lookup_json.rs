@@ -18,7 +18,7 @@ const DEFAULT_SIGNATURE: &str = "lookup";
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_lookup(body)?;
-    let servable = call.routes.find(model, version).ok_or(Declined::Unknown)?;
+    let servable = call.find(model, version)?;
     let name = match &*body.signature_name {
         "" => DEFAULT_SIGNATURE,
         name => name,

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::plan::{Effort, Routes, Servable};
+use crate::declined::Declined;
+use crate::plan::{Effort, Grant, Routes, Servable};
 
 pub mod json;
 pub mod lookup_json;
@@ -33,6 +34,27 @@ pub struct Call<'a> {
     pub as_content: bool,
     /// Whether NaN and infinite numbers are refused in JSON requests and written as null.
     pub strict_json: bool,
+    /// The models that the caller may run; None: all.
+    pub grant: Option<&'a Grant>,
+    /// The number that was drawn for the log of the model; None: the request is not logged.
+    pub log_draw: Option<f64>,
+}
+
+impl<'a> Call<'a> {
+    /// Returns the servable that a request means.
+    ///
+    /// # Errors
+    /// [`Declined::Denied`], [`Declined::Drawn`] and [`Declined::Unknown`].
+    pub fn find(&self, model: &str, version: Version<'_>) -> Result<&'a Arc<Servable>, Declined> {
+        if self.grant.is_some_and(|grant| !grant.allows(model)) {
+            return Err(Declined::Denied);
+        }
+        let routes = self.routes.model(model).ok_or(Declined::Unknown)?;
+        if self.log_draw.is_some_and(|draw| draw < routes.log_rate) {
+            return Err(Declined::Drawn);
+        }
+        routes.find(version).ok_or(Declined::Unknown)
+    }
 }
 
 /// The version of a model that a request asks for.
@@ -60,4 +82,42 @@ pub struct Answered {
     pub ran: Duration,
     /// Bytes of JSON before the binary tensors, of an Open Inference answer that has any.
     pub json_length: Option<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routes(log_rate: f64) -> Routes {
+        let (versions, labels) = (vec![(3, None)], vec![("stable".to_owned(), 3)]);
+        Routes::new([("m".to_owned(), crate::plan::ModelRoutes { versions, labels, log_rate })].into())
+    }
+
+    fn refused(routes: &Routes, grant: Option<&Grant>, log_draw: Option<f64>, model: &str) -> Declined {
+        let call = Call { grant, log_draw, ..oip_fixture::call(routes) };
+        call.find(model, Version::Latest).expect_err("it has no servable")
+    }
+
+    #[test]
+    fn callers_find_the_models_that_they_may_run() {
+        let (routes, other) = (routes(1.0), Grant::new(["n*"]));
+        assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), Declined::Denied);
+        // Whether there is such a model is not told.
+        assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), Declined::Denied);
+        assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), Declined::Unknown);
+        assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);
+    }
+
+    #[test]
+    fn requests_are_drawn_at_the_rate_of_their_model() {
+        for (rate, draw, expected) in [
+            (0.0, Some(0.0), Declined::Unknown),
+            (0.5, Some(0.4), Declined::Drawn),
+            (0.5, Some(0.5), Declined::Unknown),
+            (1.0, Some(0.999), Declined::Drawn),
+            (1.0, None, Declined::Unknown),
+        ] {
+            assert_eq!(refused(&routes(rate), None, draw, "m"), expected, "{rate} {draw:?}");
+        }
+    }
 }

@@ -136,7 +136,7 @@ pub(super) fn find<'a>(
     version: Version<'_>,
     signature: &str,
 ) -> Result<(&'a Arc<Servable>, usize), Declined> {
-    let servable = call.routes.find(model, version).ok_or(Declined::Unknown)?;
+    let servable = call.find(model, version)?;
     let signature = servable.signature(signature, FALLBACK_SIGNATURE);
     Ok((servable, signature.ok_or(Declined::NotNative)?))
 }

@@ -118,7 +118,11 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
     let keep = Keep(Box::new((users, items)));
     // SAFETY: keep owns both tables.
     let servable = unsafe { Servable::compile(description, keep, &|_| Ok(Box::new(Echo))) }.expect("a servable");
-    let model = ModelRoutes { versions: vec![(3, Some(Arc::new(servable)))], labels: vec![("stable".to_owned(), 3)] };
+    let model = ModelRoutes {
+        versions: vec![(3, Some(Arc::new(servable)))],
+        labels: vec![("stable".to_owned(), 3)],
+        log_rate: 0.0,
+    };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 }
 
@@ -127,7 +131,15 @@ pub fn routes() -> Routes {
 }
 
 pub fn call(routes: &Routes) -> Call<'_> {
-    Call { routes, effort: Effort::Any, max_response_bytes: 1 << 24, as_content: false, strict_json: false }
+    Call {
+        routes,
+        effort: Effort::Any,
+        max_response_bytes: 1 << 24,
+        as_content: false,
+        strict_json: false,
+        grant: None,
+        log_draw: None,
+    }
 }
 
 /// Answers what it is sent; an input that was not sent as one of no elements.

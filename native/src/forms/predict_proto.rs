@@ -31,7 +31,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
         return Err(Declined::TooLarge);
     }
     let spec = ModelSpec::of_request(message)?;
-    let servable = call.routes.find(spec.model, spec.version).ok_or(Declined::Unknown)?;
+    let servable = call.find(spec.model, spec.version)?;
     let number = servable.signature(spec.signature, "").ok_or(Declined::Unknown)?;
     let signature = servable.signatures().get(number).ok_or(Declined::Unknown)?;
     signature.admit(call.effort)?;

@@ -37,7 +37,7 @@ pub fn answer(
     if dims.len() != 1 || ids.len() > max_rows {
         return Err(Declined::Unfit);
     }
-    let servable = call.routes.find(model, version).ok_or(Declined::Unknown)?;
+    let servable = call.find(model, version)?;
     let table = &servable.tables()[servable.table(table).ok_or(Declined::Unknown)?];
     if table.dtype == Dtype::Float64 {
         return Err(Declined::NotNative);

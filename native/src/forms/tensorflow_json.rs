@@ -19,7 +19,7 @@ use crate::plan::{Inputs, Signature};
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_predict(body)?;
-    let servable = call.routes.find(model, version).ok_or(Declined::Unknown)?;
+    let servable = call.find(model, version)?;
     let number = servable.signature(&body.signature_name, "").ok_or(Declined::Unknown)?;
     let signature = &servable.signatures()[number];
     signature.admit(call.effort)?;

@@ -2,6 +2,7 @@
 
 mod description;
 mod features;
+mod grant;
 mod graph;
 mod inputs;
 mod judging;
@@ -18,6 +19,7 @@ pub use description::{
     TableDescription, VocabularyDescription,
 };
 pub use features::Features;
+pub use grant::Grant;
 pub use graph::{Graph, OpenGraph, RanData, RanOutput};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use routes::{ModelRoutes, Routes};

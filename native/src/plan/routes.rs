@@ -13,6 +13,21 @@ pub struct ModelRoutes {
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Label to version.
     pub labels: Vec<(String, i64)>,
+    /// The share of requests that the reference keeps in a log, from 0 to 1.
+    pub log_rate: f64,
+}
+
+impl ModelRoutes {
+    /// Returns the servable of a version; None where the reference must say what is wrong, or answer itself.
+    #[must_use]
+    pub fn find(&self, version: Version<'_>) -> Option<&Arc<Servable>> {
+        let wanted = match version {
+            Version::Latest => return self.versions.first()?.1.as_ref(),
+            Version::Number(number) => number,
+            Version::Label(label) => self.labels.iter().find(|(name, _)| name == label)?.1,
+        };
+        self.versions.iter().find(|(number, _)| *number == wanted)?.1.as_ref()
+    }
 }
 
 /// All models. A request loads one snapshot and keeps it to its end.
@@ -31,22 +46,10 @@ impl Routes {
         Routes { models }
     }
 
-    /// Returns the servable that a request means; None where the reference must say what is wrong, or answer itself.
+    /// Returns a configured model.
     #[must_use]
-    pub fn find(&self, model: &str, version: Version<'_>) -> Option<&Arc<Servable>> {
-        let routes = self.models.get(model)?;
-        let wanted = match version {
-            Version::Latest => return routes.versions.first()?.1.as_ref(),
-            Version::Number(number) => number,
-            Version::Label(label) => routes.labels.iter().find(|(name, _)| name == label)?.1,
-        };
-        routes.versions.iter().find(|(number, _)| *number == wanted)?.1.as_ref()
-    }
-
-    /// Says whether a model of that name is configured.
-    #[must_use]
-    pub fn has_model(&self, model: &str) -> bool {
-        self.models.contains_key(model)
+    pub fn model(&self, name: &str) -> Option<&ModelRoutes> {
+        self.models.get(name)
     }
 
     /// Iterates over every published servable.

@@ -6,8 +6,11 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::access::callers;
 use crate::grpc::{call, framed, request};
 use crate::setup::{PREDICT, Setup};
+
+const NAMES: &str = "x-embedding-server-names";
 
 type Identity = rcgen::CertifiedKey<rcgen::KeyPair>;
 
@@ -77,9 +80,19 @@ async fn client_certificates_are_asked_for_and_told_to_the_reference() {
     assert!(ask(&setup, &client(&own, None), PREDICT).await.is_err());
     assert!(ask(&setup, &client(&own, Some(&stranger)), PREDICT).await.is_err());
     assert_eq!(ask(&setup, &client(&own, Some(&friend)), "/echo").await.unwrap(), "hello");
-    let told = setup.seen.headers.lock().unwrap()["x-embedding-server-certificate"].clone();
-    let der: String = friend.cert.der().iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(told, der.as_str());
+    assert!(!setup.seen.headers.lock().unwrap().contains_key(NAMES));
+    // rcgen gives all its certificates this name, and this common name.
+    let names = [("DNS:localhost", "m"), ("CN:rcgen self signed cert", "m"), ("CN:stranger", "m")];
+    for (name, model) in names {
+        setup.server().set_access(callers(&[("", name, model)]));
+        assert_eq!(ask(&setup, &client(&own, Some(&friend)), "/echo").await.unwrap(), "hello");
+        let answered = ask(&setup, &client(&own, Some(&friend)), PREDICT).await.unwrap();
+        let is_known = name != "CN:stranger";
+        assert_eq!(answered == "core Predict 5 hello", is_known, "{name}: {answered}");
+        let headers = setup.seen.headers.lock().unwrap().clone();
+        let told = percent_encoding::percent_encode(name.as_bytes(), percent_encoding::NON_ALPHANUMERIC).to_string();
+        assert_eq!(headers.get(NAMES).map(|value| value.to_str().unwrap()), is_known.then_some(&*told));
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ import grpc
 
 from service.core.access import Grant
 from service.core.errors import Unauthenticated
+from service.transports.forwarded import Forwarding
 from service.transports.grpc.guard import Guard, HealthFor
 from service.transports.grpc.health import SERVICE_NAME, Health
 from service.transports.grpc.refusals import Refusals
@@ -18,20 +19,26 @@ from service.transports.peer import names_of_auth_context
 
 
 class ContextGuard:
-    """Guard over grpcio's contexts. Concurrency: any thread."""
+    """Guard over grpcio's contexts. Concurrency: any thread.
 
-    def __init__(self, guard: Guard) -> None:
+    Args:
+      forwarding: reads the names in the certificates of the native core's clients.
+    """
+
+    def __init__(self, guard: Guard, forwarding: Forwarding) -> None:
         self._guard = guard
+        self._forwarding = forwarding
         self._refusals = Refusals()
 
     def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
         """Returns what the caller may do; ends a call that nobody known makes."""
-        metadata = context.invocation_metadata() or ()
-        values = [_bytes(value) for key, value in metadata if key == "authorization"]
+        headers = headers_of(context)
+        values = [value for name, value in headers if name == b"authorization"]
         # Its stubs have it that there is one value for each key; there are any number.
         auth_context: Any = context.auth_context()
         try:
-            return self._guard.grant(path, values, names_of_auth_context(auth_context))
+            names = names_of_auth_context(auth_context) | self._forwarding.read(headers).names
+            return self._guard.grant(path, values, names)
         except Unauthenticated as error:
             code, text = self._refusals(error)
             context.abort(STATUS_CODES[code], text)
@@ -88,5 +95,7 @@ class GuardedReflection(Reflection):
         return super()._answer(requests, context)
 
 
-def _bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode()
+def headers_of(context: grpc.ServicerContext) -> list[tuple[bytes, bytes]]:
+    """Returns the metadata of a call as bytes."""
+    metadata = context.invocation_metadata() or ()
+    return [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]

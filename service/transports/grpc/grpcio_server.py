@@ -15,8 +15,15 @@ from service.core.access import Grant
 from service.core.admission.room import Room
 from service.core.engine import Engine
 from service.core.errors import Unimplemented
+from service.transports.forwarded import NO_FORWARDING, Forwarding
 from service.transports.grpc import health
-from service.transports.grpc.grpcio_guard import CallerTable, ContextGuard, GuardedHealth, GuardedReflection
+from service.transports.grpc.grpcio_guard import (
+    CallerTable,
+    ContextGuard,
+    GuardedHealth,
+    GuardedReflection,
+    headers_of,
+)
 from service.transports.grpc.guard import Guard
 from service.transports.grpc.paths import Handler
 from service.transports.grpc.refusals import Refusals, retry_hint
@@ -48,6 +55,7 @@ class GrpcServer:
       as_content: answers carry tensor_content where a request does not say otherwise.
       guard: who may call; None: everybody.
       credentials: TLS of the address, unless that is a Unix socket's; None: it is plaintext.
+      forwarding: reads what the native core tells of the calls that it forwards.
 
     Concurrency: any thread; start and stop once.
     """
@@ -64,6 +72,7 @@ class GrpcServer:
         as_content: bool = False,
         guard: Guard | None = None,
         credentials: grpc.ServerCredentials | None = None,
+        forwarding: Forwarding = NO_FORWARDING,
     ) -> None:
         self._engine = engine
         self._address = address
@@ -74,14 +83,14 @@ class GrpcServer:
         if guard is None:
             self._health = health.Health()
             self._reflection = Reflection(SERVICES, descriptor_pool())
-            methods = _MethodTable(engine, as_content=as_content)
+            methods = _MethodTable(engine, as_content=as_content, forwarding=forwarding)
         else:
-            known, by_context = guard, ContextGuard(guard)
+            known, by_context = guard, ContextGuard(guard, forwarding)
             self._health = GuardedHealth(by_context)
             self._reflection = GuardedReflection(by_context, SERVICES, descriptor_pool())
 
             def of_caller(grant: Grant) -> grpc.GenericRpcHandler:
-                return _MethodTable(known.engine_of(grant), as_content=as_content)
+                return _MethodTable(known.engine_of(grant), as_content=as_content, forwarding=forwarding)
 
             methods = CallerTable(by_context, of_caller)
         self._server = grpc.server(
@@ -148,8 +157,8 @@ class _MethodTable(grpc.GenericRpcHandler):
     How an answer is written is looked up with it, from the request's metadata: choosing later would cost each request.
     """
 
-    def __init__(self, engine: Engine, *, as_content: bool) -> None:
-        serve = _Serve(engine)
+    def __init__(self, engine: Engine, *, as_content: bool, forwarding: Forwarding) -> None:
+        serve = _Serve(engine, forwarding)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
         for in_content in (False, True):
@@ -178,8 +187,9 @@ class _MethodTable(grpc.GenericRpcHandler):
 class _Serve:
     """Calls a handler and turns its errors into statuses. Concurrency: any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, forwarding: Forwarding) -> None:
         self._engine = engine
+        self._forwarding = forwarding
         self._refusals = Refusals()
 
     def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -204,7 +214,8 @@ class _Serve:
         own_id = request_context.sane_id(str(named.get(request_context.REQUEST_ID, "")).encode("latin-1", "replace"))
         if own_id:
             context.send_initial_metadata(((request_context.REQUEST_ID, own_id.decode()),))
-        request_context.enter(own_id or request_context.trace_id(parent), parent)
+        told = self._forwarding.read(headers_of(context))
+        request_context.enter(own_id or request_context.trace_id(parent), parent, told.draws)
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         if not request_context.request_id.get():

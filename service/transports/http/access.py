@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.core.access import Callers, Grant, Part
 from service.core.errors import Unauthenticated
+from service.transports.forwarded import NO_FORWARDING, Forwarding
 from service.transports.http.errors import service_error_response
 from service.transports.peer import NO_NAMES, names_of_transport
 
@@ -28,11 +29,19 @@ class AccessMiddleware:
 
     Args:
       metrics_paths: where metrics are to be had.
+      forwarding: reads the names in the certificates of the native core's clients.
     """
 
-    def __init__(self, app: ASGIApp, callers: Callers, metrics_paths: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        callers: Callers,
+        metrics_paths: tuple[str, ...] = (),
+        forwarding: Forwarding = NO_FORWARDING,
+    ) -> None:
         self._app = app
         self._callers = callers
+        self._forwarding = forwarding
         self._open_paths: dict[str, Part] = {**_OPEN_PATHS}
         for path in metrics_paths:
             self._open_paths[path] = "metrics"
@@ -52,7 +61,8 @@ class AccessMiddleware:
 
     def _grant(self, scope: Scope) -> Grant:
         try:
-            return self._callers.authenticate(authorization_of(scope["headers"]), names_of(scope))
+            names = names_of(scope) | self._forwarding.read(scope["headers"]).names
+            return self._callers.authenticate(authorization_of(scope["headers"]), names)
         except Unauthenticated:
             path = scope["path"]
             part = "docs" if path.startswith(_ASSETS) else self._open_paths.get(path)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from service.core.access import Callers
 from service.core.engine import Engine
 from service.core.errors import RouteNotFound, ServiceError
+from service.transports.forwarded import NO_FORWARDING, Forwarding
 from service.transports.http import openapi
 from service.transports.http.access import AccessMiddleware
 from service.transports.http.admin_routes import add_admin_routes
@@ -54,6 +55,7 @@ def create_http_app(
     strict_json: bool = False,
     callers: Callers | None = None,
     spans: Callable[[ASGIApp], ASGIApp] | None = None,
+    forwarding: Forwarding = NO_FORWARDING,
     statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
@@ -71,6 +73,7 @@ def create_http_app(
       strict_json: neither take nor give bare NaN and Infinity.
       callers: who may come in; the engine then asks them who it is. None: everybody.
       spans: wraps the application in what traces its requests; None: nothing does.
+      forwarding: reads what the native core tells of the requests that it forwards.
       statusz: gathers what the status page shows, and makes HTML of it; None: there is no such page.
     """
     calls = Calls(
@@ -109,13 +112,13 @@ def create_http_app(
     if gzip_min_bytes:
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
     if callers is not None:
-        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=tuple(metrics_paths))
+        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=tuple(metrics_paths), forwarding=forwarding)
     if has_cors or cors_origins:
         app.add_middleware(CorsMiddleware, origins=cors_origins or None)
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:
         app.add_middleware(spans)
-    app.add_middleware(RequestIdMiddleware, ids=RequestIds())
+    app.add_middleware(RequestIdMiddleware, ids=RequestIds(forwarding))
     app.add_middleware(PathCaseMiddleware)
     return app
 

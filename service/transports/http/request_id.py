@@ -13,13 +13,19 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.core import request_context
+from service.transports.forwarded import NO_FORWARDING, Forwarding
 from service.transports.http.errors import unexpected_error_response
 
 
 class RequestIds:
-    """Takes X-Request-Id from the client, else the id of its trace, or makes one. Concurrency: any thread."""
+    """Takes X-Request-Id from the client, else the id of its trace, or makes one. Concurrency: any thread.
 
-    def __init__(self) -> None:
+    Args:
+      forwarding: reads what the native core drew for a request.
+    """
+
+    def __init__(self, forwarding: Forwarding = NO_FORWARDING) -> None:
+        self._forwarding = forwarding
         # A prefix per process and a counter: unique, and cheaper than a UUID per request.
         self._prefix = secrets.token_hex(6).encode() + b"-"
         self._numbers = itertools.count(1)
@@ -33,7 +39,7 @@ class RequestIds:
             elif name == b"traceparent":
                 parent = value
         own_id = own_id or request_context.trace_id(parent) or self.next()
-        request_context.enter(own_id, parent)
+        request_context.enter(own_id, parent, self._forwarding.read(headers).draws)
         return own_id
 
     def next(self) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,11 +31,3 @@ def test_python_stands_in_for_a_missing_core_and_says_how_to_get_it(caplog: pyte
 def test_settings_of_grpcio_keep_python(caplog: pytest.LogCaptureFixture) -> None:
     assert chosen(grpc_channel_arguments="grpc.max_connection_age_ms=1").data_plane == "python"
     assert "Python answers in place of the native core" in caplog.text
-
-
-@pytest.mark.parametrize(("verify", "wanted"), [("true", "python"), ("false", "native")])
-def test_names_of_client_certificates_need_python(tmp_path: Path, verify: str, wanted: str) -> None:
-    file = tmp_path / "ssl.txt"
-    file.write_text(f'server_key: "k" server_cert: "c" custom_ca: "a" client_verify: {verify}')
-    assert chosen(auth_config="a.toml", ssl_config_file=str(file)).data_plane == wanted
-    assert chosen(ssl_config_file=str(file)).data_plane == "native"

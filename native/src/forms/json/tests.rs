@@ -22,12 +22,24 @@ enum Form {
 }
 
 fn routes(servable: Servable) -> Routes {
-    let model = ModelRoutes { versions: vec![(3, Some(Arc::new(servable)))], labels: vec![("stable".to_owned(), 3)] };
+    let model = ModelRoutes {
+        versions: vec![(3, Some(Arc::new(servable)))],
+        labels: vec![("stable".to_owned(), 3)],
+        log_rate: 0.0,
+    };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 }
 
 fn ask(routes: &Routes, form: Form, effort: Effort, body: &[u8]) -> Result<String, Declined> {
-    let call = Call { routes, effort, max_response_bytes: 1 << 20, as_content: false, strict_json: false };
+    let call = Call {
+        routes,
+        effort,
+        max_response_bytes: 1 << 20,
+        as_content: false,
+        strict_json: false,
+        grant: None,
+        log_draw: None,
+    };
     let body = match form {
         Form::Lookup => lookup_json::answer(&call, "m", Version::Latest, body)?.body,
         Form::Predict => tensorflow_json::answer(&call, "m", Version::Latest, body)?.body,

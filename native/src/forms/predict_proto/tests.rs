@@ -53,12 +53,21 @@ fn routes_to(servable: Servable) -> Routes {
     let model = ModelRoutes {
         versions: vec![(version, Some(Arc::new(servable)))],
         labels: vec![("stable".to_owned(), version)],
+        log_rate: 0.0,
     };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 }
 
 fn call(routes: &Routes, as_content: bool) -> Call<'_> {
-    Call { routes, effort: Effort::Any, max_response_bytes: 1 << 20, as_content, strict_json: false }
+    Call {
+        routes,
+        effort: Effort::Any,
+        max_response_bytes: 1 << 20,
+        as_content,
+        strict_json: false,
+        grant: None,
+        log_draw: None,
+    }
 }
 
 fn ids(numbers: &[i64]) -> Stock {
@@ -367,7 +376,7 @@ fn speed_of_predict_proto() {
             times.min().expect("some")
         };
         let call = Call { max_response_bytes: 1 << 30, ..call(&routes, false) };
-        let servable = routes.find("m", Version::Latest).expect("it");
+        let servable = routes.model("m").and_then(|model| model.find(Version::Latest)).expect("it");
         let whole = best_of(&|message| {
             std::hint::black_box(answer(&call, message).map(|answered| answered.body.len())).expect("an answer");
         });

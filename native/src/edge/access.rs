@@ -1,0 +1,209 @@
+//! Finds the caller of a request by its token or its certificate.
+//!
+//! The core answers a request only if its caller certainly may run the model. It forwards every other request to the
+//! reference, which decides for itself and words the refusal.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use serde::Deserialize;
+
+use crate::plan::Grant;
+
+const SCHEME: &[u8] = b"bearer ";
+/// Longer headers are left to the reference, which refuses them.
+const MAX_HEADER_BYTES: usize = 4096;
+
+/// One caller, as `service/dataplane/access.py` writes it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Caller {
+    /// SHA-256 of its tokens, in hexadecimal digits.
+    pub digests: Vec<String>,
+    /// Names of its certificates.
+    pub certificates: Vec<String>,
+    /// Patterns of the models on which it has the right "predict".
+    pub models: Vec<String>,
+}
+
+/// A digest of a token.
+#[derive(Clone, Copy, Debug, Eq)]
+struct Digest([u8; 32]);
+
+impl PartialEq for Digest {
+    // Looks at all bytes, wherever they differ.
+    fn eq(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |found, (a, b)| found | (a ^ b)) == 0
+    }
+}
+
+impl Hash for Digest {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+/// All callers that may come in.
+#[derive(Debug, Default)]
+pub struct Access {
+    by_digest: HashMap<Digest, Arc<Grant>>,
+    by_name: HashMap<String, Arc<Grant>>,
+}
+
+impl Access {
+    /// Takes a list of callers.
+    ///
+    /// # Errors
+    /// A digest is not 64 hexadecimal digits.
+    pub fn new(callers: &[Caller]) -> Result<Self, String> {
+        let mut access = Access::default();
+        for caller in callers {
+            let grant = Arc::new(Grant::new(caller.models.iter().map(String::as_str)));
+            for digest in &caller.digests {
+                access.by_digest.insert(Digest(bytes_of(digest).ok_or("a digest is malformed")?), Arc::clone(&grant));
+            }
+            for name in &caller.certificates {
+                access.by_name.insert(name.clone(), Arc::clone(&grant));
+            }
+        }
+        Ok(access)
+    }
+
+    /// Returns the models of the caller that sent these headers; None where that is not certain.
+    ///
+    /// `names`: those of the client's verified certificate. They count only where there is no `authorization`.
+    #[must_use]
+    pub fn grant(&self, headers: &HeaderMap, names: &[String]) -> Option<&Arc<Grant>> {
+        let mut values = headers.get_all(AUTHORIZATION).iter();
+        let Some(value) = values.next() else {
+            return self.of_names(names);
+        };
+        if values.next().is_some() || value.len() > MAX_HEADER_BYTES {
+            return None;
+        }
+        let (scheme, token) = value.as_bytes().split_at_checked(SCHEME.len())?;
+        if !scheme.eq_ignore_ascii_case(SCHEME) {
+            return None;
+        }
+        let digest = ring::digest::digest(&ring::digest::SHA256, token.trim_ascii());
+        self.by_digest.get(&Digest(digest.as_ref().try_into().ok()?))
+    }
+
+    fn of_names(&self, names: &[String]) -> Option<&Arc<Grant>> {
+        let mut found = names.iter().filter_map(|name| self.by_name.get(name));
+        let grant = found.next()?;
+        // A certificate with the names of two callers is neither's.
+        found.all(|other| Arc::ptr_eq(grant, other)).then_some(grant)
+    }
+
+    /// Returns the names of a certificate that belong to a caller.
+    pub fn known<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
+        names.iter().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
+    }
+}
+
+fn bytes_of(digits: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn digest(token: &str) -> String {
+        let digest = format!("{:?}", ring::digest::digest(&ring::digest::SHA256, token.as_bytes()));
+        digest.trim_start_matches("SHA256:").to_owned()
+    }
+
+    fn caller(tokens: &[&str], certificates: &[&str], models: &[&str]) -> Caller {
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        Caller {
+            digests: tokens.iter().map(|token| digest(token)).collect(),
+            certificates: owned(certificates),
+            models: owned(models),
+        }
+    }
+
+    fn access() -> Access {
+        let callers = [
+            caller(&["first-token", "second-token"], &["CN:ranker", "DNS:ranker.example"], &["films"]),
+            caller(&["other-token"], &["CN:other"], &["news-*"]),
+            caller(&["reader-token"], &[], &[]),
+        ];
+        Access::new(&callers).expect("digests")
+    }
+
+    /// Asks for the model "films" with these headers.
+    fn may(access: &Access, authorizations: &[&[u8]], names: &[&str]) -> bool {
+        let mut headers = HeaderMap::new();
+        for value in authorizations {
+            headers.append(AUTHORIZATION, HeaderValue::from_bytes(value).expect("a header"));
+        }
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        access.grant(&headers, &names).is_some_and(|grant| grant.allows("films"))
+    }
+
+    #[test]
+    fn tokens_are_found_as_the_reference_finds_them() {
+        let access = access();
+        for value in ["Bearer first-token", "bearer second-token", "BEARER  first-token\t", "Bearer \t first-token"] {
+            assert!(may(&access, &[value.as_bytes()], &[]), "{value}");
+        }
+        for value in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer first-toke",
+            "Bearer first-tokens",
+            "Bearer First-token",
+            "Bearer first-token, Bearer first-token",
+            "Bearer\tfirst-token",
+            "Basic first-token",
+            "first-token",
+            "Bearer other-token",
+            "Bearer reader-token",
+        ] {
+            assert!(!may(&access, &[value.as_bytes()], &[]), "{value}");
+        }
+        assert!(!may(&access, &[b"Bearer first-token", b"Bearer first-token"], &[]));
+        assert!(!may(&access, &[b"Bearer \xff"], &[]));
+        let long = format!("Bearer {}first-token", " ".repeat(MAX_HEADER_BYTES));
+        assert!(!may(&access, &[long.as_bytes()], &[]));
+    }
+
+    #[test]
+    fn certificates_count_where_no_token_came() {
+        let access = access();
+        assert!(may(&access, &[], &["CN:ranker"]));
+        assert!(may(&access, &[], &["CN:unknown", "DNS:ranker.example", "CN:ranker"]));
+        assert!(!may(&access, &[], &[]));
+        assert!(!may(&access, &[], &["CN:other"]));
+        // Names of two callers.
+        assert!(!may(&access, &[], &["CN:ranker", "CN:other"]));
+        assert!(!may(&access, &[], &["CN:other", "CN:ranker"]));
+        // The token is wrong, whatever the certificate says.
+        assert!(!may(&access, &[b"Bearer wrong"], &["CN:ranker"]));
+        let names = ["CN:ranker".to_owned(), "CN:unknown".to_owned()];
+        assert_eq!(access.known(&names).collect::<Vec<_>>(), ["CN:ranker"]);
+    }
+
+    #[test]
+    fn a_malformed_digest_is_refused() {
+        for digits in ["", "zz", &"g".repeat(64), &"ä".repeat(32), &"a".repeat(63)] {
+            let caller = Caller { digests: vec![(*digits).to_owned()], certificates: Vec::new(), models: Vec::new() };
+            assert!(Access::new(&[caller]).is_err(), "{digits}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Draws the requests that are traced or logged: the core forwards them to the reference, which does both.
+//!
+//! The core draws numbers, and tells them to the reference with a request that it forwards for any reason. The
+//! reference judges the same numbers by the same rates, so no request is drawn twice.
+
+use http::HeaderMap;
+use serde::Deserialize;
+
+use super::request_id::trace_id;
+
+const TRACEPARENT: &str = "traceparent";
+
+/// The shares of traces that are sampled, from 0 to 1: OpenTelemetry's samplers, as `service/dataplane/sampling.py`
+/// reads them. A trace is sampled if the lower half of its id is below the share of all numbers.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Tracing {
+    /// Of requests without a parent.
+    pub root: f64,
+    /// Of requests whose parent is sampled.
+    pub sampled_parent: f64,
+    /// Of requests whose parent is not sampled.
+    pub unsampled_parent: f64,
+}
+
+/// The numbers that were drawn for one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draws {
+    /// The id of the trace that the request begins where it has no parent; 0: nothing is traced.
+    pub trace_id: u128,
+    /// A request is logged if this number, from 0 to below 1, is below its model's rate.
+    pub log: f64,
+}
+
+impl Draws {
+    /// Draws the numbers of a request.
+    #[must_use]
+    pub fn new(tracing: Option<&Tracing>) -> Self {
+        // 0 is no id of a trace.
+        let trace_id = if tracing.is_some() { fastrand::u128(1..) } else { 0 };
+        Draws { trace_id, log: fastrand::f64() }
+    }
+}
+
+impl Tracing {
+    /// Says whether the reference may trace a request.
+    #[must_use]
+    pub fn may_sample(&self, headers: &HeaderMap, draws: Draws) -> bool {
+        let mut parents = headers.get_all(TRACEPARENT).iter();
+        let Some(parent) = parents.next().map(http::HeaderValue::as_bytes) else {
+            return is_below(draws.trace_id, self.root);
+        };
+        // Anything but one parent of version 0 is the reference's to read.
+        let Some(id) = trace_id(parent).filter(|_| parents.next().is_none() && parent.len() == 55) else {
+            return true;
+        };
+        if !parent.starts_with(b"00") {
+            return true;
+        }
+        let hex = |digits: &[u8]| std::str::from_utf8(digits).ok().and_then(|text| u128::from_str_radix(text, 16).ok());
+        let (Some(id), Some(flags)) = (hex(id), hex(&parent[53..])) else {
+            return true;
+        };
+        is_below(id, if flags & 1 == 1 { self.sampled_parent } else { self.unsampled_parent })
+    }
+}
+
+/// Source: `opentelemetry.sdk.trace.sampling.TraceIdRatioBased`, of 1.45.
+fn is_below(trace_id: u128, share: f64) -> bool {
+    const NUMBERS: f64 = 18_446_744_073_709_551_616.0;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number from 0 to 2**64")]
+    let bound = (share * NUMBERS).round_ties_even() as u128;
+    trace_id & u128::from(u64::MAX) < bound
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    const ID: &str = "0af7651916cd43dd8448eb211c80319c";
+
+    fn sampled(tracing: &Tracing, parents: &[&str], trace_id: u128) -> bool {
+        let mut headers = HeaderMap::new();
+        for parent in parents {
+            headers.append(TRACEPARENT, HeaderValue::from_str(parent).expect("a header"));
+        }
+        tracing.may_sample(&headers, Draws { trace_id, log: 0.0 })
+    }
+
+    #[test]
+    fn the_share_of_drawn_traces_is_the_samplers() {
+        // Each share against evenly spaced ids: the count is exact.
+        for (share, expected) in [(0.0, 0), (1.0, 1000), (0.25, 250), (0.001, 1)] {
+            let tracing = Tracing { root: share, sampled_parent: 1.0, unsampled_parent: 0.0 };
+            let ids = (0..1000).map(|number| (7 << 64) | (((number << 64) + (1 << 63)) / 1000));
+            assert_eq!(ids.filter(|id| sampled(&tracing, &[], *id)).count(), expected, "{share}");
+        }
+        assert!(is_below(u128::from(u64::MAX), 1.0) && !is_below(u128::from(u64::MAX), 0.999));
+    }
+
+    #[test]
+    fn parents_are_respected() {
+        let tracing = Tracing { root: 0.0, sampled_parent: 1.0, unsampled_parent: 0.0 };
+        let parent = |flags: &str| format!("00-{ID}-b7ad6b7169203331-{flags}");
+        assert!(sampled(&tracing, &[&parent("01")], 1) && sampled(&tracing, &[&parent("03")], 1));
+        assert!(!sampled(&tracing, &[&parent("00")], 1) && !sampled(&tracing, &[&parent("02")], 1));
+        assert!(!sampled(&tracing, &[], 1));
+        // By the id of the parent's trace, whose lower half is 0x8448..., a little more than half of all numbers.
+        let by_id = |share| Tracing { root: 0.0, sampled_parent: share, unsampled_parent: share };
+        assert!(sampled(&by_id(0.52), &[&parent("00")], u128::MAX) && !sampled(&by_id(0.51), &[&parent("01")], 1));
+    }
+
+    #[test]
+    fn unusual_parents_are_forwarded() {
+        let never = Tracing { root: 0.0, sampled_parent: 0.0, unsampled_parent: 0.0 };
+        let plain = format!("00-{ID}-b7ad6b7169203331-01");
+        assert!(!sampled(&never, &[&plain], 1));
+        for parent in ["", "x", &format!("{plain}-more"), &plain.replace("00-", "01-"), &plain.replace("00-", "ff-")] {
+            assert!(sampled(&never, &[parent], 1), "{parent}");
+        }
+        assert!(sampled(&never, &[&plain, &plain], 1));
+    }
+
+    #[test]
+    fn draws_are_even_and_never_no_id() {
+        let tracing = Tracing { root: 0.1, sampled_parent: 1.0, unsampled_parent: 0.0 };
+        fastrand::seed(7);
+        let draws: Vec<Draws> = (0..10_000).map(|_| Draws::new(Some(&tracing))).collect();
+        let traced = draws.iter().filter(|draws| tracing.may_sample(&HeaderMap::new(), **draws)).count();
+        let logged = draws.iter().filter(|draws| draws.log < 0.1).count();
+        let both = draws.iter().filter(|d| d.log < 0.1 && tracing.may_sample(&HeaderMap::new(), **d)).count();
+        // Of the seed 7. Each is binomial: n = 10,000 and p = 0.1, 0.1 and 0.01.
+        assert!((900..1100).contains(&traced) && (900..1100).contains(&logged), "{traced} {logged}");
+        assert!((60..140).contains(&both), "{both}");
+        assert!(draws.iter().all(|draws| draws.trace_id != 0 && (0.0..1.0).contains(&draws.log)));
+        assert_eq!(Draws::new(None).trace_id, 0);
+    }
+}

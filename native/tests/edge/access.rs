@@ -1,0 +1,107 @@
+use std::sync::atomic::Ordering::SeqCst;
+
+use _native::edge::{Access, Caller, Tracing};
+
+use crate::setup::{PREDICT, Setup, limits};
+use crate::{grpc, http};
+
+const PATH: &str = "/v1/models/m:predict";
+/// SHA-256 of "token".
+const DIGEST: &str = "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0";
+
+/// Returns callers by digest of the token, name in the certificate ("" is none) and model.
+pub fn callers(all: &[(&str, &str, &str)]) -> Access {
+    let list = |text: &str| if text.is_empty() { Vec::new() } else { vec![text.to_owned()] };
+    let callers: Vec<Caller> = all
+        .iter()
+        .map(|(digest, name, model)| Caller { digests: list(digest), certificates: list(name), models: list(model) })
+        .collect();
+    Access::new(&callers).unwrap()
+}
+
+/// Sends the same request over both wires; says which of them the core answered, gRPC first.
+async fn answered(setup: &Setup, headers: &[(&str, &str)]) -> [bool; 2] {
+    let sender = grpc::connect(setup).await;
+    let reply = grpc::call(&sender, PREDICT, headers, grpc::framed(b"hello")).await.unwrap();
+    let mut sender = http::connect(setup).await;
+    let answer = http::post(&mut sender, PATH, headers, "hello").await;
+    [reply.message() == "core Predict 5 hello", answer.body().starts_with("core ")]
+}
+
+#[tokio::test]
+async fn the_core_answers_known_callers_and_forwards_all_others() {
+    let access = callers(&[(DIGEST, "", "m")]);
+    let setup = Setup::with(limits(), |config| config.access = Some(access)).await;
+    for value in ["Bearer token", "bearer  token"] {
+        assert_eq!(answered(&setup, &[("authorization", value)]).await, [true; 2], "{value}");
+    }
+    assert_eq!(setup.seen.calls.load(SeqCst), 0);
+    let forged = [("x-embedding-server-names", "CN%3Aranker"), ("x-embedding-server-seal", "")];
+    let twice = [("authorization", "Bearer token"), ("authorization", "Bearer token")];
+    for headers in [&[][..], &[("authorization", "Bearer other")], &[("authorization", "Basic token")], &twice, &forged]
+    {
+        assert_eq!(answered(&setup, headers).await, [false; 2], "{headers:?}");
+        let seen = setup.seen.headers.lock().unwrap().clone();
+        let num_sent = headers.iter().filter(|(name, _)| *name == "authorization").count();
+        assert_eq!(seen.get_all("authorization").iter().count(), num_sent);
+        assert!(!seen.contains_key("x-embedding-server-names"));
+    }
+    assert_eq!(setup.count(|s| s.declined.clone(), "denied"), 10);
+}
+
+#[tokio::test]
+async fn a_new_list_of_callers_holds_for_connections_that_are_open() {
+    let access = callers(&[(DIGEST, "", "m")]);
+    let setup = Setup::with(limits(), |config| config.access = Some(access)).await;
+    let sender = grpc::connect(&setup).await;
+    let ask = async || {
+        let headers = [("authorization", "Bearer token")];
+        grpc::call(&sender, PREDICT, &headers, grpc::framed(b"hello")).await.unwrap().message()
+    };
+    assert_eq!(ask().await, "core Predict 5 hello");
+    // Another model; then no token.
+    for access in [callers(&[(DIGEST, "", "other")]), callers(&[])] {
+        setup.server().set_access(access);
+        assert_eq!(ask().await, "hello");
+    }
+    setup.server().set_access(callers(&[(DIGEST, "", "*")]));
+    assert_eq!(ask().await, "core Predict 5 hello");
+}
+
+#[tokio::test]
+async fn traced_requests_are_forwarded_with_the_numbers_that_were_drawn() {
+    let tracing = Tracing { root: 0.5, sampled_parent: 1.0, unsampled_parent: 0.0 };
+    let setup = Setup::with(limits(), |config| {
+        config.tracing = Some(tracing);
+        config.seal = "s".into();
+    })
+    .await;
+    let parent = |flags: &str| format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
+    assert_eq!(answered(&setup, &[("traceparent", &parent("01"))]).await, [false; 2]);
+    assert_eq!(answered(&setup, &[("traceparent", &parent("00"))]).await, [true; 2]);
+    let sender = grpc::connect(&setup).await;
+    let mut num_forwarded = 0;
+    for _ in 0..200 {
+        let reply = grpc::call(&sender, PREDICT, &[], grpc::framed(b"hello")).await.unwrap();
+        if reply.message() == "core Predict 5 hello" {
+            continue;
+        }
+        num_forwarded += 1;
+        let seen = setup.seen.headers.lock().unwrap().clone();
+        assert_eq!(seen["x-embedding-server-seal"], "s");
+        // The lower half of the id, whose first digit says that the reference samples it.
+        assert!(seen["x-embedding-server-trace-id"].to_str().unwrap()[16..17] < *"8");
+    }
+    // Binomial, n = 200 and p = 0.5: beyond these limits once in 10**9 runs.
+    assert!((57..=143).contains(&num_forwarded), "{num_forwarded}");
+    // What is forwarded for another reason was drawn, too.
+    let (mut num_traced, num_calls) = (0, 100);
+    for _ in 0..num_calls {
+        grpc::call(&sender, "/echo", &[], grpc::framed(b"hello")).await.unwrap();
+        let seen = setup.seen.headers.lock().unwrap().clone();
+        num_traced += usize::from(seen["x-embedding-server-trace-id"].to_str().unwrap()[16..17] < *"8");
+        let draw: f64 = seen["x-embedding-server-log-draw"].to_str().unwrap().parse().unwrap();
+        assert!((0.0..1.0).contains(&draw));
+    }
+    assert!((20..=80).contains(&num_traced), "{num_traced}");
+}
