@@ -2,8 +2,10 @@
 
 mod config;
 mod dispatch;
+pub(crate) mod fair_queue;
 mod grpc;
 pub(crate) mod grpc_message;
+mod health;
 mod http;
 mod large;
 pub mod limits;
@@ -16,7 +18,8 @@ mod tls;
 
 pub use config::{Config, Listen, Wire};
 pub use dispatch::{Cors, Dispatch, Method, Target, target};
+pub use health::Health;
 pub use limits::Limits;
 pub use server::Server;
-pub use statistics::{SlowRequest, Snapshot, SubjectSnapshot};
+pub use statistics::{SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot};
 pub use tls::{TlsError, server_config};

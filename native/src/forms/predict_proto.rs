@@ -51,6 +51,12 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     })
 }
 
+/// Returns the model that a request names; "" where that can not be read.
+#[must_use]
+pub fn model(message: &[u8]) -> &str {
+    ModelSpec::of_request(message).map_or("", |spec| spec.model)
+}
+
 /// Reads any bytes as a request; for fuzzing.
 #[doc(hidden)]
 pub fn fuzz(message: &[u8], signature: &Signature) {

@@ -20,7 +20,7 @@ pub struct GraphError {
 }
 
 impl GraphError {
-    /// Returns INVALID_ARGUMENT, as Python's session answers a call that the graph does not fit.
+    /// Returns `INVALID_ARGUMENT`, as Python's session answers a call that the graph does not fit.
     fn invalid(message: impl Into<String>) -> Self {
         GraphError { code: 3, message: message.into() }
     }

@@ -6,5 +6,6 @@
 mod drain;
 mod grpc;
 mod http;
+mod overload;
 mod setup;
 mod tls;
