@@ -273,15 +273,26 @@ impl<T> FairQueue<T> {
     /// # Errors
     /// [`Refusal`].
     pub fn push(&mut self, ask: &Ask, now: Instant, value: T) -> Result<u64, Refusal> {
+        self.check(ask, now)?;
         let class = class_of(ask.bytes);
-        let cost = self.means.get(&ask.path[0]).map_or(0, |means| means.of(class));
-        if let Some(refusal) = self.refusal(ask, now, cost) {
-            return Err(refusal);
-        }
+        let cost = self.cost(ask);
         let id = self.next_id;
         self.next_id += 1;
         self.root.push(&ask.path, Waiting { id, value, class, cost, since: now, deadline: ask.deadline });
         Ok(id)
+    }
+
+    /// Judges a request whose bytes are still to come.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check(&self, ask: &Ask, now: Instant) -> Result<(), Refusal> {
+        self.refusal(ask, now, self.cost(ask)).map_or(Ok(()), Err)
+    }
+
+    /// Expected nanoseconds of its run.
+    fn cost(&self, ask: &Ask) -> u64 {
+        self.means.get(&ask.path[0]).map_or(0, |means| means.of(class_of(ask.bytes)))
     }
 
     fn refusal(&self, ask: &Ask, now: Instant, cost: u64) -> Option<Refusal> {
@@ -339,6 +350,12 @@ impl<T> FairQueue<T> {
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.root.waiting
+    }
+
+    /// Says whether more wait than may however long their runs are.
+    #[must_use]
+    pub fn is_crowded(&self) -> bool {
+        self.root.waiting > self.limits.slots
     }
 
     /// The longest that a request may really wait.

@@ -13,7 +13,7 @@ use http::{HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::dispatch::Method;
-use super::fair_queue::Ask;
+use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
@@ -174,18 +174,18 @@ impl Incoming {
         }
     }
 
-    /// Asks for a place for this call, of whose body the first bytes are given.
-    fn ask(&self, data: &[u8]) -> Ask {
+    /// Asks for a place for this call, whose message begins with `data` and has so many bytes.
+    fn ask(&self, data: &[u8], size: usize) -> Ask {
         let (shared, path) = (&self.shared, self.head.uri.path());
         // Each method of TensorFlow Serving's service names the model where Predict does.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
-        let model = match (method, grpc_message::whole(data)) {
-            (Some(method), Some(message)) => shared.known_model(shared.dispatch.model(method, message)),
+        let model = match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
+            (Some(method), Some(([0, ..], message))) => shared.known_model(shared.dispatch.model(method, message)),
             _ => "",
         };
         let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
-        Ask::new(model, &self.connection.peer, data.len(), timeout.map(|timeout| self.begun + timeout))
+        Ask::new(model, &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
     }
 }
 
@@ -322,7 +322,7 @@ async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     let gathered = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-        gathered = gather(&mut incoming, first) => gathered,
+        gathered = gather(&mut incoming, first, false) => gathered,
     };
     let status = match gathered {
         Gathered::Message(data) if is_check && is_serving(&incoming.shared, &data) => {
@@ -331,6 +331,7 @@ async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         Gathered::Message(data) => return forward(incoming, respond, vec![data]).await,
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
         Gathered::NoRoom => incoming.shared.no_bytes(""),
+        Gathered::Refused(model, refusal) => incoming.shared.refuse(&model, refusal, late),
         Gathered::Stalled => stalled(),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),
     };
@@ -374,7 +375,8 @@ fn lane(path: &str) -> Lane {
 
 async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Begun) {
     let shared = Arc::clone(&incoming.shared);
-    let ask = incoming.ask(begun.first().map_or(&[], |data| data));
+    let first: &[u8] = begun.first().map_or(&[], |data| data);
+    let ask = incoming.ask(first, first.len());
     let model = Arc::clone(&ask.path[0]);
     let entered = tokio::select! {
         biased;
@@ -405,10 +407,13 @@ fn stalled() -> Status {
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
     // Bodies of requests that wait stay in the connection's window.
     incoming.connection.room().await;
-    let data = match gather(incoming, first).await {
+    let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
         Gathered::Unusual(begun) => return Next::Forward(begun),
         Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes(""))),
+        Gathered::Refused(model, refusal) => {
+            return Next::Reply(Reply::Refusal(incoming.shared.refuse(&model, refusal, late)));
+        }
         Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
@@ -444,7 +449,7 @@ fn after(outcome: Outcome, data: Bytes) -> Next {
 
 /// Answers a message on a thread for large work.
 async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
-    let ask = incoming.ask(&data);
+    let ask = incoming.ask(&data, data.len());
     let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
     let model = Arc::clone(&ask.path[0]);
     if !incoming.hold.reach(data.len()) {
@@ -477,18 +482,20 @@ enum Gathered {
     /// A body that the reference judges. These are its first bytes; more may follow.
     Unusual(Begun),
     NoRoom,
+    /// Large work that would wait too long: the rest of its message is not read.
+    Refused(Arc<str>, Refusal),
     Stalled,
     Lost,
 }
 
-async fn gather(incoming: &mut Incoming, first: Option<Bytes>) -> Gathered {
-    let Incoming { shared, body, hold, .. } = incoming;
-    if shared.account.is_full() {
+async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -> Gathered {
+    if incoming.shared.account.is_full() {
         return Gathered::NoRoom;
     }
-    let (limit, stall) = (shared.limits.max_request_bytes, shared.limits.stall_timeout);
+    let (limit, stall) = (incoming.shared.limits.max_request_bytes, incoming.shared.limits.stall_timeout);
     let mut one = first;
     let mut all: Vec<u8> = Vec::new();
+    let mut is_judged = !is_plain;
     loop {
         let so_far: &[u8] = one.as_deref().unwrap_or(&all);
         if let Some(prefix) = so_far.first_chunk::<PREFIX_BYTES>() {
@@ -496,7 +503,15 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>) -> Gathered {
             if size > limit || so_far.len() > size + PREFIX_BYTES {
                 return Gathered::Unusual(vec![one.unwrap_or_else(|| all.into())]);
             }
+            if size > INLINE_BYTES && !is_judged {
+                is_judged = true;
+                let ask = incoming.ask(so_far, size);
+                if let Err(refusal) = incoming.shared.large.check(&ask) {
+                    return Gathered::Refused(Arc::clone(&ask.path[0]), refusal);
+                }
+            }
         }
+        let Incoming { body, hold, .. } = &mut *incoming;
         if body.is_end_stream() {
             break;
         }

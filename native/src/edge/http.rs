@@ -216,6 +216,8 @@ enum Gathered {
     /// The first part of a body beyond the limit. The reference refuses it; the rest may follow.
     TooMuch(Bytes),
     NoRoom,
+    /// Large work that would wait too long: its body is not read.
+    Refused(Refusal),
     /// The client is gone.
     Lost,
 }
@@ -230,15 +232,17 @@ impl Exchange {
         if plain.is_none() && (lane(&head) == Lane::Control || !self.shared.is_answering) {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
-        let (data, mut hold) = match self.gather(&mut body).await {
+        let large = plain.map(|_| &head);
+        let (data, mut hold) = match self.gather(&mut body, large).await {
             Gathered::Whole(data, hold) => (data, hold),
             Gathered::TooMuch(begun) => return self.forward(head, self.upload(begun, body), open).await,
             Gathered::NoRoom => {
                 let model = model(&self.shared, &head);
-                let mut refusal = self.refuse(&head.headers, &self.shared.no_bytes(model), open);
-                self.connection.note_unread();
-                refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                return refusal;
+                return self.refuse_unread(&head.headers, &self.shared.no_bytes(model), open);
+            }
+            Gathered::Refused(refusal) => {
+                let model = model(&self.shared, &head);
+                return self.refuse_unread(&head.headers, &self.too_long(model, refusal), open);
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
@@ -348,7 +352,16 @@ impl Exchange {
         response
     }
 
-    async fn gather(&self, body: &mut Incoming) -> Gathered {
+    /// Refuses a request whose body is not read to its end.
+    fn refuse_unread(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
+        let mut refusal = self.refuse(asked, status, open);
+        self.connection.note_unread();
+        refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        refusal
+    }
+
+    /// Reads a body. `plain` is the head of a request that the core answers itself.
+    async fn gather(&self, body: &mut Incoming, plain: Option<&Parts>) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
         if body.size_hint().lower() > limit as u64 {
@@ -357,6 +370,11 @@ impl Exchange {
         let mut hold = self.shared.account.hold();
         if self.shared.account.is_full() {
             return Gathered::NoRoom;
+        }
+        if let (Some(head), Some(size)) = (plain, told.filter(|size| *size > INLINE_BYTES))
+            && let Err(refusal) = self.shared.large.check(&self.ask(head, size))
+        {
+            return Gathered::Refused(refusal);
         }
         let _receiving = self.connection.receive();
         let mut one = Bytes::new();

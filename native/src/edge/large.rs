@@ -42,6 +42,17 @@ pub struct Ticket {
     id: u64,
 }
 
+impl Ticket {
+    /// Takes the job out if it has not begun and others wait; says whether it was taken out.
+    #[must_use]
+    pub fn give_up(&self) -> bool {
+        let mut state = self.inner.lock();
+        let job = if state.queue.is_crowded() { state.queue.remove(&self.ask, self.id) } else { None };
+        drop(state);
+        job.is_some()
+    }
+}
+
 impl Drop for Ticket {
     fn drop(&mut self) {
         let job = self.inner.lock().queue.remove(&self.ask, self.id);
@@ -82,6 +93,20 @@ impl Pool {
         drop(state);
         self.inner.has_job.notify_one();
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })
+    }
+
+    /// Judges a job whose bytes are still to come.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check(&self, ask: &Ask) -> Result<(), Refusal> {
+        self.inner.lock().queue.check(ask, Instant::now())
+    }
+
+    /// The longest that a job may wait.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.inner.lock().queue.patience()
     }
 
     /// Returns how many jobs wait.

@@ -131,7 +131,7 @@ impl Shared {
         as_content: bool,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
     ) -> Result<Outcome, NotRun> {
-        let (sender, receiver) = oneshot::channel();
+        let (sender, mut receiver) = oneshot::channel();
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
             let not_run = match told {
@@ -152,8 +152,15 @@ impl Shared {
             let _ = sender.send(Err(not_run));
             false
         };
-        let _ticket = self.large.submit(ask, job).map_err(NotRun::Refused)?;
-        receiver.await.unwrap_or(Err(NotRun::Closed))
+        let begun = Instant::now();
+        let ticket = self.large.submit(ask, job).map_err(NotRun::Refused)?;
+        // Busy threads look at nobody who waits.
+        let told = match tokio::time::timeout(self.large.patience(), &mut receiver).await {
+            Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
+            Err(_) => receiver.await,
+            Ok(told) => told,
+        };
+        told.unwrap_or(Err(NotRun::Closed))
     }
 
     /// Returns the name of a model if it is configured, else "": names that clients make up are not kept.

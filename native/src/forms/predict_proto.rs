@@ -51,10 +51,14 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     })
 }
 
-/// Returns the model that a request names; "" where that can not be read.
+/// Returns the model that a request names, of which only the first bytes may be there; "" where that can not be read.
 #[must_use]
 pub fn model(message: &[u8]) -> &str {
-    ModelSpec::of_request(message).map_or("", |spec| spec.model)
+    let spec = Fields::of(message).map_while(Result::ok).find_map(|field| match field {
+        (1, Value::Delimited(spec)) => Some(spec),
+        _ => None,
+    });
+    spec.and_then(|spec| ModelSpec::read(spec).ok()).map_or("", |spec| spec.model)
 }
 
 /// Reads any bytes as a request; for fuzzing.

@@ -2,7 +2,8 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use _native::edge::{Health, Limits};
+use _native::edge::{Health, Limits, Wire};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::setup::{PREDICT, Setup, limits, until};
 use crate::{grpc, http};
@@ -123,4 +124,27 @@ async fn a_large_request_whose_deadline_can_not_be_met_is_refused_at_once() {
     for one in queued {
         assert_eq!(one.await.unwrap().message(), "slept");
     }
+}
+
+#[tokio::test]
+async fn a_large_request_is_refused_before_its_body_is_read() {
+    let setup = Setup::with(Limits { max_queued_requests: 0, ..limits() }, |config| config.large_threads = 1).await;
+    let sender = grpc::connect(&setup).await;
+    let first = {
+        let sender = sender.clone();
+        tokio::spawn(async move { grpc::call(&sender, PREDICT, &[], grpc::framed(b"sleep 300")).await.unwrap() })
+    };
+    until("the first runs", || setup.words.num_running.load(SeqCst) == 1).await;
+    let mut ready = sender.clone().ready().await.unwrap();
+    let (response, mut body) = ready.send_request(grpc::request(PREDICT, &[]), false).unwrap();
+    body.send_data(grpc::framed(&[b'x'; 200_000]).slice(..1000), false).unwrap();
+    assert_eq!(grpc::read(response).await.unwrap().status(), "14");
+    let mut stream = tokio::net::TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+    let head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\nx";
+    stream.write_all(head).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    assert!(answer.starts_with(b"HTTP/1.1 503 "), "{}", String::from_utf8_lossy(&answer));
+    assert!(!first.is_finished());
+    assert_eq!(first.await.unwrap().message(), "slept");
 }
