@@ -1,7 +1,7 @@
-"""Offers more than a server can do, open loop, and says what is still answered, how soon refusals come, and who suffers.
+"""Offers more than a server can do, open loop, and says what is answered, how soon refusals come, and who suffers.
 
-h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server counts what it answers. Beside the
-load, clients ask at fixed times: health checks, a lookup of one row, and the same work. Linux; h2load must be installed.
+h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server counts what it answers. Beside
+it clients ask at fixed times: health checks, a lookup of one row, and the same work. Linux; h2load must be installed.
 
 python -m loadtest.bench.overload                      all kinds, 6 s each
 python -m loadtest.bench.overload --seconds 30 --only tower
@@ -43,6 +43,10 @@ _CONFIG = """model_config_list {
 }
 """
 _ANSWERED = re.compile(r'^embedding_server_requests_total\{[^}]*code="OK"[^}]*\} (\S+)', re.MULTILINE)
+_HEAD = (
+    "| work | asked, x capacity | capacity/s | goodput / capacity | answers p99 ms | refusals p50, p99 ms "
+    "| health gRPC, HTTP p99 ms | one row p99 ms | recovered s | failed |\n" + "|---" * 10 + "|\n"
+)
 # Clients of the closed loop that finds the capacity: fewer than any queue refuses.
 _CLIENTS = 8
 _CONNECTIONS = 16
@@ -59,6 +63,10 @@ class Kind:
     name: str
     message: bytes
     headers: tuple[tuple[str, str], ...] = ()
+
+
+# A lookup of one row that is asked beside all loads.
+_LIGHT = Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
 
 
 @dataclass
@@ -159,6 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             service.wait()
             with bound_to(frozenset(cores[-1:])):
                 target = Target(service)
+                sys.stdout.write(_HEAD)
                 for kind in kinds():
                     if options.only is None or kind.name in options.only:
                         _measure(target, kind, h2load, folder, options)
@@ -182,7 +191,7 @@ def kinds() -> list[Kind]:
     tensor.tensor_shape.dim.add().size = 1
     tensor.float_val.append(3.0)
     return [
-        Kind("lookup", message("W1")),
+        _LIGHT,
         Kind("batch", message("W2")),
         Kind("large", message("W3")),
         Kind("tower", message("W5")),
@@ -199,17 +208,18 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
     command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
     target.ask(kind)
     # What the server learns of the kind, and what the machine does meanwhile, settles first.
-    _loaded(target, [*command, f"-c{_CLIENTS}", "-m1"], 1.0)
-    quiet = _loaded(target, [*command, f"-c{_CLIENTS}", "-m1"], options.seconds / 2)
+    closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
+    _loaded(target, closed_loop, 1.0)
+    quiet = _loaded(target, closed_loop, options.seconds / 2)
     for factor in options.factors:
         per_client = max(round(quiet * factor / _CONNECTIONS), 1)
-        loaded = [*command, f"-c{_CONNECTIONS}", "-m1000", f"--rps={per_client}"]
+        # Below the probes: their clients are not what is measured.
+        loaded = ["nice", "-n19", *command, f"-c{_CONNECTIONS}", "-m1000", f"--rps={per_client}"]
         probes = [Probe(), Probe(), Probe(), Probe()]
-        light = kinds_of_light()
         calls: list[Callable[[], object]] = [
             target.check_grpc,
             target.check_http,
-            lambda: target.ask(light),
+            lambda: target.ask(_LIGHT),
             lambda: target.ask(kind),
         ]
         is_over = threading.Event()
@@ -226,16 +236,10 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
         _print(kind, factor, quiet, goodput, probes, recovered_s)
 
 
-def kinds_of_light() -> Kind:
-    """Returns the lookup of one row that is asked beside all loads."""
-    return kinds()[0]
-
-
 def _loaded(target: Target, command: Sequence[str], seconds: float) -> float:
     """Runs h2load; returns the requests a second that the server answered meanwhile."""
-    # Below the probes: their clients are not what is measured.
     process = subprocess.Popen(
-        ["nice", "-n19", *command, f"--duration={math.ceil(seconds + 1)}", "--warm-up-time=0"],
+        [*command, f"--duration={math.ceil(seconds + 1)}", "--warm-up-time=0"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -269,12 +273,6 @@ def _recovery(target: Target, kind: Kind) -> float:
 
 def _print(kind: Kind, factor: float, quiet: float, goodput: float, probes: list[Probe], recovered_s: float) -> None:
     grpc_health, http_health, light, same = probes
-    if factor and not _print.__dict__.get("has_head"):
-        _print.__dict__["has_head"] = True
-        sys.stdout.write(
-            "| work | asked, x capacity | capacity/s | goodput / capacity | answers p99 ms | refusals p50, p99 ms "
-            "| health gRPC, HTTP p99 ms | one row p99 ms | recovered s | failed |\n" + "|---" * 10 + "|\n"
-        )
     failed = sum(probe.failed for probe in probes) + len(grpc_health.refused_s) + len(light.refused_s)
     sys.stdout.write(
         f"| {kind.name} | {factor:g} | {quiet:.0f} | {goodput / quiet:.2f} | {_p99(same.seconds)} "

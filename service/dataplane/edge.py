@@ -66,7 +66,7 @@ class Edge:
         self._routes = routes
         routes.attach(self._server)
 
-    def set_health(self, serving: set[str], *, is_ready: bool) -> None:
+    def set_health(self, serving: frozenset[str], *, is_ready: bool) -> None:
         """Has the core answer health checks for some seconds.
 
         Args:

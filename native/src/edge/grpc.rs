@@ -1,5 +1,6 @@
 //! Serves one gRPC connection: its task answers small requests, and starts a task for any other.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,7 +14,7 @@ use http::{HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::dispatch::Method;
-use super::fair_queue::{Ask, Refusal};
+use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
@@ -27,6 +28,8 @@ use crate::plan::Effort;
 
 /// How many requests the connection's task takes in before it answers any.
 const BATCH: usize = 64;
+/// How long one connection answers before other connections get their turn.
+const TURN: Duration = Duration::from_micros(500);
 /// How many received bytes of one connection may wait for our tasks.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -48,10 +51,11 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
         shared.statistics.count(Event::HandshakeFailedGrpc);
         return;
     };
-    let mut batch = Vec::new();
+    let mut batch = VecDeque::new();
     let mut is_draining = false;
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
+        let end = Instant::now() + TURN;
         loop {
             match connection.order() {
                 Order::Serve => {}
@@ -69,7 +73,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             let mut state = Poll::Pending;
             while batch.len() < BATCH {
                 match h2.poll_accept(cx) {
-                    Poll::Ready(Some(Ok(accepted))) => batch.push(accepted),
+                    Poll::Ready(Some(Ok(accepted))) => batch.push_back(accepted),
                     Poll::Ready(_) => {
                         state = Poll::Ready(());
                         break;
@@ -80,8 +84,12 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             if batch.is_empty() || state.is_ready() {
                 return state;
             }
-            for (request, respond) in batch.drain(..) {
+            while let Some((request, respond)) = batch.pop_front() {
                 begin(&shared, &connection, request, respond, cx);
+                if Instant::now() >= end {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
             }
         }
     })
@@ -148,6 +156,13 @@ fn begin(
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Declined(declined)) => {
                     let incoming = Incoming::new(shared, connection, head, body);
+                    // Here, because a task for each refusal would cost more than the refusal.
+                    if declined == Declined::TooLarge
+                        && let Some(data) = &first
+                        && let Some(status) = incoming.refusal(data, data.len())
+                    {
+                        return refuse(&incoming, respond, &status);
+                    }
                     let begun = first.into_iter().collect();
                     tokio::spawn(declined_small(incoming, respond, begun, declined));
                     return;
@@ -172,6 +187,13 @@ impl Incoming {
             hold: shared.account.hold(),
             _open: connection.open(),
         }
+    }
+
+    /// Refuses large work that would wait too long; see [`Self::ask`].
+    fn refusal(&self, data: &[u8], size: usize) -> Option<Status> {
+        let ask = self.ask(data, size);
+        let refusal = self.shared.large.check(&ask).err()?;
+        Some(self.shared.refuse(&ask.path[0], refusal, late))
     }
 
     /// Asks for a place for this call, whose message begins with `data` and has so many bytes.
@@ -331,7 +353,7 @@ async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         Gathered::Message(data) => return forward(incoming, respond, vec![data]).await,
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
         Gathered::NoRoom => incoming.shared.no_bytes(""),
-        Gathered::Refused(model, refusal) => incoming.shared.refuse(&model, refusal, late),
+        Gathered::Refused(status) => status,
         Gathered::Stalled => stalled(),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),
     };
@@ -411,9 +433,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Message(data) => data,
         Gathered::Unusual(begun) => return Next::Forward(begun),
         Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes(""))),
-        Gathered::Refused(model, refusal) => {
-            return Next::Reply(Reply::Refusal(incoming.shared.refuse(&model, refusal, late)));
-        }
+        Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
         Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
@@ -483,7 +503,7 @@ enum Gathered {
     Unusual(Begun),
     NoRoom,
     /// Large work that would wait too long: the rest of its message is not read.
-    Refused(Arc<str>, Refusal),
+    Refused(Status),
     Stalled,
     Lost,
 }
@@ -505,9 +525,8 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -
             }
             if size > INLINE_BYTES && !is_judged {
                 is_judged = true;
-                let ask = incoming.ask(so_far, size);
-                if let Err(refusal) = incoming.shared.large.check(&ask) {
-                    return Gathered::Refused(Arc::clone(&ask.path[0]), refusal);
+                if let Some(status) = incoming.refusal(so_far, size) {
+                    return Gathered::Refused(status);
                 }
             }
         }

@@ -122,7 +122,7 @@ class GrpcServer:
         """Tells health checks whether the server, its services and each of its models can answer."""
         self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
 
-    def serving(self) -> set[str]:
+    def serving(self) -> frozenset[str]:
         """Returns the services that health checks find SERVING."""
         return self._health.serving()
 
