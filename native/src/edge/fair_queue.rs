@@ -15,6 +15,11 @@ const NEWEST: u64 = 4;
 const MOST_NANOS: u64 = 1_000_000;
 /// How many times the longest expected wait a request may really wait.
 const PATIENCE: u32 = 4;
+/// Waits that were expected to be this long correct later expectations: machines are shared, and runs wait for locks.
+const TELLING: Duration = Duration::from_millis(5);
+/// The part of the newest wait in the correction, and the largest correction.
+const NEWEST_WAIT: f64 = 1.0 / 32.0;
+const MOST_CORRECTION: f64 = 16.0;
 /// A turn costs this much at least, so that work of unknown length takes turns too.
 const LEAST_NANOS: u64 = 1_000;
 /// Classes of sizes: a class holds requests of up to twice the bytes of the class before it.
@@ -107,6 +112,8 @@ struct Waiting<T> {
     value: T,
     class: usize,
     cost: u64,
+    // The wait that the costs alone told.
+    expected: Duration,
     since: Instant,
     deadline: Option<Instant>,
 }
@@ -259,13 +266,15 @@ pub struct FairQueue<T> {
     next_id: u64,
     // Bounded: only configured models have names.
     means: HashMap<Arc<str>, Means>,
+    // How many times longer than expected requests wait.
+    correction: f64,
 }
 
 impl<T> FairQueue<T> {
     /// Starts empty.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        FairQueue { limits, root: Node::default(), running: 0, next_id: 0, means: HashMap::new() }
+        FairQueue { limits, root: Node::default(), running: 0, next_id: 0, means: HashMap::new(), correction: 1.0 }
     }
 
     /// Queues a request; returns the number to [`Self::remove`] it by.
@@ -276,9 +285,10 @@ impl<T> FairQueue<T> {
         self.check(ask, now)?;
         let class = class_of(ask.bytes);
         let cost = self.cost(ask);
+        let expected = self.expected(ask, cost);
         let id = self.next_id;
         self.next_id += 1;
-        self.root.push(&ask.path, Waiting { id, value, class, cost, since: now, deadline: ask.deadline });
+        self.root.push(&ask.path, Waiting { id, value, class, cost, expected, since: now, deadline: ask.deadline });
         Ok(id)
     }
 
@@ -288,6 +298,18 @@ impl<T> FairQueue<T> {
     /// [`Refusal`].
     pub fn check(&self, ask: &Ask, now: Instant) -> Result<(), Refusal> {
         self.refusal(ask, now, self.cost(ask)).map_or(Ok(()), Err)
+    }
+
+    fn expected(&self, ask: &Ask, cost: u64) -> Duration {
+        Duration::from_nanos(self.root.before(&ask.path, cost) / self.limits.slots.max(1) as u64)
+    }
+
+    fn learn_wait(&mut self, expected: Duration, waited: Duration, is_over: bool) {
+        let ratio = (waited.as_secs_f64() / expected.as_secs_f64().max(1e-9)).clamp(1.0, MOST_CORRECTION);
+        // A wait that goes on tells that it is too short at least.
+        if expected >= TELLING && (is_over || ratio > self.correction) {
+            self.correction += (ratio - self.correction) * NEWEST_WAIT;
+        }
     }
 
     /// Expected nanoseconds of its run.
@@ -305,7 +327,7 @@ impl<T> FairQueue<T> {
         if free == 0 || !self.root.has_share(&ask.path, free) {
             return Some(Refusal::Queue(waiting));
         }
-        let expected = Duration::from_nanos(self.root.before(&ask.path, cost) / slots.max(1) as u64);
+        let expected = self.expected(ask, cost).mul_f64(self.correction);
         // As many as there are slots may wait however long their runs are: else a slot would be idle between two.
         if expected > wait && waiting >= slots {
             return Some(Refusal::Wait(waiting));
@@ -322,6 +344,7 @@ impl<T> FairQueue<T> {
         let (request, model) = self.root.take()?;
         self.running += 1;
         let waited = now.saturating_duration_since(request.since);
+        self.learn_wait(request.expected, waited, true);
         let refusal = if request.deadline.is_some_and(|deadline| now >= deadline) {
             Some(Refusal::Late)
         } else if waited > self.limits.wait.saturating_mul(PATIENCE) && self.root.waiting > 0 {
@@ -343,7 +366,9 @@ impl<T> FairQueue<T> {
 
     /// Takes out a request whose client left; None: it has left the queue already.
     pub fn remove(&mut self, ask: &Ask, id: u64) -> Option<T> {
-        self.root.remove(&ask.path, id).map(|request| request.value)
+        let request = self.root.remove(&ask.path, id)?;
+        self.learn_wait(request.expected, request.since.elapsed(), false);
+        Some(request.value)
     }
 
     /// Returns how many wait.
@@ -460,6 +485,23 @@ mod tests {
         queue.push(&by(30), now, 2).unwrap();
         assert_eq!(queue.push(&by(30), now, 3), Err(Refusal::Deadline(2)));
         assert!(queue.push(&by(60), now, 3).is_ok());
+    }
+
+    #[test]
+    fn waits_that_are_longer_than_expected_are_expected_then() {
+        let (mut queue, mut now) = busy(LIMITS, &[("m", 20)]);
+        let mut most = Vec::new();
+        for _ in 0..400 {
+            while queue.push(&ask("m", "a:1"), now, 0).is_ok() {}
+            most.push(queue.num_waiting());
+            // A thread that has half of a processor.
+            now += Duration::from_millis(40);
+            queue.running = 0;
+            let run = queue.take(now).unwrap().run;
+            queue.done(run, Some(Duration::from_millis(20)));
+            queue.running = 1;
+        }
+        assert!(most[0] >= 6 && most[399] <= 4, "{most:?}");
     }
 
     #[test]
