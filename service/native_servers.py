@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 # How often the core's numbers are read, so that slow requests are logged while somebody may still look.
 _COLLECT_S = 1.0
+# How often the core is told the state of health, which it believes for ten seconds.
+_HEALTH_S = 1.0
 
 
 class NativeServers:
@@ -80,6 +82,11 @@ class NativeServers:
         self._edge: Edge | None = None
         self._statistics: NativeStatistics | None = None
         self._stop_collecting = threading.Event()
+        self._health_lock = threading.Lock()
+        # Where callers have rights, a check depends on who asks: Python answers.
+        self._is_health_open = access is None
+        self._engine = engine
+        self._telling: asyncio.Task[None] | None = None
 
     async def start(self, on_end: Callable[[], None]) -> Ports:
         """Starts the core on the public ports; see PythonServers.start.
@@ -112,6 +119,7 @@ class NativeServers:
         self._serving = asyncio.create_task(self._http.serve())
         await self._http.begun.wait()
         self._serving.add_done_callback(lambda _: self._on_end())
+        self._telling = asyncio.create_task(self._repeat_health())
 
     def _open_edge(self, listeners: dict[str, list[socket.socket]]) -> Edge:
         settings, metrics = self._settings, self._metrics
@@ -143,14 +151,29 @@ class NativeServers:
             self._statistics.collect()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""
+        """Tells health checks whether the server and its models can answer. Concurrency: any thread."""
         # It begins with what the engine says.
         if (grpc := self._grpc) is not None:
             grpc.set_serving(is_serving)
+            self._publish_health()
+
+    def _publish_health(self) -> None:
+        # One at a time: an older state must not come last.
+        with self._health_lock:
+            if self._edge is not None and self._grpc is not None and self._is_health_open:
+                self._edge.set_health(self._grpc.serving(), is_ready=self._engine.is_ready)
+
+    async def _repeat_health(self) -> None:
+        # On the event loop: a Python that hangs lets what the core knows grow old, and checks reach Python again.
+        while True:
+            self._publish_health()
+            await asyncio.sleep(_HEALTH_S)
 
     async def stop(self) -> None:
         """Drains the core, and then stops the reference servers: until then they answer what it forwards."""
         timeout_s = self._settings.drain_timeout_s
+        if self._telling is not None:
+            self._telling.cancel()
         if self._edge is not None:
             if not await asyncio.to_thread(self._edge.drain, timeout_s):
                 logger.warning("requests in flight are cut", extra={"drain_timeout_s": timeout_s})

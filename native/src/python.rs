@@ -1,6 +1,6 @@
 //! Defines the Python module: publishes servables, starts the edge, reads counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -219,6 +219,13 @@ impl Server {
         Ok(())
     }
 
+    /// Publishes which services gRPC health checks find SERVING, and whether the server is ready, for the next seconds.
+    fn set_health(&self, serving: HashSet<String>, is_ready: bool) {
+        if let Some(server) = self.inner.load_full() {
+            server.set_health(Some(edge::Health::new(serving, is_ready)));
+        }
+    }
+
     /// Returns the JSON text of what was counted (edge/statistics.rs), also after `close`.
     fn statistics(&self) -> PyResult<String> {
         match (self.inner.load_full(), self.last.load_full()) {
@@ -276,6 +283,14 @@ impl Dispatch for PlainForms {
         }
     }
 
+    fn model<'m>(&self, method: Method, message: &'m [u8]) -> &'m str {
+        match method {
+            Method::Predict => forms::predict_proto::model(message),
+            Method::ModelInfer => forms::oip_proto::model(message),
+            _ => "",
+        }
+    }
+
     fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined> {
         let Target { model, version, table, .. } = *target;
         match target.method {
@@ -315,6 +330,7 @@ struct ServerConfig {
     max_table_rows: usize,
     cors: CorsConfig,
     bucket_limits_s: Vec<f64>,
+    wait_limits_s: Vec<f64>,
     slow_from_s: Option<f64>,
     limits: LimitsConfig,
 }
@@ -361,6 +377,8 @@ struct LimitsConfig {
     max_connections: usize,
     max_head_bytes: usize,
     max_queued_requests: usize,
+    max_queue_s: f64,
+    max_forwarded: usize,
     handshake_timeout_s: f64,
     head_timeout_s: f64,
     stall_timeout_s: f64,
@@ -388,6 +406,8 @@ impl ServerConfig {
                 max_connections: limits.max_connections,
                 max_head_bytes: limits.max_head_bytes,
                 max_queued_requests: limits.max_queued_requests,
+                max_queue: time(limits.max_queue_s)?,
+                max_forwarded: limits.max_forwarded,
                 handshake_timeout: time(limits.handshake_timeout_s)?,
                 head_timeout: time(limits.head_timeout_s)?,
                 stall_timeout: time(limits.stall_timeout_s)?,
@@ -406,6 +426,7 @@ impl ServerConfig {
                 CorsConfig::Word(_) => Cors::Off,
             },
             bucket_limits_s: self.bucket_limits_s,
+            wait_limits_s: self.wait_limits_s,
             slow_from: self.slow_from_s.map_or(Ok(Duration::MAX), time)?,
             ..edge::Config::default()
         })

@@ -17,7 +17,7 @@ from service.core.errors import InvalidRequest
 from service.dataplane.access import describe_callers
 from service.dataplane.route_publisher import RoutePublisher
 from service.dataplane.sampling import trace_shares
-from service.metrics.buckets import REQUEST
+from service.metrics.buckets import QUEUE, REQUEST
 from service.start_error import StartError
 from service.tls.wires import Wires
 
@@ -82,6 +82,15 @@ class Edge:
         self._routes = routes
         routes.attach(self._server)
 
+    def set_health(self, serving: frozenset[str], *, is_ready: bool) -> None:
+        """Has the core answer health checks for some seconds.
+
+        Args:
+          serving: services that a gRPC check finds SERVING.
+          is_ready: whether every configured model can answer.
+        """
+        self._server.set_health(serving, is_ready)
+
     @property
     def statistics(self) -> str:
         """The core's numbers, as JSON."""
@@ -123,6 +132,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
         "strict_json": settings.rest_api_strict_json,
         "cors": list(settings.cors_origins) or cors,
         "bucket_limits_s": REQUEST.limits_s,
+        "wait_limits_s": QUEUE.limits_s,
         "slow_from_s": settings.slow_request_ms / 1e3 or None,
         "limits": {
             "max_request_bytes": settings.max_request_bytes,
@@ -131,6 +141,9 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_connections": max_connections,
             "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,
+            "max_queue_s": settings.max_queue_ms / 1e3,
+            # Twice what Python runs at the same time: so much always waits there, and none of its threads is idle.
+            "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
             "handshake_timeout_s": settings.tls_handshake_timeout_s,
             "head_timeout_s": settings.rest_api_head_timeout_s,
             "stall_timeout_s": settings.rest_api_stall_timeout_s,

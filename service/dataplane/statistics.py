@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 from service.core import request_context
 from service.core.types import SignatureKind
-from service.metrics.buckets import REQUEST, Times
+from service.metrics.buckets import QUEUE, REQUEST, Durations, Times
 from service.metrics.requests import RequestCounter, Subject, Successes
 
 Document = dict[str, Any]
 # rows, seconds, counts, run_seconds, run_counts of one subject.
 _Numbers = tuple[int, float, list[int], float, list[int]]
+# What the status page shows in other places, or summed.
+_APART = ("subjects", "slow", "refused", "waited")
 
 
 class Events(Protocol):
@@ -29,8 +31,12 @@ class Events(Protocol):
         """A connection was refused or cut."""
         ...
 
-    def refused(self, model: str, reason: str) -> None:
-        """A request was refused."""
+    def refused(self, model: str, reason: str, count: int = 1) -> None:
+        """Requests were refused."""
+        ...
+
+    def waits_counted(self, model: str, times: Times) -> None:
+        """Requests that ran had waited for a thread."""
         ...
 
 
@@ -76,6 +82,8 @@ class NativeStatistics:
         self._lock = threading.Lock()
         self._known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         self._counted: dict[tuple[str, str], int] = {}
+        self._refused: dict[tuple[str, str], int] = {}
+        self._waited: dict[str, tuple[list[int], float]] = {}
         self._slow_until_s = now()
         self._last: Document = {}
         self._is_stopped = False
@@ -121,20 +129,35 @@ class NativeStatistics:
     def read(self) -> Document:
         """Returns what the status page shows of the core."""
         with self._lock:
-            return {name: _counts(value) for name, value in self._last.items() if name not in ("subjects", "slow")}
+            found = {name: _counts(value) for name, value in self._last.items() if name not in _APART}
+            refused: dict[str, int] = {}
+            for _, reason, count in self._last.get("refused", ()):
+                refused[reason] = refused.get(reason, 0) + count
+            return found | {"refused": refused}
 
     def _tell_events(self, document: Document) -> None:
         for wire, _ in self._new(document, "handshakes_failed"):
             self._handshake_failed(wire)
-        for reason, _ in self._new(document, "refused"):
+        for model, reason, count in document["refused"]:
+            more = count - self._refused.get((model, reason), 0)
+            self._refused[model, reason] = count
             if reason == "connections":
-                self._events.connection_dropped(reason)
-            else:
-                # The core refuses before it knows the model.
-                self._events.refused("", reason)
+                for _ in range(more):
+                    self._events.connection_dropped(reason)
+            elif more:
+                self._events.refused(model, reason, more)
+        self._tell_waits(document["waited"])
         for wire, _ in self._new(document, "cut"):
             if wire == "http":
                 self._events.connection_dropped("stalled")
+
+    def _tell_waits(self, waited: list[Document]) -> None:
+        for one in waited:
+            model, counts, seconds = one["model"], one["counts"], one["seconds"]
+            before, seconds_before = self._waited.get(model, ([0] * len(counts), 0.0))
+            self._waited[model] = counts, seconds
+            if counts != before:
+                self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
         """Returns one entry for each event that is new."""
@@ -177,8 +200,8 @@ def _successes(kind: SignatureKind, now: _Numbers, before: _Numbers) -> Successe
     return found
 
 
-def _times(now: list[int], before: list[int], seconds: float) -> Times:
-    times = Times(REQUEST)
+def _times(now: list[int], before: list[int], seconds: float, limits: Durations = REQUEST) -> Times:
+    times = Times(limits)
     times.counts = [a - b for a, b in zip(now, before, strict=True)]
     times.seconds = seconds
     return times

@@ -35,9 +35,9 @@ class AdmissionCounter:
         self._waits: dict[tuple[int, str], Times] = {}
         self._dropped: dict[str, int] = {}
 
-    def refused(self, model: str, reason: str) -> None:
-        """See core.admission.limits.AdmissionObserver."""
-        self._refused.setdefault((get_ident(), model, reason), [0])[0] += 1
+    def refused(self, model: str, reason: str, count: int = 1) -> None:
+        """See core.admission.limits.AdmissionObserver; count: the native core tells of several at once."""
+        self._refused.setdefault((get_ident(), model, reason), [0])[0] += count
         now_s = self._clock()
         if now_s >= self._log_again_s:
             self._log_again_s = now_s + _LOG_S
@@ -50,6 +50,10 @@ class AdmissionCounter:
         if cell is None:
             cell = self._waits[key] = Times(QUEUE)
         cell.add(seconds)
+
+    def waits_counted(self, model: str, times: Times) -> None:
+        """Adds waits that the native core counted."""
+        self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
     def connection_dropped(self, reason: str) -> None:
         """An HTTP connection was refused or cut. Concurrency: event loop only."""

@@ -64,6 +64,8 @@ pub struct Config {
     pub cors: Cors,
     /// Limits of the buckets that durations are counted in, in seconds, ascending.
     pub bucket_limits_s: Vec<f64>,
+    /// As `bucket_limits_s`, of waits for a thread.
+    pub wait_limits_s: Vec<f64>,
     /// Time from which on a request is slow.
     pub slow_from: Duration,
     /// Time for which a drain waits for another request of an idle HTTP/1.1 connection, whose answer announces the end.
@@ -89,6 +91,7 @@ impl Default for Config {
             strict_json: false,
             cors: Cors::Off,
             bucket_limits_s: Vec::new(),
+            wait_limits_s: Vec::new(),
             slow_from: Duration::MAX,
             linger: Duration::from_millis(500),
         }

@@ -86,6 +86,9 @@ pub trait Dispatch: Send + Sync + 'static {
     /// # Errors
     /// [`Declined`].
     fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined>;
+
+    /// Returns the model that a gRPC message names; "" where that can not be read.
+    fn model<'m>(&self, method: Method, message: &'m [u8]) -> &'m str;
 }
 
 /// Reads the path of an HTTP request; None where the core does not answer it.

@@ -1,5 +1,6 @@
 //! Serves one gRPC connection: its task answers small requests, and starts a task for any other.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,18 +14,23 @@ use http::{HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::dispatch::Method;
+use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
+use super::health;
 use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
 use super::request_id;
 use super::sampling::Draws;
-use super::shared::{self, Begun, Failed, Outcome, Shared, Terms};
+use super::shared::{self, Begun, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use super::statistics::Event;
 use crate::declined::Declined;
+use crate::forward::Lane;
 use crate::plan::Effort;
 
 /// How many requests the connection's task takes in before it answers any.
 const BATCH: usize = 64;
+/// How long one connection answers before other connections get their turn.
+const TURN: Duration = Duration::from_micros(500);
 /// How many received bytes of one connection may wait for our tasks.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -46,10 +52,11 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
         shared.statistics.count(Event::HandshakeFailedGrpc);
         return;
     };
-    let mut batch = Vec::new();
+    let mut batch = VecDeque::new();
     let mut is_draining = false;
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
+        let end = Instant::now() + TURN;
         loop {
             match connection.order() {
                 Order::Serve => {}
@@ -67,7 +74,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             let mut state = Poll::Pending;
             while batch.len() < BATCH {
                 match h2.poll_accept(cx) {
-                    Poll::Ready(Some(Ok(accepted))) => batch.push(accepted),
+                    Poll::Ready(Some(Ok(accepted))) => batch.push_back(accepted),
                     Poll::Ready(_) => {
                         state = Poll::Ready(());
                         break;
@@ -78,8 +85,12 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             if batch.is_empty() || state.is_ready() {
                 return state;
             }
-            for (request, respond) in batch.drain(..) {
+            while let Some((request, respond)) = batch.pop_front() {
                 begin(&shared, &connection, request, respond, cx);
+                if Instant::now() >= end {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
             }
         }
     })
@@ -104,6 +115,8 @@ struct Incoming {
     body: RecvStream,
     draws: Draws,
     begun: Instant,
+    // Of the bytes of the body that were read.
+    hold: Hold,
     _open: Open,
 }
 
@@ -117,6 +130,15 @@ fn begin(
 ) {
     let (head, mut body) = request.into_parts();
     let mut first = None;
+    if head.uri.path() == health::CHECK
+        && let Poll::Ready(Some(Ok(data))) = body.poll_data(cx)
+    {
+        let _ = body.flow_control().release_capacity(data.len());
+        if body.is_end_stream() && is_serving(shared, &data) {
+            return send_serving(shared, connection, respond);
+        }
+        first = Some(data);
+    }
     let draws = Draws::new(shared.tracing.as_ref());
     let plain = plain(shared, connection, &head, draws);
     if let Some(plain) = &plain
@@ -138,6 +160,13 @@ fn begin(
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Declined(declined)) => {
                     let incoming = Incoming::new(shared, connection, head, body, draws);
+                    // Here, because a task for each refusal would cost more than the refusal.
+                    if declined == Declined::TooLarge
+                        && let Some(data) = &first
+                        && let Some(status) = incoming.refusal(data, data.len())
+                    {
+                        return refuse(&incoming, respond, &status);
+                    }
                     let begun = first.into_iter().collect();
                     tokio::spawn(declined_small(incoming, plain.clone(), respond, begun, declined));
                     return;
@@ -160,8 +189,30 @@ impl Incoming {
             body,
             draws,
             begun: Instant::now(),
+            hold: shared.account.hold(),
             _open: connection.open(),
         }
+    }
+
+    /// Refuses large work that would wait too long; see [`Self::ask`].
+    fn refusal(&self, data: &[u8], size: usize) -> Option<Status> {
+        let ask = self.ask(data, size);
+        let refusal = self.shared.large.check(&ask).err()?;
+        Some(self.shared.refuse(&ask.path[0], refusal, late))
+    }
+
+    /// Asks for a place for this call, whose message begins with `data` and has so many bytes.
+    fn ask(&self, data: &[u8], size: usize) -> Ask {
+        let (shared, path) = (&self.shared, self.head.uri.path());
+        // Each method of TensorFlow Serving's service names the model where Predict does.
+        let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
+        let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
+        let model = match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
+            (Some(method), Some(([0, ..], message))) => shared.known_model(shared.dispatch.model(method, message)),
+            _ => "",
+        };
+        let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
+        Ask::new(model, &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
     }
 }
 
@@ -238,7 +289,7 @@ fn send(
 
 /// Goes on with a small request that was not answered inline.
 async fn declined_small(
-    incoming: Incoming,
+    mut incoming: Incoming,
     plain: Plain,
     mut respond: SendResponse<Payload>,
     begun: Begun,
@@ -248,11 +299,10 @@ async fn declined_small(
         && let Some(data) = begun.first()
     {
         let data = data.clone();
-        let hold = incoming.shared.account.hold();
         let next = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            next = large(&incoming, &plain, data, hold) => next,
+            next = large(&mut incoming, &plain, data) => next,
         };
         return finish(incoming, &plain, respond, next).await;
     }
@@ -274,7 +324,7 @@ async fn serve_call(
     first: Option<Bytes>,
 ) {
     let Some(plain) = plain else {
-        return forward(incoming, respond, first.into_iter().collect()).await;
+        return serve_other(incoming, respond, first).await;
     };
     let next = tokio::select! {
         biased;
@@ -295,39 +345,112 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
     }
 }
 
-async fn forward(mut incoming: Incoming, respond: SendResponse<Payload>, begun: Begun) {
-    let shared = &incoming.shared;
+/// Serves a call that the core does not answer.
+async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>, first: Option<Bytes>) {
+    let path = incoming.head.uri.path();
+    let is_check = path == health::CHECK;
+    if !is_check && !is_unary(path) {
+        return forward(incoming, respond, first.into_iter().collect()).await;
+    }
+    // Whole, so that a client that dribbles holds no slot of the reference.
+    let gathered = tokio::select! {
+        biased;
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        gathered = gather(&mut incoming, first, false) => gathered,
+    };
+    let status = match gathered {
+        Gathered::Message(data) if is_check && is_serving(&incoming.shared, &data) => {
+            return send_serving(&incoming.shared, &incoming.connection, respond);
+        }
+        Gathered::Message(data) => return forward(incoming, respond, vec![data]).await,
+        Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
+        Gathered::NoRoom => incoming.shared.no_bytes(""),
+        Gathered::Refused(status) => status,
+        Gathered::Stalled => stalled(),
+        Gathered::Lost => return respond.send_reset(Reason::CANCEL),
+    };
+    refuse(&incoming, respond, &status);
+}
+
+fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &Status) {
+    let id = incoming.shared.ids.of_http(&incoming.head.headers);
+    let _ = respond.send_response(status.head(id.to_str().ok()), true);
+}
+
+fn is_serving(shared: &Shared, data: &[u8]) -> bool {
+    let message = grpc_message::whole(data);
+    message.is_some_and(|m| shared.health().is_some_and(|health| health.is_serving(m)))
+}
+
+fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: SendResponse<Payload>) {
+    let debt = Debt::new(connection, &shared.account, health::SERVING.len());
+    if let Some(payload) = Payload::message(Bytes::from_static(health::SERVING), debt)
+        && let Ok(mut stream) = respond.send_response(grpc_message::head(None), false)
+        && stream.send_data(payload, false).is_ok()
+    {
+        let _ = stream.send_trailers(grpc_message::trailers());
+    }
+}
+
+/// Says whether a method has one message, which may be read whole before the call is forwarded.
+fn is_unary(path: &str) -> bool {
+    let is_known = ["/tensorflow.serving.", "/inference."].iter().any(|service| path.starts_with(service));
+    is_known && !path.ends_with("/ModelStreamInfer")
+}
+
+fn lane(path: &str) -> Lane {
+    match path.rsplit_once('/') {
+        Some(("/tensorflow.serving.PredictionService", method)) if method != "GetModelMetadata" => Lane::Work,
+        Some((_, "ModelInfer")) => Lane::Work,
+        Some((_, "Watch" | "ServerReflectionInfo" | "ModelStreamInfer")) => Lane::Stream,
+        _ => Lane::Control,
+    }
+}
+
+async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Begun) {
+    let shared = Arc::clone(&incoming.shared);
+    let first: &[u8] = begun.first().map_or(&[], |data| data);
+    let ask = incoming.ask(first, first.len());
+    let model = Arc::clone(&ask.path[0]);
+    let entered = tokio::select! {
+        biased;
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        entered = shared.grpc_gates.enter(lane(incoming.head.uri.path()), ask) => entered,
+    };
+    let permit = match entered {
+        Ok(permit) => permit,
+        Err(refusal) => return refuse(&incoming, respond, &shared.refuse(&model, refusal, late)),
+    };
     shared.statistics.count(Event::ForwardedGrpc);
     shared.mark(&mut incoming.head.headers, &incoming.connection, incoming.draws);
-    let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond).await;
+    let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
+}
+
+fn late() -> String {
+    "The deadline passed while the request waited for a thread.".into()
+}
+
+fn stalled() -> Status {
+    Status { code: Code::Cancelled, text: "The client stopped sending the request.".into(), may_retry: false }
 }
 
 /// Reads the message and answers it.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
     // Bodies of requests that wait stay in the connection's window.
     incoming.connection.room().await;
-    if incoming.shared.account.is_full() {
-        return Next::Reply(Reply::Refusal(incoming.shared.no_bytes()));
-    }
-    let mut hold = incoming.shared.account.hold();
-    let data = match gather(incoming, first, &mut hold).await {
+    let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
         Gathered::Unusual(begun) => return Next::Forward(begun),
-        Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes())),
-        Gathered::Stalled => {
-            return Next::Reply(Reply::Refusal(Status {
-                code: Code::Cancelled,
-                text: "The client stopped sending the request.".into(),
-                may_retry: false,
-            }));
-        }
+        Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes(""))),
+        Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
+        Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
     if data.len() > INLINE_BYTES {
-        return large(incoming, plain, data, hold).await;
+        return large(incoming, plain, data).await;
     }
     let connection = Arc::clone(&incoming.connection);
     // One request at a time goes on while the client leaves answers unread: many would answer at once.
@@ -342,7 +465,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     let outcome =
         incoming.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
     if matches!(outcome, Err(Failed::Declined(Declined::TooLarge))) {
-        return large(incoming, plain, data, hold).await;
+        return large(incoming, plain, data).await;
     }
     after(outcome, data)
 }
@@ -356,32 +479,30 @@ fn after(outcome: Outcome, data: Bytes) -> Next {
 }
 
 /// Answers a message on a thread for large work.
-async fn large(incoming: &Incoming, plain: &Plain, data: Bytes, mut hold: Hold) -> Next {
-    let (shared, connection) = (&incoming.shared, &incoming.connection);
-    // So many at once, so that one connection neither fills the queue nor is owed more than so many answers.
-    let Ok(_permit) = connection.large.acquire().await else {
-        return Next::Reset(Reason::INTERNAL_ERROR);
-    };
-    connection.room().await;
-    if !hold.reach(data.len()) {
-        return Next::Reply(Reply::Refusal(shared.no_bytes()));
+async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
+    let ask = incoming.ask(&data, data.len());
+    let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
+    let model = Arc::clone(&ask.path[0]);
+    if !incoming.hold.reach(data.len()) {
+        return Next::Reply(Reply::Refusal(shared.no_bytes(&model)));
     }
-    let deadline = plain.timeout.map(|timeout| incoming.begun + timeout);
-    let (method, body) = (plain.method, data.clone());
-    let job = shared.call_large(deadline, plain.terms.clone(), move |dispatch, call| {
-        dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())
-    });
-    match job {
-        Err(full) => Next::Reply(Reply::Refusal(shared.no_place(full))),
-        Ok(receiver) => match receiver.await {
-            Ok(Some(outcome)) => after(outcome, data),
-            Ok(None) => {
-                let text = "The deadline passed before the request was run.";
-                Next::Reply(Reply::Refusal(shared.too_late(text.into())))
+    let mut turn = None;
+    loop {
+        connection.room().await;
+        let (method, body) = (plain.method, data.clone());
+        let called = shared.call_large(ask.clone(), &connection, plain.terms.clone(), move |dispatch, call| {
+            dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())
+        });
+        match called.await {
+            Ok(outcome) => return after(outcome, data),
+            Err(NotRun::Refused(refusal)) => {
+                return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }
-            // The pool is closed: the server stops.
-            Err(_) => Next::Reset(Reason::CANCEL),
-        },
+            // One request at a time goes on while the client leaves answers unread: many would answer at once.
+            Err(NotRun::Unread) if turn.is_none() => turn = Some(connection.turn.lock().await),
+            Err(NotRun::Unread) => {}
+            Err(NotRun::Closed) => return Next::Reset(Reason::CANCEL),
+        }
     }
 }
 
@@ -392,23 +513,35 @@ enum Gathered {
     /// A body that the reference judges. These are its first bytes; more may follow.
     Unusual(Begun),
     NoRoom,
+    /// Large work that would wait too long: the rest of its message is not read.
+    Refused(Status),
     Stalled,
     Lost,
 }
 
-async fn gather(incoming: &mut Incoming, first: Option<Bytes>, hold: &mut Hold) -> Gathered {
-    let Incoming { shared, body, .. } = incoming;
-    let (limit, stall) = (shared.limits.max_request_bytes, shared.limits.stall_timeout);
+async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -> Gathered {
+    if incoming.shared.account.is_full() {
+        return Gathered::NoRoom;
+    }
+    let (limit, stall) = (incoming.shared.limits.max_request_bytes, incoming.shared.limits.stall_timeout);
     let mut one = first;
     let mut all: Vec<u8> = Vec::new();
+    let mut is_judged = !is_plain;
     loop {
         let so_far: &[u8] = one.as_deref().unwrap_or(&all);
         if let Some(prefix) = so_far.first_chunk::<PREFIX_BYTES>() {
             let size = grpc_message::length(*prefix);
-            if prefix[0] != 0 || size > limit || so_far.len() > size + PREFIX_BYTES {
+            if size > limit || so_far.len() > size + PREFIX_BYTES {
                 return Gathered::Unusual(vec![one.unwrap_or_else(|| all.into())]);
             }
+            if size > INLINE_BYTES && !is_judged {
+                is_judged = true;
+                if let Some(status) = incoming.refusal(so_far, size) {
+                    return Gathered::Refused(status);
+                }
+            }
         }
+        let Incoming { body, hold, .. } = &mut *incoming;
         if body.is_end_stream() {
             break;
         }

@@ -18,15 +18,16 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::dispatch::{Method, Target, target};
+use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::limits::{COUNTED_BYTES, Connection, Debt, Hold, INLINE_BYTES, Open, Order, Owed};
 use super::sampling::Draws;
-use super::shared::{self, Failed, Outcome, Shared, Terms};
+use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use super::statistics::Event;
 use crate::declined::Declined;
 use crate::forms::Answered;
-use crate::forward::{Forwarded, Upload};
+use crate::forward::{Forwarded, Lane, Upload};
 use crate::plan::Effort;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -192,6 +193,22 @@ fn must_encode(accepted: &[u8], method: Method) -> bool {
     of_others
 }
 
+/// Says where a forwarded request waits.
+fn lane(head: &Parts) -> Lane {
+    let path = head.uri.path().as_bytes();
+    let is_of_model = [&b"/v1/models/"[..], b"/v2/models/"]
+        .iter()
+        .any(|start| path.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start)));
+    if head.method == http::Method::POST && is_of_model { Lane::Work } else { Lane::Control }
+}
+
+/// Returns the configured model that a path names, or "".
+fn model<'h>(shared: &Shared, head: &'h Parts) -> &'h str {
+    let path = head.uri.path();
+    let rest = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v2/models/"));
+    rest.and_then(|rest| rest.split(['/', ':']).next()).map_or("", |name| shared.known_model(name))
+}
+
 struct Exchange {
     shared: Arc<Shared>,
     connection: Arc<Connection>,
@@ -204,23 +221,33 @@ enum Gathered {
     /// The first part of a body beyond the limit. The reference refuses it; the rest may follow.
     TooMuch(Bytes),
     NoRoom,
+    /// Large work that would wait too long: its body is not read.
+    Refused(Refusal),
     /// The client is gone.
     Lost,
 }
 
 impl Exchange {
     async fn respond(&self, head: Parts, mut body: Incoming, open: Open) -> Response<Answer> {
-        let Some(plain) = plain(&self.shared, &self.connection, &head, self.draws) else {
+        if let Some(text) = self.health(&head, &body) {
+            return self.page(&head.headers, text, open);
+        }
+        let plain = plain(&self.shared, &self.connection, &head, self.draws);
+        // Work is forwarded with its whole body, so that a client that dribbles holds no slot of the reference.
+        if plain.is_none() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
-        };
-        let (data, hold) = match self.gather(&mut body).await {
+        }
+        let large = plain.as_ref().map(|_| &head);
+        let (data, mut hold) = match self.gather(&mut body, large).await {
             Gathered::Whole(data, hold) => (data, hold),
             Gathered::TooMuch(begun) => return self.forward(head, self.upload(begun, body), open).await,
             Gathered::NoRoom => {
-                let mut refusal = self.refuse(&head.headers, &self.shared.no_bytes(), open);
-                self.connection.note_unread();
-                refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                return refusal;
+                let model = model(&self.shared, &head);
+                return self.refuse_unread(&head.headers, &self.shared.no_bytes(model), open);
+            }
+            Gathered::Refused(refusal) => {
+                let model = model(&self.shared, &head);
+                return self.refuse_unread(&head.headers, &self.too_long(model, refusal), open);
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
@@ -233,8 +260,11 @@ impl Exchange {
                 return refusal;
             }
         };
-        let found = target(head.uri.path()).map(|found| Target { json_length: plain.json_length, ..found });
-        let Some(found) = found else {
+        let found = plain.zip(target(head.uri.path()));
+        let Some((plain, found)) = found.map(|(p, found)| {
+            let found = Target { json_length: p.json_length, ..found };
+            (p, found)
+        }) else {
             return self.forward(head, Upload::whole(data), open).await;
         };
         let method = found.method;
@@ -246,7 +276,7 @@ impl Exchange {
         }
         let outcome = match outcome {
             Some(outcome) => outcome,
-            None => match self.large(&head, plain, &data, hold).await {
+            None => match self.large(&head, plain, &data, &mut hold).await {
                 Ok(outcome) => outcome,
                 Err(status) => return self.refuse(&head.headers, &status, open),
             },
@@ -269,34 +299,76 @@ impl Exchange {
     }
 
     /// Answers a body on a thread for large work.
-    async fn large(&self, head: &Parts, plain: Plain, data: &Bytes, mut hold: Hold) -> Result<Outcome, Status> {
+    async fn large(&self, head: &Parts, plain: Plain, data: &Bytes, hold: &mut Hold) -> Result<Outcome, Status> {
+        let shared = &self.shared;
+        let ask = self.ask(head, data.len());
+        let model = Arc::clone(&ask.path[0]);
         if !hold.reach(data.len()) {
-            return Err(self.shared.no_bytes());
+            return Err(shared.no_bytes(&model));
         }
-        let timeout = self.shared.limits.http_timeout;
-        let deadline = Instant::now() + timeout;
+        let deadline = ask.deadline.unwrap_or_else(Instant::now);
         let (uri, data) = (head.uri.clone(), data.clone());
-        let job = self
-            .shared
-            .call_large(Some(deadline), plain.terms, move |dispatch, call| {
-                let found = target(uri.path()).ok_or(Declined::Unusual)?;
-                let found = Target { json_length: plain.json_length, ..found };
-                dispatch.http(&found, call, &data)
-            })
-            .map_err(|full| self.shared.no_place(full))?;
-        match tokio::time::timeout_at(deadline.into(), job).await {
-            Ok(Ok(Some(outcome))) => Ok(outcome),
-            // The pool is closed: the server stops.
-            Ok(Err(_)) => Err(shared::no_upstream()),
-            Err(_) | Ok(Ok(None)) => {
-                let seconds = timeout.as_secs_f64();
-                let text = format!("Timed out: the request took longer than {seconds} s.");
-                Err(self.shared.too_late(text))
-            }
+        let called = shared.call_large(ask, &self.connection, plain.terms, move |dispatch, call| {
+            let found = target(uri.path()).ok_or(Declined::Unusual)?;
+            let found = Target { json_length: plain.json_length, ..found };
+            dispatch.http(&found, call, &data)
+        });
+        match tokio::time::timeout_at(deadline.into(), called).await {
+            Ok(Ok(outcome)) => Ok(outcome),
+            Ok(Err(NotRun::Refused(refusal))) => Err(self.too_long(&model, refusal)),
+            Err(_) => Err(self.too_long(&model, Refusal::Late)),
+            // The client reads nothing, or the server stops.
+            Ok(Err(NotRun::Unread | NotRun::Closed)) => Err(shared::no_upstream()),
         }
     }
 
-    async fn gather(&self, body: &mut Incoming) -> Gathered {
+    fn too_long(&self, model: &str, refusal: Refusal) -> Status {
+        let seconds = self.shared.limits.http_timeout.as_secs_f64();
+        self.shared.refuse(model, refusal, || format!("Timed out: the request took longer than {seconds} s."))
+    }
+
+    /// Asks for a place for a request.
+    fn ask(&self, head: &Parts, size: usize) -> Ask {
+        let deadline = Instant::now() + self.shared.limits.http_timeout;
+        Ask::new(model(&self.shared, head), &self.connection.peer, size, Some(deadline))
+    }
+
+    /// Returns the body of a health check's answer, where the core knows it.
+    fn health(&self, head: &Parts, body: &Incoming) -> Option<&'static str> {
+        let is_plain = head.method == http::Method::GET && head.uri.query().is_none() && body.is_end_stream();
+        if !is_plain {
+            return None;
+        }
+        self.shared.health()?.page(head.uri.path())
+    }
+
+    fn page(&self, asked: &HeaderMap, text: &'static str, open: Open) -> Response<Answer> {
+        let mut response = Response::new(Answer::whole(Bytes::from_static(text.as_bytes()), open));
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, JSON);
+        // As service/transports/http/security_headers.py marks each answer to GET.
+        for (name, value) in [
+            ("x-content-type-options", "nosniff"),
+            ("x-frame-options", "DENY"),
+            ("referrer-policy", "no-referrer"),
+            ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
+        ] {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        self.mark(headers, asked, self.shared.ids.of_http(asked));
+        response
+    }
+
+    /// Refuses a request whose body is not read to its end.
+    fn refuse_unread(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
+        let mut refusal = self.refuse(asked, status, open);
+        self.connection.note_unread();
+        refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        refusal
+    }
+
+    /// Reads a body. `plain` is the head of a request that the core answers itself.
+    async fn gather(&self, body: &mut Incoming, plain: Option<&Parts>) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
         if body.size_hint().lower() > limit as u64 {
@@ -305,6 +377,11 @@ impl Exchange {
         let mut hold = self.shared.account.hold();
         if self.shared.account.is_full() {
             return Gathered::NoRoom;
+        }
+        if let (Some(head), Some(size)) = (plain, told.filter(|size| *size > INLINE_BYTES))
+            && let Err(refusal) = self.shared.large.check(&self.ask(head, size))
+        {
+            return Gathered::Refused(refusal);
         }
         let _receiving = self.connection.receive();
         let mut one = Bytes::new();
@@ -353,11 +430,24 @@ impl Exchange {
 
     async fn forward(&self, mut head: Parts, body: Upload, open: Open) -> Response<Answer> {
         let shared = &self.shared;
+        let ask = self.ask(&head, usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX));
+        let model = Arc::clone(&ask.path[0]);
+        let permit = match Box::pin(shared.http_gates.enter(lane(&head), ask)).await {
+            Ok(permit) => permit,
+            Err(refusal) => {
+                let mut response = self.refuse(&head.headers, &self.too_long(&model, refusal), open);
+                if body.is_unread() {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                return response;
+            }
+        };
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
         shared.mark(&mut head.headers, &self.connection, self.draws);
         // Boxed, so that the futures of requests that are answered here stay small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
+        drop(permit);
         if let Some(response) = forwarded {
             return response.map(|body| Answer::forwarded(body, open));
         }

@@ -1,51 +1,77 @@
 //! Runs large work on threads of its own, so that a small request never waits for a large one.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
 /// The nice value of these threads: threads that serve connections run first.
 const NICENESS: i32 = 5;
 
-type Job = Box<dyn FnOnce() + Send>;
+/// Work. It is told why it must not run any more, or how long it waited.
+/// It says whether it ran.
+type Job = Box<dyn FnOnce(Result<Duration, Refusal>) -> bool + Send>;
 
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
+struct State {
+    queue: FairQueue<Job>,
     is_closed: bool,
 }
 
 struct Inner {
-    queue: Mutex<Queue>,
+    state: Mutex<State>,
     has_job: Condvar,
-    limit: usize,
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A fixed number of threads and a bounded queue of jobs.
+/// A fixed number of threads and a bounded, fair queue of jobs.
 pub struct Pool {
     inner: Arc<Inner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The queue is full. Holds how many jobs wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full(pub usize);
+/// The place of a job in the queue; dropping it takes out a job that has not begun.
+pub struct Ticket {
+    inner: Arc<Inner>,
+    ask: Ask,
+    id: u64,
+}
+
+impl Ticket {
+    /// Takes the job out if it has not begun and others wait; says whether it was taken out.
+    #[must_use]
+    pub fn give_up(&self) -> bool {
+        let mut state = self.inner.lock();
+        let job = if state.queue.is_crowded() { state.queue.remove(&self.ask, self.id) } else { None };
+        drop(state);
+        job.is_some()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let job = self.inner.lock().queue.remove(&self.ask, self.id);
+        // Not under the lock: a job may hold anything.
+        drop(job);
+    }
+}
 
 impl Pool {
-    /// Starts the threads.
+    /// Starts as many threads as the queue has slots.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start(num_threads: usize, limit: usize) -> std::io::Result<Self> {
-        let inner = Arc::new(Inner { queue: Mutex::default(), has_job: Condvar::new(), limit });
+    pub fn start(limits: Limits) -> std::io::Result<Self> {
+        let limits = Limits { slots: limits.slots.max(1), ..limits };
+        let state = Mutex::new(State { queue: FairQueue::new(limits), is_closed: false });
+        let inner = Arc::new(Inner { state, has_job: Condvar::new() });
         let pool = Pool { inner: Arc::clone(&inner), threads: Mutex::default() };
-        for number in 0..num_threads.max(1) {
+        for number in 0..limits.slots {
             let inner = Arc::clone(&inner);
             let thread = std::thread::Builder::new().name(format!("large-{number}")).spawn(move || work(&inner))?;
             pool.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
@@ -53,34 +79,49 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a job, which must not panic.
+    /// Queues a job, which must not panic. A closed pool drops it.
     ///
     /// # Errors
-    /// [`Full`].
-    pub fn submit(&self, job: impl FnOnce() + Send + 'static) -> Result<(), Full> {
-        let mut queue = self.inner.lock();
-        if queue.jobs.len() >= self.inner.limit || queue.is_closed {
-            return Err(Full(queue.jobs.len()));
-        }
-        queue.jobs.push_back(Box::new(job));
-        drop(queue);
+    /// [`Refusal`].
+    pub fn submit(
+        &self,
+        ask: Ask,
+        job: impl FnOnce(Result<Duration, Refusal>) -> bool + Send + 'static,
+    ) -> Result<Ticket, Refusal> {
+        let mut state = self.inner.lock();
+        let id = if state.is_closed { u64::MAX } else { state.queue.push(&ask, Instant::now(), Box::new(job))? };
+        drop(state);
         self.inner.has_job.notify_one();
-        Ok(())
+        Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })
+    }
+
+    /// Judges a job whose bytes are still to come.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check(&self, ask: &Ask) -> Result<(), Refusal> {
+        self.inner.lock().queue.check(ask, Instant::now())
+    }
+
+    /// The longest that a job may wait.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.inner.lock().queue.patience()
     }
 
     /// Returns how many jobs wait.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
-        self.inner.lock().jobs.len()
+        self.inner.lock().queue.num_waiting()
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let mut queue = self.inner.lock();
-        queue.is_closed = true;
-        let dropped = std::mem::take(&mut queue.jobs);
-        drop(queue);
+        let mut state = self.inner.lock();
+        state.is_closed = true;
+        let dropped = state.queue.clear();
+        drop(state);
         drop(dropped);
         self.inner.has_job.notify_all();
         let own = std::thread::current().id();
@@ -95,19 +136,25 @@ impl Drop for Pool {
 
 fn work(inner: &Inner) {
     lower_priority();
+    let mut ended: Option<(Run, Option<Duration>)> = None;
     loop {
-        let mut queue = inner.lock();
-        let job = loop {
-            if let Some(job) = queue.jobs.pop_front() {
-                break job;
+        let mut state = inner.lock();
+        if let Some((run, took)) = ended.take() {
+            state.queue.done(run, took);
+        }
+        let taken = loop {
+            if let Some(taken) = state.queue.take(Instant::now()) {
+                break taken;
             }
-            if queue.is_closed {
+            if state.is_closed {
                 return;
             }
-            queue = inner.has_job.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            state = inner.has_job.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        drop(queue);
-        job();
+        drop(state);
+        let begun = Instant::now();
+        let is_run = (taken.value)(taken.refusal.map_or(Ok(taken.waited), Err));
+        ended = Some((taken.run, is_run.then(|| begun.elapsed())));
     }
 }
 
@@ -128,37 +175,51 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    #[test]
-    fn jobs_run_in_order_and_beyond_the_limit_they_are_refused() {
-        let pool = Pool::start(1, 2).unwrap();
-        let (started, has_started) = channel();
-        let (release, released) = channel::<()>();
-        let (done, results) = channel();
-        pool.submit(move || {
-            started.send(()).unwrap();
-            released.recv().unwrap();
-        })
-        .unwrap();
-        has_started.recv().unwrap();
-        for number in 0..2 {
-            let done = done.clone();
-            pool.submit(move || done.send(number).unwrap()).unwrap();
-        }
-        assert_eq!(pool.submit(|| ()), Err(Full(2)));
-        release.send(()).unwrap();
-        assert_eq!((results.recv().unwrap(), results.recv().unwrap()), (0, 1));
+    fn pool(queued: usize) -> Pool {
+        Pool::start(Limits { slots: 1, queued, wait: Duration::from_secs(60) }).unwrap()
+    }
+
+    fn ask(peer: &str) -> Ask {
+        Ask::new("m", peer, 100, None)
     }
 
     #[test]
-    fn what_waits_is_dropped_with_the_pool() {
-        let pool = Pool::start(1, 10).unwrap();
+    fn jobs_run_in_turns_and_beyond_the_limit_they_are_refused() {
+        let pool = pool(3);
+        let (started, has_started) = channel();
         let (release, released) = channel::<()>();
-        pool.submit(move || {
-            let _ = released.recv();
-        })
-        .unwrap();
+        let (done, results) = channel();
+        let _first = pool
+            .submit(ask("a:1"), move |_| {
+                started.send(()).unwrap();
+                released.recv().is_ok()
+            })
+            .unwrap();
+        has_started.recv().unwrap();
+        let queued: Vec<_> = ["a:1", "a:1", "b:1"]
+            .iter()
+            .enumerate()
+            .map(|(number, peer)| {
+                let done = done.clone();
+                pool.submit(ask(peer), move |_| done.send(number).is_ok()).unwrap()
+            })
+            .collect();
+        assert_eq!(pool.submit(ask("c:1"), |_| true).err(), Some(Refusal::Queue(3)));
+        release.send(()).unwrap();
+        assert_eq!([0; 3].map(|_| results.recv().unwrap()), [0, 2, 1]);
+        drop(queued);
+    }
+
+    #[test]
+    fn what_waits_is_dropped_with_its_ticket_and_with_the_pool() {
+        let pool = pool(10);
+        let (release, released) = channel::<()>();
+        let _first = pool.submit(ask("a:1"), move |_| released.recv().is_ok()).unwrap();
         let (sender, receiver) = channel::<()>();
-        pool.submit(move || drop(sender)).unwrap();
+        drop(pool.submit(ask("a:1"), move |_| sender.send(()).is_ok()).unwrap());
+        assert!(receiver.recv().is_err());
+        let (sender, receiver) = channel::<()>();
+        let _kept = pool.submit(ask("a:1"), move |_| sender.send(()).is_ok()).unwrap();
         drop(release);
         drop(pool);
         assert!(receiver.recv().is_err());

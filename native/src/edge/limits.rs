@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use super::certificate;
 
@@ -38,10 +38,12 @@ pub struct Limits {
     pub max_header_list_bytes: u32,
     /// Answers that one connection may leave unread before its further requests wait.
     pub max_owed_bytes: usize,
-    /// Large requests that may wait for a thread.
+    /// Large requests that may wait for a thread, and forwarded ones of each wire that may wait for the reference.
     pub max_queued_requests: usize,
-    /// Large requests of one gRPC connection that wait or run at the same time.
-    pub max_large_per_connection: usize,
+    /// Time for which one of them may wait.
+    pub max_queue: Duration,
+    /// Requests of each wire that the reference runs at the same time.
+    pub max_forwarded: usize,
     /// Time for the handshakes of TLS and HTTP/2.
     pub handshake_timeout: Duration,
     /// Time for the head of an HTTP/1.1 request to arrive.
@@ -68,7 +70,8 @@ impl Default for Limits {
             max_header_list_bytes: 16 << 10,
             max_owed_bytes: 16 << 20,
             max_queued_requests: 1024,
-            max_large_per_connection: 8,
+            max_queue: Duration::from_millis(200),
+            max_forwarded: 16,
             handshake_timeout: Duration::from_secs(20),
             head_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(20),
@@ -176,8 +179,6 @@ pub enum Order {
 pub struct Connection {
     /// The client's address, as the reference logs it.
     pub peer: String,
-    /// Large requests that may be queued at the same time.
-    pub large: Semaphore,
     /// Held by the one request that may go on while too many answers are unread.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
@@ -201,7 +202,6 @@ impl Connection {
     pub fn new(peer: String, limits: &Limits) -> Arc<Self> {
         Arc::new(Connection {
             peer,
-            large: Semaphore::new(limits.max_large_per_connection),
             turn: tokio::sync::Mutex::new(()),
             limit: limits.max_owed_bytes,
             read: AtomicU64::new(0),

@@ -20,12 +20,13 @@ use tokio_rustls::TlsAcceptor;
 use super::access::Access;
 use super::config::{Config, Listen, Wire};
 use super::dispatch::Dispatch;
+use super::health::Health;
 use super::large::Pool;
-use super::limits::{Account, Connection, Order, Watch};
+use super::limits::{Account, Connection, Limits, Order, Watch};
 use super::shared::Shared;
 use super::statistics::{Event, Snapshot, Statistics, SubjectSnapshot};
-use super::{grpc, http};
-use crate::forward::{GrpcUpstream, HttpUpstream};
+use super::{fair_queue, grpc, http};
+use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
 use crate::plan::Routes;
 
 /// How many tasks run before the runtime looks for new bytes. Few: a flood on one connection then delays others by
@@ -92,12 +93,15 @@ impl Server {
             cors: config.cors,
             routes: ArcSwap::from_pointee(Routes::default()),
             dispatch,
-            statistics: Statistics::new(config.bucket_limits_s, config.slow_from),
+            statistics: Statistics::new(config.bucket_limits_s, config.wait_limits_s, config.slow_from),
             account: Account::new(config.limits.max_bytes_in_flight),
-            large: Pool::start(config.large_threads, config.limits.max_queued_requests)?,
+            large: Pool::start(queue_limits(&config.limits, config.large_threads))?,
             ids: super::request_id::RequestIds::default(),
+            health: ArcSwapOption::empty(),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
             http_upstream: HttpUpstream::new(config.http_upstream),
+            grpc_gates: Gates::new(queue_limits(&config.limits, config.limits.max_forwarded)),
+            http_gates: Gates::new(queue_limits(&config.limits, config.limits.max_forwarded)),
             limits: config.limits,
         });
         let hub = Arc::new(Hub {
@@ -154,6 +158,11 @@ impl Server {
         self.hub.shared.access.store(Some(Arc::new(access)));
     }
 
+    /// Publishes what health checks are answered for the next seconds; None: the reference answers them.
+    pub fn set_health(&self, health: Option<Health>) {
+        self.hub.shared.health.store(health.map(Arc::new));
+    }
+
     /// Sets what further connections of a wire are encrypted by; None: they are plaintext.
     pub fn set_tls(&self, wire: Wire, config: Option<Arc<ServerConfig>>) {
         self.hub.tls(wire).store(config);
@@ -166,6 +175,10 @@ impl Server {
         Snapshot {
             bytes_in_flight: shared.account.held(),
             queued: shared.large.num_waiting(),
+            queued_to_forward: vec![
+                ("grpc", shared.grpc_gates.num_waiting() as u64),
+                ("http", shared.http_gates.num_waiting() as u64),
+            ],
             ..shared.statistics.snapshot()
         }
     }
@@ -216,6 +229,10 @@ impl Drop for Server {
             runtime.shutdown_background();
         }
     }
+}
+
+fn queue_limits(limits: &Limits, slots: usize) -> fair_queue::Limits {
+    fair_queue::Limits { slots, queued: limits.max_queued_requests, wait: limits.max_queue }
 }
 
 impl Hub {

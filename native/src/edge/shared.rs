@@ -12,15 +12,17 @@ use tokio::sync::oneshot;
 
 use super::access::Access;
 use super::dispatch::{Cors, Dispatch};
+use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
-use super::large::{Full, Pool};
+use super::health::Health;
+use super::large::Pool;
 use super::limits::{Account, Connection, Limits};
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
 use super::statistics::{Event, Statistics};
 use crate::declined::Declined;
 use crate::forms::{Answered, Call};
-use crate::forward::{GrpcUpstream, HttpUpstream};
+use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
 use crate::plan::{Effort, Grant, Routes};
 
 /// The first letters of headers that only the edge may send to the reference.
@@ -66,6 +68,12 @@ pub struct Shared {
     pub large: Pool,
     /// Makes ids of requests.
     pub ids: RequestIds,
+    /// What health checks are answered.
+    pub health: ArcSwapOption<Health>,
+    /// Bounds the calls that are forwarded over gRPC.
+    pub grpc_gates: Gates,
+    /// Bounds the requests that are forwarded over HTTP.
+    pub http_gates: Gates,
     /// The gRPC reference.
     pub grpc_upstream: GrpcUpstream,
     /// The HTTP reference.
@@ -79,6 +87,17 @@ pub enum Failed {
     Declined(Declined),
     /// The form panicked.
     Panicked,
+}
+
+/// The reason why large work was not run.
+#[derive(Debug)]
+pub enum NotRun {
+    /// It waits too long.
+    Refused(Refusal),
+    /// Its client has left too many answers unread since it was queued.
+    Unread,
+    /// The server stops.
+    Closed,
 }
 
 /// The terms on which the core answers a request.
@@ -177,55 +196,84 @@ impl Shared {
         }
     }
 
-    /// Calls a form on a thread for large work; None: its deadline passed before it began.
+    /// Calls a form on a thread for large work. Dropping the future gives its place in the queue up.
     ///
     /// # Errors
-    /// [`Full`].
-    pub fn call_large(
+    /// [`NotRun`].
+    pub async fn call_large(
         self: &Arc<Self>,
-        deadline: Option<Instant>,
+        ask: Ask,
+        connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
-    ) -> Result<oneshot::Receiver<Option<Outcome>>, Full> {
-        let (sender, receiver) = oneshot::channel();
-        let shared = Arc::clone(self);
-        self.large.submit(move || {
-            if sender.is_closed() {
+    ) -> Result<Outcome, NotRun> {
+        let (sender, mut receiver) = oneshot::channel();
+        let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
+        let job = move |told: Result<Duration, Refusal>| {
+            let not_run = match told {
                 // The client left.
-                return;
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                let _ = sender.send(None);
-                return;
-            }
-            let outcome = shared.call(Effort::Any, &terms, form);
-            // The runtime must not be kept alive, nor dropped, by this thread.
+                _ if sender.is_closed() => return false,
+                Err(refusal) => NotRun::Refused(refusal),
+                Ok(_) if connection.is_full() => NotRun::Unread,
+                Ok(waited) => {
+                    shared.statistics.waited(&model, waited);
+                    let outcome = shared.call(Effort::Any, &terms, form);
+                    // The runtime must not be kept alive, nor dropped, by this thread.
+                    drop(shared);
+                    let _ = sender.send(Ok(outcome));
+                    return true;
+                }
+            };
             drop(shared);
-            let _ = sender.send(Some(outcome));
-        })?;
-        Ok(receiver)
+            let _ = sender.send(Err(not_run));
+            false
+        };
+        let begun = Instant::now();
+        let ticket = self.large.submit(ask, job).map_err(NotRun::Refused)?;
+        // Busy threads look at nobody who waits.
+        let told = match tokio::time::timeout(self.large.patience(), &mut receiver).await {
+            Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
+            Err(_) => receiver.await,
+            Ok(told) => told,
+        };
+        told.unwrap_or(Err(NotRun::Closed))
+    }
+
+    /// Returns what health checks are answered; None where the reference answers, and perhaps traces, them.
+    #[must_use]
+    pub fn health(&self) -> Option<Arc<Health>> {
+        if self.tracing.is_some() { None } else { self.health.load_full() }
+    }
+
+    /// Returns the name of a model if it is configured, else "": names that clients make up are not kept.
+    #[must_use]
+    pub fn known_model<'m>(&self, model: &'m str) -> &'m str {
+        if self.routes.load().model(model).is_some() { model } else { "" }
     }
 
     /// Words the refusal of a request for which there is no memory.
     #[must_use]
-    pub fn no_bytes(&self) -> Status {
-        self.statistics.count(Event::RefusedBytes);
+    pub fn no_bytes(&self, model: &str) -> Status {
+        self.statistics.refused(model, "bytes");
         let (held, limit) = (self.account.held(), self.account.limit());
         overloaded(&format!("{held} bytes of requests and answers are in flight, its limit is {limit}"))
     }
 
-    /// Words the refusal of a request for which there is no place in the queue.
+    /// Words the refusal of a request that can not be run in time. `late` is said where its deadline passed.
     #[must_use]
-    pub fn no_place(&self, full: Full) -> Status {
-        self.statistics.count(Event::RefusedQueue);
-        overloaded(&format!("{} requests wait for a thread", full.0))
-    }
-
-    /// Words the refusal of a request whose deadline passed.
-    #[must_use]
-    pub fn too_late(&self, text: String) -> Status {
-        self.statistics.count(Event::RefusedDeadline);
-        Status { code: Code::DeadlineExceeded, text, may_retry: false }
+    pub fn refuse(&self, model: &str, refusal: Refusal, late: impl FnOnce() -> String) -> Status {
+        self.statistics.refused(model, refusal.reason());
+        match refusal {
+            Refusal::Queue(waiting) | Refusal::Wait(waiting) | Refusal::Deadline(waiting) => {
+                overloaded(&format!("{waiting} requests wait for a thread"))
+            }
+            Refusal::Waited(wait) => Status {
+                code: Code::Unavailable,
+                text: format!("The server is overloaded: the request waited {:.3} s for a thread.", wait.as_secs_f64()),
+                may_retry: true,
+            },
+            Refusal::Late => Status { code: Code::DeadlineExceeded, text: late(), may_retry: false },
+        }
     }
 }
 

@@ -39,9 +39,6 @@ pub enum Event {
     UpstreamFailedGrpc,
     UpstreamFailedHttp,
     Panicked,
-    RefusedBytes,
-    RefusedQueue,
-    RefusedDeadline,
     RefusedConnections,
     CutGrpc,
     CutHttp,
@@ -161,6 +158,16 @@ pub struct SubjectSnapshot {
     pub run_counts: Vec<u64>,
 }
 
+/// The waits of one model's requests.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct WaitSnapshot {
+    pub model: String,
+    pub seconds: f64,
+    /// Counts between the limits of the configuration; one more than limits.
+    pub counts: Vec<u64>,
+}
+
 /// All numbers at one time. Counters only grow; `gauges` go up and down.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Snapshot {
@@ -172,8 +179,10 @@ pub struct Snapshot {
     pub forwarded: Vec<(&'static str, u64)>,
     /// Forwarded requests that found no reference, by wire.
     pub upstream_failed: Vec<(&'static str, u64)>,
-    /// Requests that the edge refused itself, by reason.
-    pub refused: Vec<(&'static str, u64)>,
+    /// Requests that the edge refused itself, by model ("" where it is not known) and reason, and connections.
+    pub refused: Vec<(String, &'static str, u64)>,
+    /// How long the requests that ran had waited for a thread, by model.
+    pub waited: Vec<WaitSnapshot>,
     /// Connections that were dropped because the client sent or read nothing, by wire.
     pub cut: Vec<(&'static str, u64)>,
     /// TLS or HTTP/2 handshakes that failed, by wire.
@@ -188,8 +197,15 @@ pub struct Snapshot {
     pub bytes_in_flight: usize,
     /// Large requests that wait for a thread now.
     pub queued: usize,
+    /// Requests that wait for the reference now, by wire.
+    pub queued_to_forward: Vec<(&'static str, u64)>,
     /// The last slow requests, the oldest first.
     pub slow: Vec<SlowRequest>,
+}
+
+struct Waits {
+    seconds: f64,
+    counts: Vec<u64>,
 }
 
 /// Counts for one server.
@@ -201,6 +217,10 @@ pub struct Statistics {
     generation: AtomicU64,
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
+    wait_limits_s: Vec<f64>,
+    // Bounded: only configured models have names. Refused and large requests can afford the lock.
+    refused: Mutex<HashMap<(String, &'static str), u64>>,
+    waited: Mutex<HashMap<Arc<str>, Waits>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -220,10 +240,10 @@ fn nanos(time: Duration) -> u64 {
 impl Statistics {
     /// Starts at 0.
     ///
-    /// `limits_s`: ascending bucket limits of durations; a limit itself belongs below it. `slow_from`: time from which
-    /// on a request is slow.
+    /// `limits_s`: ascending bucket limits of durations; a limit itself belongs below it. `wait_limits_s`: of waits for
+    /// a thread. `slow_from`: time from which on a request is slow.
     #[must_use]
-    pub fn new(limits_s: Vec<f64>, slow_from: Duration) -> Self {
+    pub fn new(limits_s: Vec<f64>, wait_limits_s: Vec<f64>, slow_from: Duration) -> Self {
         static NUMBERS: AtomicUsize = AtomicUsize::new(1);
         Statistics {
             number: NUMBERS.fetch_add(1, Relaxed),
@@ -233,7 +253,43 @@ impl Statistics {
             generation: AtomicU64::new(0),
             cells: Mutex::default(),
             slow: Mutex::default(),
+            wait_limits_s,
+            refused: Mutex::default(),
+            waited: Mutex::default(),
         }
+    }
+
+    /// Counts a refusal. `model` is a configured one, or "".
+    pub fn refused(&self, model: &str, reason: &'static str) {
+        *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
+    }
+
+    /// Counts how long a request that runs now had waited for a thread.
+    pub fn waited(&self, model: &Arc<str>, wait: Duration) {
+        let seconds = wait.as_secs_f64();
+        let place = self.wait_limits_s.partition_point(|limit| *limit < seconds);
+        let mut all = lock(&self.waited);
+        let zeros = || Waits { seconds: 0.0, counts: vec![0; self.wait_limits_s.len() + 1] };
+        let waits = all.entry(Arc::clone(model)).or_insert_with(zeros);
+        waits.seconds += seconds;
+        waits.counts[place] += 1;
+    }
+
+    fn refusals(&self) -> Vec<(String, &'static str, u64)> {
+        let counts = lock(&self.refused);
+        let mut all: Vec<_> = counts.iter().map(|((model, reason), count)| (model.clone(), *reason, *count)).collect();
+        all.push((String::new(), "connections", self.total(Event::RefusedConnections)));
+        all.sort();
+        all
+    }
+
+    fn waits(&self) -> Vec<WaitSnapshot> {
+        let snapshot = |(model, waits): (&Arc<str>, &Waits)| WaitSnapshot {
+            model: model.as_ref().to_owned(),
+            seconds: waits.seconds,
+            counts: waits.counts.clone(),
+        };
+        lock(&self.waited).iter().map(snapshot).collect()
     }
 
     /// Counts an event.
@@ -369,12 +425,8 @@ impl Statistics {
             ]),
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),
-            refused: by(&[
-                ("bytes", E::RefusedBytes),
-                ("queue", E::RefusedQueue),
-                ("deadline", E::RefusedDeadline),
-                ("connections", E::RefusedConnections),
-            ]),
+            refused: self.refusals(),
+            waited: self.waits(),
             cut: by(&[("grpc", E::CutGrpc), ("http", E::CutHttp)]),
             handshakes_failed: by(&[("grpc", E::HandshakeFailedGrpc), ("http", E::HandshakeFailedHttp)]),
             connected,
@@ -382,6 +434,7 @@ impl Statistics {
             connections,
             bytes_in_flight: 0,
             queued: 0,
+            queued_to_forward: Vec::new(),
             slow: lock(&self.slow).iter().cloned().collect(),
         }
     }
@@ -480,8 +533,21 @@ mod tests {
     }
 
     #[test]
+    fn refusals_and_waits_are_counted_by_model() {
+        let statistics = Statistics::new(Vec::new(), vec![0.1, 1.0], Duration::MAX);
+        for model in ["m", "m", ""] {
+            statistics.refused(model, "queue");
+        }
+        statistics.waited(&"m".into(), Duration::from_millis(500));
+        let found = statistics.snapshot();
+        let counted = |model: &str, reason, count| (model.to_owned(), reason, count);
+        assert_eq!(found.refused, [counted("", "connections", 0), counted("", "queue", 1), counted("m", "queue", 2)]);
+        assert_eq!(found.waited, [WaitSnapshot { model: "m".into(), seconds: 0.5, counts: vec![0, 1, 0] }]);
+    }
+
+    #[test]
     fn threads_and_versions_are_summed_and_a_limit_belongs_below_itself() {
-        let statistics = Statistics::new(vec![0.001, 0.01], Duration::from_millis(10));
+        let statistics = Statistics::new(vec![0.001, 0.01], vec![0.1], Duration::from_millis(10));
         let (one, two) = (answered(1), answered(2));
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -513,7 +579,7 @@ mod tests {
 
     #[test]
     fn rows_of_tables_are_no_subject_and_events_are_counted() {
-        let statistics = Statistics::new(Vec::new(), Duration::MAX);
+        let statistics = Statistics::new(Vec::new(), Vec::new(), Duration::MAX);
         statistics.succeeded(Method::Rows, &answered(1), Duration::ZERO, String::new);
         statistics.count(Declined::Unfit.into());
         statistics.count(Event::ConnectedHttp);

@@ -87,6 +87,16 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     })
 }
 
+/// Returns the model that a request names, of which only the first bytes may be there; "" where that can not be read.
+#[must_use]
+pub fn model(message: &[u8]) -> &str {
+    let named = Fields::of(message).map_while(std::result::Result::ok).find_map(|field| match field {
+        (1, Value::Delimited(name)) => Some(name),
+        _ => None,
+    });
+    named.and_then(|name| std::str::from_utf8(name).ok()).unwrap_or("")
+}
+
 /// Writes the parameter that names the signature: an entry `{key = 1, value = 2}` of the map, its value a `string_param`.
 fn put_signature(out: &mut Vec<u8>, name: &[u8]) {
     let value = delimited_len(3, name.len());

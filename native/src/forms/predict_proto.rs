@@ -52,6 +52,16 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     })
 }
 
+/// Returns the model that a request names, of which only the first bytes may be there; "" where that can not be read.
+#[must_use]
+pub fn model(message: &[u8]) -> &str {
+    let spec = Fields::of(message).map_while(Result::ok).find_map(|field| match field {
+        (1, Value::Delimited(spec)) => Some(spec),
+        _ => None,
+    });
+    spec.and_then(|spec| ModelSpec::read(spec).ok()).map_or("", |spec| spec.model)
+}
+
 /// Reads any bytes as a request; for fuzzing.
 #[doc(hidden)]
 pub fn fuzz(message: &[u8], signature: &Signature) {

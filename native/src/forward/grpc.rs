@@ -13,6 +13,7 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri, Version};
 use tokio::net::UnixStream;
 
+use super::gate::Permit;
 use crate::edge::grpc_message::Payload;
 use crate::edge::shared::{Begun, no_upstream};
 
@@ -82,13 +83,15 @@ impl GrpcUpstream {
         sender.ready().await.ok()
     }
 
-    /// Hands a call over; says whether the reference took it. `begun` is what was read of the body.
+    /// Hands a call over; says whether the reference took it. `begun` is what was read of the body; `permit` is held until
+    /// the answer begins.
     pub(crate) async fn forward(
         &self,
         head: Parts,
         mut body: RecvStream,
         begun: Begun,
         mut respond: SendResponse<Payload>,
+        permit: Option<Permit>,
     ) -> bool {
         let sender = tokio::select! {
             biased;
@@ -117,6 +120,7 @@ impl GrpcUpstream {
                 _ = poll_fn(|cx| respond.poll_reset(cx)) => return true,
                 response = response => response,
             };
+            drop(permit);
             match response {
                 Ok(response) => download(response, respond).await,
                 Err(error) => {

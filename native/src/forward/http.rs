@@ -45,11 +45,17 @@ impl Upload {
         upload.on_unread = Some(on_unread);
         upload
     }
+
+    /// Says whether the client may still be sending.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream())
+    }
 }
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        let is_unread = self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream());
+        let is_unread = self.is_unread();
         if let Some(on_unread) = self.on_unread.take().filter(|_| is_unread) {
             on_unread();
         }

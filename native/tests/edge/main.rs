@@ -7,5 +7,6 @@ mod access;
 mod drain;
 mod grpc;
 mod http;
+mod overload;
 mod setup;
 mod tls;

@@ -82,6 +82,10 @@ impl Dispatch for Words {
         self.answer(call, message, &title)
     }
 
+    fn model<'m>(&self, _: Method, _: &'m [u8]) -> &'m str {
+        "m"
+    }
+
     fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined> {
         let version = match target.version {
             Version::Latest => "latest".into(),
@@ -216,7 +220,7 @@ async fn reference_call(
     let (head, mut body) = request.into_parts();
     *seen.headers.lock().unwrap() = head.headers.clone();
     let path = head.uri.path();
-    if path == "/hang" {
+    if path.ends_with("/hang") {
         let reset = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
         assert_eq!(reset.unwrap(), h2::Reason::CANCEL);
         seen.resets.fetch_add(1, SeqCst);
@@ -274,7 +278,7 @@ async fn http_reference(listener: UnixListener, seen: Arc<Seen>) {
                 seen.calls.fetch_add(1, SeqCst);
                 let (head, body) = request.into_parts();
                 *seen.headers.lock().unwrap() = head.headers.clone();
-                if head.uri.path() == "/hang" {
+                if head.uri.path().ends_with("hang") {
                     std::future::pending::<()>().await;
                 }
                 if head.uri.path() == "/early" {

@@ -131,6 +131,10 @@ class GrpcServer:
         """Tells health checks whether the server, its services and each of its models can answer."""
         self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
 
+    def serving(self) -> frozenset[str]:
+        """Returns the services that health checks find SERVING."""
+        return self._health.serving()
+
     def stop(self, grace_s: float) -> None:
         """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
         self._health.stop()

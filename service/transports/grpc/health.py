@@ -114,6 +114,11 @@ class Health:
         self._is_closed = True
         self._changed.put(None)
 
+    def serving(self) -> frozenset[str]:
+        """Returns the services that a check finds SERVING."""
+        with self._lock:
+            return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
+
     def check(self, service: str) -> Any:
         """Returns a HealthCheckResponse; raises NotFound for a service that nobody has."""
         status = self._statuses.get(service)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from service.dataplane.statistics import NativeStatistics
-from service.metrics.buckets import REQUEST
+from service.metrics.buckets import REQUEST, Times
 from service.metrics.requests import RequestCounter, Subject
 
 SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
@@ -17,7 +17,7 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.subjects: list[dict[str, Any]] = []
-        self.events: dict[str, list[tuple[str, int]]] = {"refused": [], "cut": [], "handshakes_failed": []}
+        self.events: dict[str, list[Any]] = {"refused": [], "cut": [], "handshakes_failed": [], "waited": []}
         self.slow: list[dict[str, Any]] = []
 
     def count(self, requests: int) -> None:
@@ -49,9 +49,13 @@ class Seen:
         """See dataplane.statistics.Events."""
         self.told.append(("dropped", reason))
 
-    def refused(self, model: str, reason: str) -> None:
+    def refused(self, model: str, reason: str, count: int = 1) -> None:
         """See dataplane.statistics.Events."""
-        self.told.append(("refused", model, reason))
+        self.told.append(("refused", model, reason, count))
+
+    def waits_counted(self, model: str, times: Times) -> None:
+        """See dataplane.statistics.Events."""
+        self.told.append(("waited", model, sum(times.counts), times.seconds))
 
     def handshake_failed(self, wire: str) -> None:
         """See metrics.tls."""
@@ -115,7 +119,8 @@ def test_a_core_that_has_ended_is_not_asked_any_more() -> None:
 def test_events_and_slow_requests_are_told_once() -> None:
     core, counter, seen = joined()
     core.events = {
-        "refused": [("bytes", 1), ("connections", 1)],
+        "refused": [("m", "queue", 2), ("", "connections", 1)],
+        "waited": [{"model": "m", "seconds": 0.5, "counts": [0, 2]}],
         "cut": [("http", 1)],
         "handshakes_failed": [("grpc", 2)],
     }
@@ -126,8 +131,9 @@ def test_events_and_slow_requests_are_told_once() -> None:
     assert seen.told == [
         ("handshake", "grpc"),
         ("handshake", "grpc"),
-        ("refused", "", "bytes"),
+        ("refused", "m", "queue", 2),
         ("dropped", "connections"),
+        ("waited", "m", 2, 0.5),
         ("dropped", "stalled"),
         ("slow", "lookup", 7),
     ]
@@ -136,6 +142,6 @@ def test_events_and_slow_requests_are_told_once() -> None:
 def test_the_status_page_shows_the_rest() -> None:
     core, counter, _ = joined()
     assert isinstance(counter.also, NativeStatistics)
-    core.events["refused"] = [("bytes", 1)]
+    core.events["refused"] = [("", "bytes", 1), ("m", "bytes", 2)]
     counter.read()
-    assert counter.also.read() == {"queued": 3, "refused": {"bytes": 1}, "cut": {}, "handshakes_failed": {}}
+    assert counter.also.read() == {"queued": 3, "refused": {"bytes": 3}, "cut": {}, "handshakes_failed": {}}

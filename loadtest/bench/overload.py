@@ -1,0 +1,294 @@
+"""Offers more than a server can do, open loop, and says what is answered, how soon refusals come, and who suffers.
+
+h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server counts what it answers. Beside
+it clients ask at fixed times: health checks, a lookup of one row, and the same work. Linux; h2load must be installed.
+
+python -m loadtest.bench.overload                      all kinds, 6 s each
+python -m loadtest.bench.overload --seconds 30 --only tower
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from loadtest.bench.artifact import prepared
+from loadtest.bench.messages import GRPC
+from loadtest.bench.processes import Service, bound_to
+from loadtest.bench.workloads import FULL, MODEL, Data
+from loadtest.live_server import ROOT
+from loadtest.overload.slow_model import write_slow_model
+from loadtest.wire import PREDICT_METHOD, message_classes
+
+_CONFIG = """model_config_list {
+  config { name: "%s" base_path: "%s" model_platform: "tensorflow" }
+  config { name: "graph" base_path: "%s" model_platform: "tensorflow" }
+}
+"""
+_ANSWERED = re.compile(r'^embedding_server_requests_total\{[^}]*code="OK"[^}]*\} (\S+)', re.MULTILINE)
+_HEAD = (
+    "| work | asked, x capacity | capacity/s | goodput / capacity | answers p99 ms | refusals p50, p99 ms "
+    "| health gRPC, HTTP p99 ms | one row p99 ms | recovered s | failed |\n" + "|---" * 10 + "|\n"
+)
+# Clients of the closed loop that finds the capacity: fewer than any queue refuses.
+_CLIENTS = 8
+_CONNECTIONS = 16
+_PROBES_PER_S = 50
+_GIVE_UP_S = 5.0
+# Answers in a row after which a server counts as recovered.
+_IN_A_ROW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of work. headers: what makes the core forward it, where it is to be forwarded."""
+
+    name: str
+    message: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+# A lookup of one row that is asked beside all loads.
+_LIGHT = Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
+
+
+@dataclass
+class Probe:
+    """What clients saw that asked at fixed times. seconds, refused_s: of answers and of refusals; failed: neither."""
+
+    seconds: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def ask(self, call: Callable[[], object]) -> bool:
+        """Asks once; says whether it was answered."""
+        begun_s = time.perf_counter()
+        try:
+            call()
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                self.refused_s.append(time.perf_counter() - begun_s)
+            else:
+                self.failed += 1
+            return False
+        except OSError:
+            self.failed += 1
+            return False
+        self.seconds.append(time.perf_counter() - begun_s)
+        return True
+
+
+class Target:
+    """A server, its counts, and clients that stay connected. Concurrency: any thread."""
+
+    def __init__(self, service: Service) -> None:
+        self.grpc_port, self._http_port = service.port(is_grpc=True), service.port(is_grpc=False)
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
+        self._predict = self._channel.unary_unary(PREDICT_METHOD)
+        self._health = health_pb2_grpc.HealthStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._channel.close()
+
+    def ask(self, kind: Kind) -> bytes:
+        """Sends one request of a kind."""
+        return bytes(self._predict(kind.message, metadata=kind.headers, timeout=_GIVE_UP_S))
+
+    def check_grpc(self) -> None:
+        """Asks for health over gRPC."""
+        self._health.Check(health_pb2.HealthCheckRequest(), timeout=_GIVE_UP_S)
+
+    def check_http(self) -> None:
+        """Asks for readiness over HTTP on a connection of its own, as a kubelet does."""
+        if self._get("/readyz")[0] != 200:
+            raise OSError("not ready")
+
+    def answered(self) -> float:
+        """Returns how many requests the server has answered."""
+        return sum(map(float, _ANSWERED.findall(self._get("/metrics")[1])))
+
+    def _get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=_GIVE_UP_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures and prints a table; returns the exit status, 0 whatever the figures are."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.overload",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each load")
+    parser.add_argument("--factors", type=float, nargs="+", default=[1.5, 3.0, 10.0])
+    parser.add_argument("--only", action="append", metavar="KIND")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
+    parser.add_argument("flags", nargs="*", help="the server's, behind --")
+    options = parser.parse_args(arguments)
+    h2load = shutil.which("h2load")
+    if h2load is None:
+        sys.stderr.write("h2load is not installed\n")
+        return 2
+    models = options.folder / "full" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    prepared(models, "full")
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_slow_model(folder / "graph" / "1", 20)
+        config = folder / "models.config"
+        config.write_text(_CONFIG % (MODEL, models / "model", folder / "graph"))
+        flags = [f"--model_config_file={config}", "--version_settle_s=0", *options.flags]
+        service = Service(frozenset(cores[:1]), flags)
+        try:
+            service.wait()
+            with bound_to(frozenset(cores[-1:])):
+                target = Target(service)
+                sys.stdout.write(_HEAD)
+                for kind in kinds():
+                    if options.only is None or kind.name in options.only:
+                        _measure(target, kind, h2load, folder, options)
+                target.close()
+        finally:
+            service.stop()
+    return 0
+
+
+def kinds() -> list[Kind]:
+    """Returns the kinds of work."""
+    data = Data(FULL)
+
+    def message(workload: str) -> bytes:
+        return GRPC.encode(workload, data.requests(workload)[0])[0]
+
+    graph = message_classes()[0]()
+    graph.model_spec.name = "graph"
+    tensor = graph.inputs["x"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add().size = 1
+    tensor.float_val.append(3.0)
+    return [
+        _LIGHT,
+        Kind("batch", message("W2")),
+        Kind("large", message("W3")),
+        Kind("tower", message("W5")),
+        Kind("forwarded", message("W2"), (("x-response-encoding", "gzip"),)),
+        Kind("graph", graph.SerializeToString()),
+    ]
+
+
+def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: argparse.Namespace) -> None:
+    body = folder / "body"
+    body.write_bytes(b"\0" + len(kind.message).to_bytes(4, "big") + kind.message)
+    command = [h2load, f"--data={body}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
+    command += [f"-H{key}: {value}" for key, value in kind.headers]
+    command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
+    target.ask(kind)
+    # What the server learns of the kind, and what the machine does meanwhile, settles first.
+    closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
+    _loaded(target, closed_loop, 1.0)
+    quiet = _loaded(target, closed_loop, options.seconds / 2)
+    for factor in options.factors:
+        per_client = max(round(quiet * factor / _CONNECTIONS), 1)
+        # Below the probes: their clients are not what is measured.
+        loaded = ["nice", "-n19", *command, f"-c{_CONNECTIONS}", "-m1000", f"--rps={per_client}"]
+        probes = [Probe(), Probe(), Probe(), Probe()]
+        calls: list[Callable[[], object]] = [
+            target.check_grpc,
+            target.check_http,
+            lambda: target.ask(_LIGHT),
+            lambda: target.ask(kind),
+        ]
+        is_over = threading.Event()
+        threads = [
+            threading.Thread(target=_ask_at_times, args=pair) for pair in zip(probes, calls, [is_over] * 4, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        goodput = _loaded(target, loaded, options.seconds)
+        recovered_s = _recovery(target, kind)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        _print(kind, factor, quiet, goodput, probes, recovered_s)
+
+
+def _loaded(target: Target, command: Sequence[str], seconds: float) -> float:
+    """Runs h2load; returns the requests a second that the server answered meanwhile."""
+    process = subprocess.Popen(
+        [*command, f"--duration={math.ceil(seconds + 1)}", "--warm-up-time=0"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        time.sleep(0.5)
+        before, before_s = target.answered(), time.perf_counter()
+        time.sleep(seconds)
+        after, after_s = target.answered(), time.perf_counter()
+    finally:
+        process.terminate()
+        process.wait()
+    return (after - before) / (after_s - before_s)
+
+
+def _ask_at_times(probe: Probe, call: Callable[[], object], is_over: threading.Event) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        while not is_over.wait(1 / _PROBES_PER_S):
+            pool.submit(probe.ask, call)
+
+
+def _recovery(target: Target, kind: Kind) -> float:
+    """Returns the time until so many requests in a row are answered."""
+    begun_s = first_s = time.perf_counter()
+    probe, in_a_row = Probe(), 0
+    while in_a_row < _IN_A_ROW and time.perf_counter() - begun_s < 2 * _GIVE_UP_S:
+        in_a_row = in_a_row + 1 if probe.ask(lambda: target.ask(kind)) else 0
+        if in_a_row == 1:
+            first_s = time.perf_counter()
+    return first_s - begun_s
+
+
+def _print(kind: Kind, factor: float, quiet: float, goodput: float, probes: list[Probe], recovered_s: float) -> None:
+    grpc_health, http_health, light, same = probes
+    failed = sum(probe.failed for probe in probes) + len(grpc_health.refused_s) + len(light.refused_s)
+    sys.stdout.write(
+        f"| {kind.name} | {factor:g} | {quiet:.0f} | {goodput / quiet:.2f} | {_p99(same.seconds)} "
+        f"| {_p50(same.refused_s)}, {_p99(same.refused_s)} | {_p99(grpc_health.seconds)}, {_p99(http_health.seconds)} "
+        f"| {_p99(light.seconds)} | {recovered_s:.2f} | {failed} |\n"
+    )
+    sys.stdout.flush()
+
+
+def _p50(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else "-"
+
+
+def _p99(seconds: list[float]) -> str:
+    return f"{sorted(seconds)[int(len(seconds) * 0.99)] * 1e3:.1f}" if seconds else "-"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,544 @@
+//! Orders waiting work by shares, and refuses at once what would wait too long.
+//!
+//! Models take turns; in the turn of a model client addresses do, and in the turn of an address its connections. Turns
+//! are weighted by how long runs are expected to take. The rules are those of `service/core/admission/workers.py`.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A model or a client may have this many times as many requests waiting as there are free places: one alone comes to
+/// four fifths, two to four ninths each. Source: `service/core/admission/limits.py`.
+const SHARE: usize = 4;
+/// The part of the newest run in the mean, and the most that it counts for: one run may wait for a graph to load.
+const NEWEST: u64 = 4;
+const MOST_NANOS: u64 = 1_000_000;
+/// How many times the longest expected wait a request may really wait.
+const PATIENCE: u32 = 4;
+/// Waits that were expected to be this long correct later expectations: machines are shared, and runs wait for locks.
+const TELLING: Duration = Duration::from_millis(5);
+/// The part of the newest wait in the correction, and the largest correction.
+const NEWEST_WAIT: f64 = 1.0 / 32.0;
+const MOST_CORRECTION: f64 = 16.0;
+/// A turn costs this much at least, so that work of unknown length takes turns too.
+const LEAST_NANOS: u64 = 1_000;
+/// Classes of sizes: a class holds requests of up to twice the bytes of the class before it.
+const CLASSES: usize = 33;
+
+/// The names that shares are counted by: the model, the client's address, the connection.
+pub type Path = [Arc<str>; 3];
+
+/// A request that asks for a place.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// See [`Path`]; the model is a configured one, or "".
+    pub path: Path,
+    /// Bytes of the request.
+    pub bytes: usize,
+    /// The time at which its client gives up.
+    pub deadline: Option<Instant>,
+}
+
+impl Ask {
+    /// Names a request of a connection. `peer` is "address:port".
+    #[must_use]
+    pub fn new(model: &str, peer: &str, bytes: usize, deadline: Option<Instant>) -> Self {
+        let address = peer.rsplit_once(':').map_or(peer, |(address, _)| address);
+        Ask { path: [model.into(), address.into(), peer.into()], bytes, deadline }
+    }
+}
+
+/// The reason why a request is not run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Refusal {
+    /// As many wait as may, or the model or the client has more than its share. Holds how many wait.
+    Queue(usize),
+    /// It would wait longer than the limit. Holds how many wait.
+    Wait(usize),
+    /// It would wait past its deadline. Holds how many wait.
+    Deadline(usize),
+    /// It waited far longer than was expected.
+    Waited(Duration),
+    /// Its deadline passed while it waited.
+    Late,
+}
+
+impl Refusal {
+    /// The reason in the metrics.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Refusal::Queue(_) => "queue",
+            Refusal::Wait(_) | Refusal::Waited(_) => "wait",
+            Refusal::Deadline(_) | Refusal::Late => "deadline",
+        }
+    }
+}
+
+/// Limits of one queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How many run at the same time.
+    pub slots: usize,
+    /// How many may wait.
+    pub queued: usize,
+    /// How long one may wait.
+    pub wait: Duration,
+}
+
+/// A request that left the queue for its run.
+#[derive(Debug)]
+pub struct Taken<T> {
+    /// What was queued.
+    pub value: T,
+    /// The reason why it must not run any more.
+    pub refusal: Option<Refusal>,
+    /// How long it waited.
+    pub waited: Duration,
+    /// Hand it to [`FairQueue::done`] at the end of the run.
+    pub run: Run,
+}
+
+/// A run: what is learned of it is kept by its model and size.
+#[derive(Debug)]
+pub struct Run {
+    model: Arc<str>,
+    class: usize,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    id: u64,
+    value: T,
+    class: usize,
+    cost: u64,
+    // The wait that the costs alone told.
+    expected: Duration,
+    since: Instant,
+    deadline: Option<Instant>,
+}
+
+/// A level of the tree: the root has models, a model addresses, an address connections, a connection requests.
+#[derive(Debug)]
+struct Node<T> {
+    waiting: usize,
+    // Expected nanoseconds of the runs of all that waits here.
+    cost: u64,
+    // The virtual time of the last turn: the time that each busy child has had. A newcomer begins there.
+    clock: u64,
+    turns: BTreeSet<(u64, Arc<str>)>,
+    children: HashMap<Arc<str>, (u64, Node<T>)>,
+    requests: VecDeque<Waiting<T>>,
+}
+
+impl<T> Default for Node<T> {
+    fn default() -> Self {
+        Node {
+            waiting: 0,
+            cost: 0,
+            clock: 0,
+            turns: BTreeSet::new(),
+            children: HashMap::new(),
+            requests: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> Node<T> {
+    fn push(&mut self, path: &[Arc<str>], request: Waiting<T>) {
+        self.waiting += 1;
+        self.cost += request.cost;
+        let Some((name, rest)) = path.split_first() else {
+            return self.requests.push_back(request);
+        };
+        let clock = self.clock;
+        let turns = &mut self.turns;
+        let child = self.children.entry(Arc::clone(name)).or_insert_with(|| {
+            turns.insert((clock, Arc::clone(name)));
+            (clock, Node::default())
+        });
+        child.1.push(rest, request);
+    }
+
+    fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
+        let (request, name) = match self.turns.pop_first() {
+            None => (self.requests.pop_front()?, None),
+            Some((time, name)) => {
+                self.clock = time;
+                let child = self.children.get_mut(&name)?;
+                let (request, _) = child.1.take()?;
+                child.0 = time + request.cost.max(LEAST_NANOS);
+                if child.1.waiting == 0 {
+                    self.children.remove(&name);
+                } else {
+                    self.turns.insert((child.0, Arc::clone(&name)));
+                }
+                (request, Some(name))
+            }
+        };
+        self.waiting -= 1;
+        self.cost -= request.cost;
+        Some((request, name))
+    }
+
+    fn remove(&mut self, path: &[Arc<str>], id: u64) -> Option<Waiting<T>> {
+        let removed = match path.split_first() {
+            None => {
+                let place = self.requests.iter().position(|request| request.id == id)?;
+                self.requests.remove(place)?
+            }
+            Some((name, rest)) => {
+                let child = self.children.get_mut(name)?;
+                let removed = child.1.remove(rest, id)?;
+                if child.1.waiting == 0 {
+                    self.turns.remove(&(child.0, Arc::clone(name)));
+                    self.children.remove(name);
+                }
+                removed
+            }
+        };
+        self.waiting -= 1;
+        self.cost -= removed.cost;
+        Some(removed)
+    }
+
+    fn child(&self, name: &str) -> Option<&Node<T>> {
+        self.children.get(name).map(|(_, node)| node)
+    }
+
+    /// Says whether each name on the path has room in its share.
+    fn has_share(&self, path: &[Arc<str>], free: usize) -> bool {
+        let mut node = self;
+        for name in path {
+            let Some(child) = node.child(name) else {
+                return true;
+            };
+            if child.waiting > SHARE.saturating_mul(free) {
+                return false;
+            }
+            node = child;
+        }
+        true
+    }
+
+    /// Expected nanoseconds of the runs before a further request: in turns, other children run no more than its own.
+    fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
+        let Some((name, rest)) = path.split_first() else {
+            return self.cost;
+        };
+        let Some(child) = self.child(name) else {
+            return self.cost.min(cost.saturating_mul(self.children.len() as u64));
+        };
+        let own = child.before(rest, cost);
+        let others = (self.children.len() as u64 - 1).saturating_mul(own + cost);
+        own + others.min(self.cost - child.cost)
+    }
+}
+
+/// Mean nanoseconds of a model's runs by size class; 0: none was seen.
+#[derive(Debug)]
+struct Means([u64; CLASSES]);
+
+impl Means {
+    fn of(&self, class: usize) -> u64 {
+        let smaller = self.0[..=class].iter().rev();
+        let larger = self.0[class + 1..].iter();
+        smaller.chain(larger).copied().find(|mean| *mean > 0).unwrap_or(0)
+    }
+
+    fn learn(&mut self, class: usize, nanos: u64) {
+        let mean = self.of(class);
+        let counted = nanos.min(2 * mean + MOST_NANOS);
+        self.0[class] = (mean - mean / NEWEST + counted / NEWEST).max(1);
+    }
+}
+
+fn class_of(bytes: usize) -> usize {
+    (usize::BITS as usize - bytes.leading_zeros() as usize).min(CLASSES - 1)
+}
+
+/// A bounded queue and the count of what runs. It has no lock of its own.
+#[derive(Debug)]
+pub struct FairQueue<T> {
+    limits: Limits,
+    root: Node<T>,
+    running: usize,
+    next_id: u64,
+    // Bounded: only configured models have names.
+    means: HashMap<Arc<str>, Means>,
+    // How many times longer than expected requests wait.
+    correction: f64,
+}
+
+impl<T> FairQueue<T> {
+    /// Starts empty.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        FairQueue { limits, root: Node::default(), running: 0, next_id: 0, means: HashMap::new(), correction: 1.0 }
+    }
+
+    /// Queues a request; returns the number to [`Self::remove`] it by.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn push(&mut self, ask: &Ask, now: Instant, value: T) -> Result<u64, Refusal> {
+        self.check(ask, now)?;
+        let class = class_of(ask.bytes);
+        let cost = self.cost(ask);
+        let expected = self.expected(ask, cost);
+        let id = self.next_id;
+        self.next_id += 1;
+        self.root.push(&ask.path, Waiting { id, value, class, cost, expected, since: now, deadline: ask.deadline });
+        Ok(id)
+    }
+
+    /// Judges a request whose bytes are still to come.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check(&self, ask: &Ask, now: Instant) -> Result<(), Refusal> {
+        self.refusal(ask, now, self.cost(ask)).map_or(Ok(()), Err)
+    }
+
+    fn expected(&self, ask: &Ask, cost: u64) -> Duration {
+        Duration::from_nanos(self.root.before(&ask.path, cost) / self.limits.slots.max(1) as u64)
+    }
+
+    fn learn_wait(&mut self, expected: Duration, waited: Duration, is_over: bool) {
+        let ratio = (waited.as_secs_f64() / expected.as_secs_f64().max(1e-9)).clamp(1.0, MOST_CORRECTION);
+        // A wait that goes on tells that it is too short at least.
+        if expected >= TELLING && (is_over || ratio > self.correction) {
+            self.correction += (ratio - self.correction) * NEWEST_WAIT;
+        }
+    }
+
+    /// Expected nanoseconds of its run.
+    fn cost(&self, ask: &Ask) -> u64 {
+        self.means.get(&ask.path[0]).map_or(0, |means| means.of(class_of(ask.bytes)))
+    }
+
+    fn refusal(&self, ask: &Ask, now: Instant, cost: u64) -> Option<Refusal> {
+        let Limits { slots, queued, wait } = self.limits;
+        let waiting = self.root.waiting;
+        if waiting + self.running < slots {
+            return None;
+        }
+        let free = queued.saturating_sub(waiting);
+        if free == 0 || !self.root.has_share(&ask.path, free) {
+            return Some(Refusal::Queue(waiting));
+        }
+        let expected = self.expected(ask, cost).mul_f64(self.correction);
+        // As many as there are slots may wait however long their runs are: else a slot would be idle between two.
+        if expected > wait && waiting >= slots {
+            return Some(Refusal::Wait(waiting));
+        }
+        let is_late = ask.deadline.is_some_and(|deadline| now + expected > deadline);
+        is_late.then_some(Refusal::Deadline(waiting))
+    }
+
+    /// Takes the next request out, where a slot is free; the slot is held until [`Self::done`].
+    pub fn take(&mut self, now: Instant) -> Option<Taken<T>> {
+        if self.running >= self.limits.slots.max(1) {
+            return None;
+        }
+        let (request, model) = self.root.take()?;
+        self.running += 1;
+        let waited = now.saturating_duration_since(request.since);
+        self.learn_wait(request.expected, waited, true);
+        let refusal = if request.deadline.is_some_and(|deadline| now >= deadline) {
+            Some(Refusal::Late)
+        } else if waited > self.limits.wait.saturating_mul(PATIENCE) && self.root.waiting > 0 {
+            Some(Refusal::Waited(waited))
+        } else {
+            None
+        };
+        let run = Run { model: model.unwrap_or_else(|| "".into()), class: request.class };
+        Some(Taken { value: request.value, refusal, waited, run })
+    }
+
+    /// Frees the slot of a run. `took` is how long it ran; None: it did not.
+    pub fn done(&mut self, run: Run, took: Option<Duration>) {
+        self.running -= 1;
+        let Some(took) = took else { return };
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX / 4);
+        self.means.entry(run.model).or_insert(Means([0; CLASSES])).learn(run.class, nanos);
+    }
+
+    /// Takes out a request whose client left; None: it has left the queue already.
+    pub fn remove(&mut self, ask: &Ask, id: u64) -> Option<T> {
+        let request = self.root.remove(&ask.path, id)?;
+        self.learn_wait(request.expected, request.since.elapsed(), false);
+        Some(request.value)
+    }
+
+    /// Returns how many wait.
+    #[must_use]
+    pub fn num_waiting(&self) -> usize {
+        self.root.waiting
+    }
+
+    /// Says whether more wait than may however long their runs are.
+    #[must_use]
+    pub fn is_crowded(&self) -> bool {
+        self.root.waiting > self.limits.slots
+    }
+
+    /// The longest that a request may really wait.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.limits.wait.saturating_mul(PATIENCE)
+    }
+
+    /// Empties the queue.
+    pub fn clear(&mut self) -> Vec<T> {
+        std::iter::from_fn(|| self.root.take()).map(|(request, _)| request.value).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { slots: 1, queued: 100, wait: Duration::from_millis(100) };
+
+    fn ask(model: &str, peer: &str) -> Ask {
+        Ask::new(model, peer, 1000, None)
+    }
+
+    /// A queue whose one slot is taken, and whose runs of a model take so many milliseconds.
+    fn busy(limits: Limits, means: &[(&str, u64)]) -> (FairQueue<usize>, Instant) {
+        let (mut queue, now) = (FairQueue::new(limits), Instant::now());
+        for (model, millis) in means {
+            for _ in 0..50 {
+                queue.push(&ask(model, "a:1"), now, 0).unwrap();
+                let run = queue.take(now).unwrap().run;
+                queue.done(run, Some(Duration::from_millis(*millis)));
+            }
+        }
+        queue.push(&ask("busy", "a:1"), now, 0).unwrap();
+        let _ = queue.take(now).unwrap();
+        (queue, now)
+    }
+
+    /// Takes all that waits, as if the one slot were freed before each.
+    fn order(queue: &mut FairQueue<usize>) -> Vec<usize> {
+        queue.clear()
+    }
+
+    #[test]
+    fn models_addresses_and_connections_take_turns() {
+        let (mut queue, now) = busy(LIMITS, &[]);
+        let asked = ["m a:1", "m a:1", "m a:2", "m b:1", "n a:1", "m a:1"];
+        for (number, text) in asked.iter().enumerate() {
+            let (model, peer) = text.split_once(' ').unwrap();
+            queue.push(&ask(model, peer), now, number).unwrap();
+        }
+        assert_eq!(order(&mut queue), [0, 4, 3, 2, 1, 5]);
+        assert_eq!(queue.num_waiting(), 0);
+    }
+
+    #[test]
+    fn turns_are_weighted_by_the_time_of_runs() {
+        let (mut queue, now) = busy(Limits { wait: Duration::MAX, ..LIMITS }, &[("slow", 40), ("fast", 10)]);
+        for number in 0..3 {
+            queue.push(&ask("slow", "a:1"), now, number).unwrap();
+        }
+        for number in 10..20 {
+            queue.push(&ask("fast", "a:1"), now, number).unwrap();
+        }
+        let order = order(&mut queue);
+        let first: Vec<_> = order.iter().take(7).filter(|number| **number < 10).collect();
+        assert_eq!(first.len(), 2, "{order:?}");
+    }
+
+    #[test]
+    fn a_flood_has_four_fifths_of_the_queue_and_leaves_room_for_others() {
+        let (mut queue, now) = busy(Limits { wait: Duration::MAX, ..LIMITS }, &[]);
+        let flood = |queue: &mut FairQueue<usize>, model: &str, peer: &str| {
+            (0..200).filter(|_| queue.push(&ask(model, peer), now, 0).is_ok()).count()
+        };
+        assert_eq!(flood(&mut queue, "m", "a:1"), 81);
+        assert_eq!(flood(&mut queue, "n", "a:1"), 16);
+        assert!(queue.push(&ask("quiet", "b:1"), now, 0).is_ok());
+        let (mut queue, _) = busy(Limits { wait: Duration::MAX, ..LIMITS }, &[]);
+        let one = flood(&mut queue, "m", "a:1");
+        // The model's share is taken by one connection of it.
+        assert_eq!((one, flood(&mut queue, "m", "b:1")), (81, 0));
+    }
+
+    #[test]
+    fn what_would_wait_too_long_is_refused_at_once() {
+        let (mut queue, now) = busy(LIMITS, &[("m", 20)]);
+        let taken = (0..50).filter(|_| queue.push(&ask("m", "a:1"), now, 0).is_ok()).count();
+        assert!((5..=7).contains(&taken), "{taken}");
+        assert!(matches!(queue.push(&ask("m", "a:1"), now, 0), Err(Refusal::Wait(_))));
+        // In turns another client waits for one of them only, and another model too.
+        assert!(queue.push(&ask("m", "b:1"), now, 0).is_ok());
+        assert!(queue.push(&ask("n", "a:1"), now, 0).is_ok());
+    }
+
+    #[test]
+    fn a_deadline_that_can_not_be_met_is_refused_at_once() {
+        let (mut queue, now) = busy(LIMITS, &[("m", 20)]);
+        let by = |millis| Ask { deadline: Some(now + Duration::from_millis(millis)), ..ask("m", "a:1") };
+        queue.push(&by(30), now, 1).unwrap();
+        queue.push(&by(30), now, 2).unwrap();
+        assert_eq!(queue.push(&by(30), now, 3), Err(Refusal::Deadline(2)));
+        assert!(queue.push(&by(60), now, 3).is_ok());
+    }
+
+    #[test]
+    fn waits_that_are_longer_than_expected_are_expected_then() {
+        let (mut queue, mut now) = busy(LIMITS, &[("m", 20)]);
+        let mut most = Vec::new();
+        for _ in 0..400 {
+            while queue.push(&ask("m", "a:1"), now, 0).is_ok() {}
+            most.push(queue.num_waiting());
+            // A thread that has half of a processor.
+            now += Duration::from_millis(40);
+            queue.running = 0;
+            let run = queue.take(now).unwrap().run;
+            queue.done(run, Some(Duration::from_millis(20)));
+            queue.running = 1;
+        }
+        assert!(most[0] >= 6 && most[399] <= 4, "{most:?}");
+    }
+
+    #[test]
+    fn what_is_late_is_taken_with_its_reason() {
+        let (mut queue, now) = busy(LIMITS, &[]);
+        let late = Ask { deadline: Some(now + Duration::from_millis(10)), ..ask("m", "a:1") };
+        queue.push(&late, now, 1).unwrap();
+        queue.push(&ask("m", "a:1"), now, 2).unwrap();
+        queue.push(&ask("m", "a:1"), now, 3).unwrap();
+        let mut next = |millis| {
+            queue.running = 0;
+            queue.take(now + Duration::from_millis(millis)).unwrap().refusal
+        };
+        assert_eq!(next(20), Some(Refusal::Late));
+        assert_eq!(next(500), Some(Refusal::Waited(Duration::from_millis(500))));
+        // Nobody waits behind the last one, so it may run.
+        assert_eq!(next(500), None);
+    }
+
+    #[test]
+    fn a_client_that_left_frees_its_place() {
+        let (mut queue, now) = busy(Limits { queued: 1, ..LIMITS }, &[]);
+        let id = queue.push(&ask("m", "a:1"), now, 7).unwrap();
+        assert_eq!(queue.push(&ask("n", "b:1"), now, 8), Err(Refusal::Queue(1)));
+        assert_eq!((queue.remove(&ask("m", "a:1"), id), queue.remove(&ask("m", "a:1"), id)), (Some(7), None));
+        assert!(queue.push(&ask("n", "b:1"), now, 8).is_ok());
+    }
+
+    #[test]
+    fn runs_are_expected_by_model_and_size() {
+        let mut means = Means([0; CLASSES]);
+        for _ in 0..40 {
+            means.learn(class_of(100), 1_000);
+            means.learn(class_of(1 << 20), 1_000_000);
+        }
+        assert!((900..=1_100).contains(&means.of(class_of(200))), "{}", means.of(class_of(200)));
+        assert!(means.of(class_of(1 << 24)) > 900_000);
+        assert_eq!(class_of(usize::MAX), CLASSES - 1);
+    }
+}

@@ -1,0 +1,150 @@
+use std::collections::HashSet;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use _native::edge::{Health, Limits, Wire};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::setup::{PREDICT, Setup, limits, until};
+use crate::{grpc, http};
+
+const HANG: &str = "/tensorflow.serving.PredictionService/hang";
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+
+fn one_forwarded() -> Limits {
+    Limits { max_forwarded: 1, max_queued_requests: 1, ..limits() }
+}
+
+#[tokio::test]
+async fn forwarded_calls_are_bounded_and_control_calls_pass() {
+    let setup = Setup::with(one_forwarded(), |_| ()).await;
+    let sender = grpc::connect(&setup).await;
+    let hang = || {
+        let sender = sender.clone();
+        tokio::spawn(async move { grpc::call(&sender, HANG, &[], grpc::framed(b"x")).await })
+    };
+    let first = hang();
+    until("the first is forwarded", || setup.seen.calls.load(SeqCst) == 1).await;
+    let second = hang();
+    let waits = || setup.server().statistics().queued_to_forward.contains(&("grpc", 1));
+    until("the second waits", waits).await;
+    let begun = Instant::now();
+    let third = grpc::call(&sender, HANG, &[("x-request-id", "one")], grpc::framed(b"x")).await.unwrap();
+    assert_eq!((third.status(), third.headers["grpc-retry-pushback-ms"].to_str().unwrap()), ("14", "1000"));
+    assert_eq!(third.text(), "The server is overloaded: 1 requests wait for a thread. Try again later.");
+    assert_eq!(third.headers["x-request-id"], "one");
+    assert!(begun.elapsed() < Duration::from_millis(50));
+    for path in [CHECK, "/tensorflow.serving.ModelService/GetModelStatus", "/other.Service/Method"] {
+        assert_eq!(grpc::call(&sender, path, &[], grpc::framed(b"")).await.unwrap().status(), "0", "{path}");
+    }
+    assert_eq!(grpc::call(&sender, PREDICT, &[], grpc::framed(b"small")).await.unwrap().status(), "0");
+    // Four times the longest wait.
+    assert_eq!(second.await.unwrap().unwrap().status(), "14");
+    assert_eq!(setup.seen.resets.load(SeqCst), 0);
+    first.abort();
+    drop(sender);
+}
+
+#[tokio::test]
+async fn forwarded_requests_are_bounded_and_status_passes() {
+    let setup = Setup::with(Limits { max_queue: Duration::from_millis(50), ..one_forwarded() }, |_| ()).await;
+    let mut senders = Vec::new();
+    for _ in 0..4 {
+        senders.push(http::connect(&setup).await);
+    }
+    let mut hang = || {
+        let mut sender = senders.pop().unwrap();
+        tokio::spawn(async move { http::post(&mut sender, "/v1/models/m/hang", &[], "x").await })
+    };
+    let first = hang();
+    until("the first is forwarded", || setup.seen.calls.load(SeqCst) == 1).await;
+    let second = hang();
+    until("the second waits", || setup.server().statistics().queued_to_forward.contains(&("http", 1))).await;
+    let third = hang().await.unwrap();
+    assert_eq!((third.status().as_u16(), &third.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+    assert_eq!(third.headers()["x-error-code"], "UNAVAILABLE");
+    let mut other = senders.pop().unwrap();
+    let answer = http::post(&mut other, "/v2/repository/index", &[], "").await;
+    assert_eq!((answer.status().as_u16(), &answer.body()[..]), (200, "reference POST /v2/repository/index 0"));
+    let second = second.await.unwrap();
+    assert_eq!(second.status().as_u16(), 503);
+    assert!(second.body().contains("the request waited 0.2"), "{}", second.body());
+    first.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_dribbles_its_body_holds_no_slot() {
+    let setup = Setup::with(one_forwarded(), |_| ()).await;
+    let sender = grpc::connect(&setup).await;
+    let mut ready = sender.clone().ready().await.unwrap();
+    let path = "/tensorflow.serving.PredictionService/Classify";
+    let (_response, mut body) = ready.send_request(grpc::request(path, &[]), false).unwrap();
+    body.send_data(grpc::framed(b"abc").slice(..6), false).unwrap();
+    let reply = grpc::call(&sender, path, &[], grpc::framed(b"abc")).await.unwrap();
+    assert_eq!((reply.status(), setup.seen.calls.load(SeqCst)), ("0", 1));
+}
+
+#[tokio::test]
+async fn health_is_told_by_the_core_while_python_says_so() {
+    let setup = Setup::start().await;
+    let sender = grpc::connect(&setup).await;
+    let check = |service: &'static [u8]| {
+        let sender = sender.clone();
+        async move { grpc::call(&sender, CHECK, &[], grpc::framed(service)).await.unwrap() }
+    };
+    assert_eq!(check(b"").await.headers["x-from"], "reference");
+    setup.server().set_health(Some(Health::new(HashSet::from([String::new()]), true)));
+    let reply = check(b"").await;
+    assert_eq!((reply.status(), &reply.data[..]), ("0", &b"\0\0\0\0\x02\x08\x01"[..]));
+    assert!(!reply.headers.contains_key("x-from"));
+    assert_eq!(check(b"\x0a\x05other").await.headers["x-from"], "reference");
+    setup.server().set_health(None);
+    assert_eq!(check(b"").await.headers["x-from"], "reference");
+}
+
+#[tokio::test]
+async fn a_large_request_whose_deadline_can_not_be_met_is_refused_at_once() {
+    let limits = Limits { max_queue: Duration::from_secs(10), ..limits() };
+    let setup = Setup::with(limits, |config| config.large_threads = 1).await;
+    let sender = grpc::connect(&setup).await;
+    for _ in 0..20 {
+        assert_eq!(grpc::call(&sender, PREDICT, &[], grpc::framed(b"sleep 20")).await.unwrap().message(), "slept");
+    }
+    let spawn = |timeout: &'static str| {
+        let sender = sender.clone();
+        let headers = [("grpc-timeout", timeout)];
+        tokio::spawn(async move { grpc::call(&sender, PREDICT, &headers, grpc::framed(b"sleep 20")).await.unwrap() })
+    };
+    let queued: Vec<_> = (0..10).map(|_| spawn("9S")).collect();
+    until("they wait", || setup.server().statistics().queued >= 8).await;
+    let begun = Instant::now();
+    let refused = spawn("50m").await.unwrap();
+    assert_eq!(refused.status(), "14", "{}", refused.text());
+    assert!(begun.elapsed() < Duration::from_millis(40), "{:?}", begun.elapsed());
+    for one in queued {
+        assert_eq!(one.await.unwrap().message(), "slept");
+    }
+}
+
+#[tokio::test]
+async fn a_large_request_is_refused_before_its_body_is_read() {
+    let setup = Setup::with(Limits { max_queued_requests: 0, ..limits() }, |config| config.large_threads = 1).await;
+    let sender = grpc::connect(&setup).await;
+    let first = {
+        let sender = sender.clone();
+        tokio::spawn(async move { grpc::call(&sender, PREDICT, &[], grpc::framed(b"sleep 300")).await.unwrap() })
+    };
+    until("the first runs", || setup.words.num_running.load(SeqCst) == 1).await;
+    let mut ready = sender.clone().ready().await.unwrap();
+    let (response, mut body) = ready.send_request(grpc::request(PREDICT, &[]), false).unwrap();
+    body.send_data(grpc::framed(&[b'x'; 200_000]).slice(..1000), false).unwrap();
+    assert_eq!(grpc::read(response).await.unwrap().status(), "14");
+    let mut stream = tokio::net::TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+    let head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\nx";
+    stream.write_all(head).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    assert!(answer.starts_with(b"HTTP/1.1 503 "), "{}", String::from_utf8_lossy(&answer));
+    assert!(!first.is_finished());
+    assert_eq!(first.await.unwrap().message(), "slept");
+}
