@@ -135,6 +135,8 @@ class NativeStatistics:
         for wire, _ in self._new(document, "cut"):
             if wire == "http":
                 self._events.connection_dropped("stalled")
+        for reason, _ in self._new(document, "flooded"):
+            self._events.connection_dropped(reason if reason == "malformed" else f"flood_{reason}")
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
         """Returns one entry for each event that is new."""

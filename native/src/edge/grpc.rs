@@ -8,12 +8,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
+use http::header::{ALLOW, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderValue, Request};
+use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::dispatch::Method;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
+use super::inflated::{self, Coding};
 use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
 use super::request_id;
 use super::shared::{self, Begun, Failed, Outcome, Shared};
@@ -40,16 +43,22 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_BYTES)
         .max_header_list_size(limits.max_header_list_bytes)
-        .handshake::<_, Payload>(Socket::new(stream, Arc::clone(&connection)));
+        .handshake::<_, Payload>(Socket::metered(stream, Arc::clone(&connection)));
     let Ok(Ok(mut h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
         shared.statistics.count(Event::HandshakeFailedGrpc);
         return;
     };
     let mut batch = Vec::new();
     let mut is_draining = false;
+    let mut is_ending = false;
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
         loop {
+            if !is_ending && let Some(flood) = connection.flood() {
+                is_ending = true;
+                shared.statistics.count(flood.into());
+                h2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+            }
             match connection.order() {
                 Order::Serve => {}
                 Order::Cut => {
@@ -67,12 +76,21 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             while batch.len() < BATCH {
                 match h2.poll_accept(cx) {
                     Poll::Ready(Some(Ok(accepted))) => batch.push(accepted),
-                    Poll::Ready(_) => {
+                    Poll::Ready(ended) => {
+                        if let Some(Err(error)) = ended
+                            && error.reason() == Some(Reason::ENHANCE_YOUR_CALM)
+                            && !is_ending
+                        {
+                            shared.statistics.count(Event::FloodHttp2);
+                        }
                         state = Poll::Ready(());
                         break;
                     }
                     Poll::Pending => break,
                 }
+            }
+            if state.is_pending() && batch.is_empty() && !is_ending && connection.flood().is_some() {
+                continue;
             }
             if batch.is_empty() || state.is_ready() {
                 return state;
@@ -113,6 +131,9 @@ fn begin(
     cx: &mut Context<'_>,
 ) {
     let (head, mut body) = request.into_parts();
+    if let Some(status) = not_grpc(&head) {
+        return refuse_http(status, respond);
+    }
     let mut first = None;
     let plain = plain(shared, &head);
     if let Some(plain) = &plain
@@ -157,6 +178,28 @@ impl Incoming {
             begun: Instant::now(),
             _open: connection.open(),
         }
+    }
+}
+
+/// The HTTP status of a request that is no gRPC at all.
+fn not_grpc(head: &Parts) -> Option<StatusCode> {
+    if head.method != http::Method::POST {
+        return Some(StatusCode::METHOD_NOT_ALLOWED);
+    }
+    let kind = head.headers.get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+    (!kind.starts_with(b"application/grpc")).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+}
+
+fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
+    let mut head = Response::new(());
+    *head.status_mut() = status;
+    let headers = head.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        headers.insert(ALLOW, HeaderValue::from_static("POST"));
+    }
+    if let Ok(mut stream) = respond.send_response(head, false) {
+        let _ = stream.send_data(Bytes::from_static(b"This port serves gRPC.").into(), true);
     }
 }
 
@@ -283,7 +326,23 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
     }
 }
 
-async fn forward(mut incoming: Incoming, respond: SendResponse<Payload>, begun: Begun) {
+async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, mut begun: Begun) {
+    let mut room = None;
+    if let Some(coding) = coding(&incoming.head) {
+        let judged = tokio::select! {
+            biased;
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            judged = judge(&mut incoming, coding, begun) => judged,
+        };
+        match judged {
+            Ok((data, found)) => (begun, room) = (data, found),
+            Err(status) => {
+                let id = incoming.shared.ids.of_http(&incoming.head.headers);
+                let _ = respond.send_response(status.head(id.to_str().ok()), true);
+                return;
+            }
+        }
+    }
     let shared = &incoming.shared;
     shared.statistics.count(Event::ForwardedGrpc);
     shared::mark(&mut incoming.head.headers, &incoming.connection);
@@ -291,6 +350,84 @@ async fn forward(mut incoming: Incoming, respond: SendResponse<Payload>, begun: 
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
+    drop(room);
+}
+
+fn coding(head: &Parts) -> Option<Coding> {
+    match head.headers.get("grpc-encoding")?.as_bytes() {
+        b"gzip" => Some(Coding::Gzip),
+        b"deflate" => Some(Coding::Deflate),
+        _ => None,
+    }
+}
+
+/// Reads the first message and finds out how large it will be when the reference inflates it. Returns what was read,
+/// and the room for it: to be held until the call ends.
+async fn judge(
+    incoming: &mut Incoming,
+    coding: Coding,
+    begun: Begun,
+) -> Result<(Begun, Option<(Hold, OwnedSemaphorePermit)>), Status> {
+    let shared = Arc::clone(&incoming.shared);
+    let (limit, stall) = (shared.limits.max_request_bytes, shared.limits.stall_timeout);
+    let large = Arc::clone(&incoming.connection.large);
+    let mut hold = shared.account.hold();
+    let mut data: Vec<u8> = begun.concat();
+    if !hold.grow(data.len()) {
+        return Err(shared.no_bytes());
+    }
+    let end = loop {
+        if let Some(prefix) = data.first_chunk::<PREFIX_BYTES>() {
+            let size = grpc_message::length(*prefix);
+            if prefix[0] == 0 || size > limit {
+                // Nothing to inflate, or refused by the reference.
+                return Ok((vec![data.into()], None));
+            }
+            if data.len() >= size + PREFIX_BYTES {
+                break size + PREFIX_BYTES;
+            }
+        }
+        if incoming.body.is_end_stream() {
+            return Ok((vec![data.into()], None));
+        }
+        let more = match tokio::time::timeout(stall, incoming.body.data()).await {
+            Err(_) => return Err(stalled()),
+            Ok(Some(Ok(more))) => more,
+            Ok(_) => return Ok((vec![data.into()], None)),
+        };
+        let _ = incoming.body.flow_control().release_capacity(more.len());
+        if !hold.grow(more.len()) {
+            return Err(shared.no_bytes());
+        }
+        data.extend_from_slice(&more);
+    };
+    // So many of a connection at once are inflated, and held inflated.
+    let Ok(permit) = large.acquire_owned().await else {
+        return Err(shared::no_upstream());
+    };
+    let data = Bytes::from(data);
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let message = data.slice(PREFIX_BYTES..end);
+    let queued = shared.large.submit(move || {
+        let _ = sender.send(inflated::size(coding, &message, limit));
+    });
+    if let Err(full) = queued {
+        return Err(shared.no_place(full));
+    }
+    match receiver.await {
+        Ok(Ok(size)) if hold.grow(size) => Ok((vec![data], Some((hold, permit)))),
+        Ok(Ok(_)) => Err(shared.no_bytes()),
+        Ok(Err(too_large)) => {
+            shared.statistics.count(Event::RefusedInflated);
+            Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
+        }
+        // The pool is closed: the server stops.
+        Err(_) => Err(shared::no_upstream()),
+    }
+}
+
+fn stalled() -> Status {
+    Status { code: Code::Cancelled, text: "The client stopped sending the request.".into(), may_retry: false }
 }
 
 /// Reads the message and answers it.
@@ -306,11 +443,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Unusual(begun) => return Next::Forward(begun),
         Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes())),
         Gathered::Stalled => {
-            return Next::Reply(Reply::Refusal(Status {
-                code: Code::Cancelled,
-                text: "The client stopped sending the request.".into(),
-                may_retry: false,
-            }));
+            return Next::Reply(Reply::Refusal(stalled()));
         }
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };

@@ -8,12 +8,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
+use super::frames::Flood;
+
 /// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
 /// Requests beyond this size are never tried on the thread of their connection.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// Answers below this size are counted for their connection only.
 pub const COUNTED_BYTES: usize = 16 << 10;
+/// Parts of an HTTP/1.1 body below this size are tiny, and how many of them may come, on average over the body.
+const TINY_BYTES: usize = 32;
+const TINY_PARTS: usize = 4096;
+/// Time for a client that floods to read why its connection ends.
+const LAST_WORD: Duration = Duration::from_secs(1);
 /// A client that sends or reads fewer bytes a second counts as stalled.
 const BYTES_PER_S: u64 = 1024;
 
@@ -66,7 +73,7 @@ impl Default for Limits {
             max_header_list_bytes: 16 << 10,
             max_owed_bytes: 16 << 20,
             max_queued_requests: 1024,
-            max_large_per_connection: 8,
+            max_large_per_connection: 4,
             handshake_timeout: Duration::from_secs(20),
             head_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(20),
@@ -155,6 +162,22 @@ impl Drop for Hold {
     }
 }
 
+/// The parts that a body came in.
+#[derive(Debug, Default)]
+pub struct BodyParts {
+    count: usize,
+    bytes: usize,
+}
+
+impl BodyParts {
+    /// Counts one; says whether there are too many for their size: each costs as much as a small request.
+    pub fn is_flood(&mut self, size: usize) -> bool {
+        self.count += 1;
+        self.bytes += size;
+        self.count > TINY_PARTS && self.bytes < self.count * TINY_BYTES
+    }
+}
+
 /// An order to a connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -175,7 +198,7 @@ pub struct Connection {
     /// The client's address, as the reference logs it.
     pub peer: String,
     /// Large requests that may be queued at the same time.
-    pub large: Semaphore,
+    pub large: Arc<Semaphore>,
     /// Held by the one request that may go on while too many answers are unread.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
@@ -190,6 +213,7 @@ pub struct Connection {
     order: AtomicU8,
     waker: OnceLock<Waker>,
     has_unread: AtomicBool,
+    flood: AtomicU8,
     certificate: OnceLock<String>,
 }
 
@@ -199,7 +223,7 @@ impl Connection {
     pub fn new(peer: String, limits: &Limits) -> Arc<Self> {
         Arc::new(Connection {
             peer,
-            large: Semaphore::new(limits.max_large_per_connection),
+            large: Arc::new(Semaphore::new(limits.max_large_per_connection)),
             turn: tokio::sync::Mutex::new(()),
             limit: limits.max_owed_bytes,
             read: AtomicU64::new(0),
@@ -213,6 +237,7 @@ impl Connection {
             order: AtomicU8::new(0),
             waker: OnceLock::new(),
             has_unread: AtomicBool::new(false),
+            flood: AtomicU8::new(0),
             certificate: OnceLock::new(),
         })
     }
@@ -244,7 +269,32 @@ impl Connection {
     #[inline]
     pub fn note_written(&self, size: usize) {
         self.written.store(self.written.load(Relaxed) + size as u64, Relaxed);
-        self.is_blocked.store(false, Relaxed);
+        if self.is_blocked.swap(false, Relaxed)
+            && let Some(waker) = self.waker.get()
+        {
+            // A request may wait until the answers before it are out.
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Says whether the socket takes nothing now.
+    #[must_use]
+    #[inline]
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked.load(Relaxed)
+    }
+
+    /// Notes what the client sends too much of; its connection is to be ended.
+    pub fn note_flood(&self, flood: Flood) {
+        self.flood.store(flood as u8, Relaxed);
+        self.note_unread();
+    }
+
+    /// What the client sent too much of.
+    #[must_use]
+    #[inline]
+    pub fn flood(&self) -> Option<Flood> {
+        Flood::of(self.flood.load(Relaxed))
     }
 
     /// Notes that the socket takes nothing now. Only the connection's task calls this.
@@ -453,17 +503,28 @@ pub struct Watch {
     writing: Progress,
     // Requests that were served and bytes that had come when the connection was first seen without a request.
     idle: Option<(u64, u64, Instant)>,
+    ending: Option<Instant>,
 }
 
 impl Watch {
     /// Starts to watch a connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
-        Watch { is_http, begun: now, reading: Progress::default(), writing: Progress::default(), idle: None }
+        Watch {
+            is_http,
+            begun: now,
+            reading: Progress::default(),
+            writing: Progress::default(),
+            idle: None,
+            ending: None,
+        }
     }
 
     /// Looks at a connection; says what its task is to be told.
     pub fn look(&mut self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
+        if connection.flood().is_some() && now.duration_since(*self.ending.get_or_insert(now)) > LAST_WORD {
+            return Order::Cut;
+        }
         let (read, written) = (connection.read.load(Relaxed), connection.written.load(Relaxed));
         if connection.is_blocked.load(Relaxed) || connection.owed() > 0 {
             if self.writing.is_stalled(written, now, limits.stall_timeout) {

@@ -2,9 +2,11 @@
 
 mod config;
 mod dispatch;
+mod frames;
 mod grpc;
 pub(crate) mod grpc_message;
 mod http;
+mod inflated;
 mod large;
 pub mod limits;
 mod request_id;

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use super::dispatch::Method;
+use super::frames::Flood;
 use crate::declined::Declined;
 use crate::forms::Answered;
 use crate::plan::SignatureKind;
@@ -43,6 +44,16 @@ pub enum Event {
     RefusedConnections,
     CutGrpc,
     CutHttp,
+    FloodData,
+    FloodReset,
+    FloodSettings,
+    FloodPing,
+    FloodWindow,
+    FloodOther,
+    FloodHttp2,
+    FloodParts,
+    MalformedHttp,
+    RefusedInflated,
     HandshakeFailedGrpc,
     HandshakeFailedHttp,
     ConnectedGrpc,
@@ -52,6 +63,19 @@ pub enum Event {
 }
 
 const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
+
+impl From<Flood> for Event {
+    fn from(flood: Flood) -> Self {
+        match flood {
+            Flood::Data => Event::FloodData,
+            Flood::Reset => Event::FloodReset,
+            Flood::Settings => Event::FloodSettings,
+            Flood::Ping => Event::FloodPing,
+            Flood::Window => Event::FloodWindow,
+            Flood::Other => Event::FloodOther,
+        }
+    }
+}
 
 impl From<Declined> for Event {
     fn from(declined: Declined) -> Self {
@@ -172,6 +196,8 @@ pub struct Snapshot {
     pub refused: Vec<(&'static str, u64)>,
     /// Connections that were dropped because the client sent or read nothing, by wire.
     pub cut: Vec<(&'static str, u64)>,
+    /// Connections that were ended because of what the client sent, by reason.
+    pub flooded: Vec<(&'static str, u64)>,
     /// TLS or HTTP/2 handshakes that failed, by wire.
     pub handshakes_failed: Vec<(&'static str, u64)>,
     /// Connections that were accepted, by wire.
@@ -368,6 +394,18 @@ impl Statistics {
                 ("queue", E::RefusedQueue),
                 ("deadline", E::RefusedDeadline),
                 ("connections", E::RefusedConnections),
+                ("inflated", E::RefusedInflated),
+            ]),
+            flooded: by(&[
+                ("data", E::FloodData),
+                ("reset", E::FloodReset),
+                ("settings", E::FloodSettings),
+                ("ping", E::FloodPing),
+                ("window", E::FloodWindow),
+                ("frames", E::FloodOther),
+                ("http2", E::FloodHttp2),
+                ("parts", E::FloodParts),
+                ("malformed", E::MalformedHttp),
             ]),
             cut: by(&[("grpc", E::CutGrpc), ("http", E::CutHttp)]),
             handshakes_failed: by(&[("grpc", E::HandshakeFailedGrpc), ("http", E::HandshakeFailedHttp)]),

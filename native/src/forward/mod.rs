@@ -4,4 +4,4 @@ mod grpc;
 mod http;
 
 pub use grpc::GrpcUpstream;
-pub use http::{Forwarded, HttpUpstream, Upload};
+pub use http::{Forwarded, HttpUpstream, Left, Upload};

@@ -17,7 +17,9 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.subjects: list[dict[str, Any]] = []
-        self.events: dict[str, list[tuple[str, int]]] = {"refused": [], "cut": [], "handshakes_failed": []}
+        self.events: dict[str, list[tuple[str, int]]] = {
+            name: [] for name in ("refused", "cut", "flooded", "handshakes_failed")
+        }
         self.slow: list[dict[str, Any]] = []
 
     def count(self, requests: int) -> None:
@@ -117,6 +119,7 @@ def test_events_and_slow_requests_are_told_once() -> None:
     core.events = {
         "refused": [("bytes", 1), ("connections", 1)],
         "cut": [("http", 1)],
+        "flooded": [("ping", 1), ("malformed", 1), ("data", 0)],
         "handshakes_failed": [("grpc", 2)],
     }
     named = {**SUBJECT._asdict(), "request_id": "abc", "seconds": 2.0, "run_seconds": 1.0, "rows": 7}
@@ -129,6 +132,8 @@ def test_events_and_slow_requests_are_told_once() -> None:
         ("refused", "", "bytes"),
         ("dropped", "connections"),
         ("dropped", "stalled"),
+        ("dropped", "flood_ping"),
+        ("dropped", "malformed"),
         ("slow", "lookup", 7),
     ]
 
@@ -138,4 +143,10 @@ def test_the_status_page_shows_the_rest() -> None:
     assert isinstance(counter.also, NativeStatistics)
     core.events["refused"] = [("bytes", 1)]
     counter.read()
-    assert counter.also.read() == {"queued": 3, "refused": {"bytes": 1}, "cut": {}, "handshakes_failed": {}}
+    assert counter.also.read() == {
+        "queued": 3,
+        "refused": {"bytes": 1},
+        "cut": {},
+        "flooded": {},
+        "handshakes_failed": {},
+    }
