@@ -19,7 +19,7 @@ from loadtest.attacks.targets import Target
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 12
 # How long a server that has been left alone may take to say its last word.
-_LAST_WORD_S = 0.5
+_LAST_WORD_S = 0.3
 # The victim's process comes first where both share a processor.
 _NICENESS = 10
 

@@ -25,7 +25,7 @@ _MODEL, _FEATURE = "attacked", "user"
 _LARGE_IDS = 32_000
 _FILE_BYTES = 8 << 20
 # How long a server waits for a client that dribbles or does not read: less than an attack lasts.
-_PATIENCE_S = 2
+_PATIENCE_S = 1
 _IMPATIENT = [
     f"--{name}={_PATIENCE_S}"
     for name in (
@@ -77,9 +77,9 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
         if config is None:
             yield found
             return
-        secured = [f"--ssl_config_file={config}", f"--rest_api_ssl_config_file={config}"]
+        tls = [f"--ssl_config_file={config}", f"--rest_api_ssl_config_file={config}"]
         # The victim's first request waits until it has loaded.
-        with LiveServer(*given, *secured) as second:
+        with LiveServer(*given, *tls) as second:
             yield found + [secured(target) for target in _of_server(second)]
 
 
@@ -137,8 +137,9 @@ def nginx(folder: Path) -> Iterator[list[Target]]:
         events {{ worker_connections 8192; }}
         http {{
             client_header_timeout {_PATIENCE_S}s; client_body_timeout {_PATIENCE_S}s; send_timeout {_PATIENCE_S}s;
-            keepalive_timeout {_PATIENCE_S}s; access_log off; default_type text/plain; client_body_temp_path {folder}/bodies;
-            proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+            keepalive_timeout {_PATIENCE_S}s; access_log off; default_type text/plain;
+            client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+            uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
             server {{
                 listen {HOST}:{http2_port} http2; listen {HOST}:{http1_port}; root {folder};
             }}

@@ -30,7 +30,7 @@ CHUNKED = LOOKUP + b"transfer-encoding: chunked\r\n\r\n"
 # Of requests that take the general path.
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
 # How long the server waits for a client, and how long an attack goes on: no case ends before it.
-TIMEOUT_S, ATTACK_S = 0.4, 1.2
+TIMEOUT_S, ATTACK_S = 0.3, 0.9
 # Orders of magnitude beyond what is measured, for this machine may be busy with something else.
 LONGEST_MS, LEFT_MIB = 2000.0, 64.0
 
