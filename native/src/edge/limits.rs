@@ -47,6 +47,8 @@ pub struct Limits {
     pub max_queued_requests: usize,
     /// Large requests of one gRPC connection that wait or run at the same time.
     pub max_large_per_connection: usize,
+    /// TLS handshakes at the same time. For one more the oldest is ended: who connects next is not the one to suffer.
+    pub max_handshakes: usize,
     /// Time for the handshakes of TLS and HTTP/2.
     pub handshake_timeout: Duration,
     /// Time for the head of an HTTP/1.1 request to arrive.
@@ -74,6 +76,7 @@ impl Default for Limits {
             max_owed_bytes: 16 << 20,
             max_queued_requests: 1024,
             max_large_per_connection: 4,
+            max_handshakes: 1000,
             handshake_timeout: Duration::from_secs(20),
             head_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(20),

@@ -35,8 +35,6 @@ use crate::plan::Routes;
 const EVENT_INTERVAL: u32 = 4;
 /// The backlog of a listener: how many connections wait in the system.
 const BACKLOG: i32 = 4096;
-/// TLS handshakes at the same time. For one more the oldest is ended: who connects next is not the one to suffer.
-const MOST_HANDSHAKES: usize = 1000;
 /// The pause after the system had no descriptor left for a connection.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
@@ -244,7 +242,7 @@ impl Hub {
         let oldest = {
             let mut all = self.handshakes();
             all.insert(number, Arc::clone(connection));
-            if all.len() > MOST_HANDSHAKES { all.pop_first() } else { None }
+            if all.len() > self.shared.limits.max_handshakes { all.pop_first() } else { None }
         };
         let _listed = Handshake(self, number);
         if let Some((_, oldest)) = oldest {
