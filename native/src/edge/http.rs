@@ -99,6 +99,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     let mut is_closing = false;
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
+        connection.begin_turn();
         match connection.order() {
             Order::Serve | Order::Drain => {}
             Order::Close => {
@@ -122,8 +123,18 @@ async fn handle(
     connection: Arc<Connection>,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
-    // Requests that are sent ahead wait while the client leaves answers unread. The socket wakes this task.
-    poll_fn(|_| if connection.is_blocked() { Poll::Pending } else { Poll::Ready(()) }).await;
+    poll_fn(|cx| {
+        if connection.is_blocked() {
+            // Requests that are sent ahead wait while the client leaves answers unread. The socket wakes this task.
+            return Poll::Pending;
+        }
+        if connection.is_turn_over() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
     let open = connection.open();
     let exchange = Exchange { shared, connection };
     let (head, body) = request.into_parts();

@@ -12,6 +12,8 @@ use super::frames::Flood;
 
 /// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
+/// How many HTTP/1.1 requests that came together are begun before other connections get their turn.
+const REQUESTS_A_TURN: usize = 16;
 /// Requests beyond this size are never tried on the thread of their connection.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// Answers below this size are counted for their connection only.
@@ -217,6 +219,7 @@ pub struct Connection {
     waker: OnceLock<Waker>,
     has_unread: AtomicBool,
     flood: AtomicU8,
+    begun: AtomicUsize,
     certificate: OnceLock<String>,
 }
 
@@ -241,6 +244,7 @@ impl Connection {
             waker: OnceLock::new(),
             has_unread: AtomicBool::new(false),
             flood: AtomicU8::new(0),
+            begun: AtomicUsize::new(0),
             certificate: OnceLock::new(),
         })
     }
@@ -285,6 +289,20 @@ impl Connection {
     #[inline]
     pub fn is_blocked(&self) -> bool {
         self.is_blocked.load(Relaxed)
+    }
+
+    /// Notes that the connection's task runs again. Only that task calls this.
+    #[inline]
+    pub fn begin_turn(&self) {
+        self.begun.store(0, Relaxed);
+    }
+
+    /// Counts a request; says whether it waits for the next turn. Only the connection's task calls this.
+    #[inline]
+    pub fn is_turn_over(&self) -> bool {
+        let begun = self.begun.load(Relaxed);
+        self.begun.store(begun + 1, Relaxed);
+        begun >= REQUESTS_A_TURN
     }
 
     /// Notes what the client sends too much of; its connection is to be ended.
