@@ -132,7 +132,17 @@ fn begin(
 ) {
     let (head, mut body) = request.into_parts();
     if let Some(status) = not_grpc(&head) {
-        return refuse_http(status, respond);
+        if body.is_end_stream() {
+            return refuse_http(status, respond);
+        }
+        // An answer before the end would hide what is wrong with the rest of the request.
+        let stall = shared.limits.stall_timeout;
+        tokio::spawn(async move {
+            if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
+                refuse_http(status, respond);
+            }
+        });
+        return;
     }
     let mut first = None;
     let plain = plain(shared, &head);
@@ -188,6 +198,15 @@ fn not_grpc(head: &Parts) -> Option<StatusCode> {
     }
     let kind = head.headers.get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
     (!kind.starts_with(b"application/grpc")).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+}
+
+/// Reads a body and drops it; None where it does not come to its end.
+async fn drop_body(body: &mut RecvStream) -> Option<()> {
+    while let Some(data) = body.data().await {
+        let size = data.ok()?.len();
+        body.flow_control().release_capacity(size).ok()?;
+    }
+    body.trailers().await.ok().map(|_| ())
 }
 
 fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
