@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from service.codecs.json_arrays import dense_array
-from service.codecs.json_document import describe, dump, parse_object
+from service.codecs.json_document import bound_tokens, describe, dump, parse_object
 from service.codecs.oip_models import REFUSED_PARAMETERS, SIGNATURE_PARAMETER
 from service.codecs.oip_tensors import (
     BF16,
@@ -157,6 +157,7 @@ def _header_length(text: str, num_bytes: int) -> int:
 
 def _parse(header: bytes, *, strict: bool) -> dict[str, Any]:
     """See parse_object, which counts keys two levels deep only and is ten times slower where it finds more."""
+    bound_tokens(header)
     try:
         document = orjson.loads(header)
     except orjson.JSONDecodeError:

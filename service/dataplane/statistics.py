@@ -150,6 +150,8 @@ class NativeStatistics:
         for wire, _ in self._new(document, "cut"):
             if wire == "http":
                 self._events.connection_dropped("stalled")
+        for reason, _ in self._new(document, "flooded"):
+            self._events.connection_dropped(reason if reason == "malformed" else f"flood_{reason}")
 
     def _tell_waits(self, waited: list[Document]) -> None:
         for one in waited:

@@ -56,11 +56,11 @@ class AdmissionCounter:
         self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
     def connection_dropped(self, reason: str) -> None:
-        """An HTTP connection was refused or cut. Concurrency: event loop only."""
+        """A connection was refused or cut. Concurrency: one thread at a time."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def dropped(self) -> dict[str, int]:
-        """Returns how many HTTP connections were refused or cut, by reason."""
+        """Returns how many connections were refused or cut, by reason."""
         return self._dropped.copy()
 
     def refusals(self) -> dict[tuple[str, str], int]:
@@ -99,7 +99,7 @@ class AdmissionCounter:
             for (model, reason), count in sorted(self.refusals().items())
         ]
         name = _PREFIX + "connections_dropped_total"
-        lines += family(name, "counter", "HTTP connections that the server refused or cut, by reason.")
+        lines += family(name, "counter", "Connections that the server refused or cut, by reason.")
         lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self.dropped().items())]
         return lines + self._wait_lines()
 

@@ -9,14 +9,17 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
+use http::header::{ALLOW, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderValue, Request};
+use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::dispatch::Method;
-use super::fair_queue::Ask;
+use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
+use super::inflated::{self, Coding};
 use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
 use super::request_id;
 use super::sampling::Draws;
@@ -47,17 +50,23 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_BYTES)
         .max_header_list_size(limits.max_header_list_bytes)
-        .handshake::<_, Payload>(Socket::new(stream, Arc::clone(&connection)));
+        .handshake::<_, Payload>(Socket::metered(stream, Arc::clone(&connection)));
     let Ok(Ok(mut h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
         shared.statistics.count(Event::HandshakeFailedGrpc);
         return;
     };
     let mut batch = VecDeque::new();
     let mut is_draining = false;
+    let mut is_ending = false;
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
         let end = Instant::now() + TURN;
         loop {
+            if !is_ending && let Some(flood) = connection.flood() {
+                is_ending = true;
+                shared.statistics.count(flood.into());
+                h2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+            }
             match connection.order() {
                 Order::Serve => {}
                 Order::Cut => {
@@ -75,12 +84,21 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             while batch.len() < BATCH {
                 match h2.poll_accept(cx) {
                     Poll::Ready(Some(Ok(accepted))) => batch.push_back(accepted),
-                    Poll::Ready(_) => {
+                    Poll::Ready(ended) => {
+                        if let Some(Err(error)) = ended
+                            && error.reason() == Some(Reason::ENHANCE_YOUR_CALM)
+                            && !is_ending
+                        {
+                            shared.statistics.count(Event::FloodHttp2);
+                        }
                         state = Poll::Ready(());
                         break;
                     }
                     Poll::Pending => break,
                 }
+            }
+            if state.is_pending() && batch.is_empty() && !is_ending && connection.flood().is_some() {
+                continue;
             }
             if batch.is_empty() || state.is_ready() {
                 return state;
@@ -129,6 +147,19 @@ fn begin(
     cx: &mut Context<'_>,
 ) {
     let (head, mut body) = request.into_parts();
+    if let Some(status) = not_grpc(&head) {
+        if body.is_end_stream() {
+            return refuse_http(status, respond);
+        }
+        // An answer before the end would hide what is wrong with the rest of the request.
+        let stall = shared.limits.stall_timeout;
+        tokio::spawn(async move {
+            if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
+                refuse_http(status, respond);
+            }
+        });
+        return;
+    }
     let mut first = None;
     if head.uri.path() == health::CHECK
         && let Poll::Ready(Some(Ok(data))) = body.poll_data(cx)
@@ -213,6 +244,37 @@ impl Incoming {
         };
         let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
         Ask::new(model, &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
+    }
+}
+
+/// The HTTP status of a request that is no gRPC at all.
+fn not_grpc(head: &Parts) -> Option<StatusCode> {
+    if head.method != http::Method::POST {
+        return Some(StatusCode::METHOD_NOT_ALLOWED);
+    }
+    let kind = head.headers.get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+    (!kind.starts_with(b"application/grpc")).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+}
+
+/// Reads a body and drops it; None where it does not come to its end.
+async fn drop_body(body: &mut RecvStream) -> Option<()> {
+    while let Some(data) = body.data().await {
+        let size = data.ok()?.len();
+        body.flow_control().release_capacity(size).ok()?;
+    }
+    body.trailers().await.ok().map(|_| ())
+}
+
+fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
+    let mut head = Response::new(());
+    *head.status_mut() = status;
+    let headers = head.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        headers.insert(ALLOW, HeaderValue::from_static("POST"));
+    }
+    if let Ok(mut stream) = respond.send_response(head, false) {
+        let _ = stream.send_data(Bytes::from_static(b"This port serves gRPC.").into(), true);
     }
 }
 
@@ -407,7 +469,19 @@ fn lane(path: &str) -> Lane {
     }
 }
 
-async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Begun) {
+async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, mut begun: Begun) {
+    let mut inflated = None;
+    if let Some(coding) = coding(&incoming.head) {
+        let judged = tokio::select! {
+            biased;
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            judged = judge(&mut incoming, coding, begun) => judged,
+        };
+        match judged {
+            Ok(judged) => (begun, inflated) = judged,
+            Err(status) => return refuse(&incoming, respond, &status),
+        }
+    }
     let shared = Arc::clone(&incoming.shared);
     let first: &[u8] = begun.first().map_or(&[], |data| data);
     let ask = incoming.ask(first, first.len());
@@ -426,6 +500,79 @@ async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, beg
     let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
+    }
+    drop(inflated);
+}
+
+fn coding(head: &Parts) -> Option<Coding> {
+    match head.headers.get("grpc-encoding")?.as_bytes() {
+        b"gzip" => Some(Coding::Gzip),
+        b"deflate" => Some(Coding::Deflate),
+        _ => None,
+    }
+}
+
+/// Reads the first message and finds out how large it will be when the reference inflates it; the call holds so much.
+/// Returns the bytes that were read, and a permit to be kept until the call ends.
+async fn judge(
+    incoming: &mut Incoming,
+    coding: Coding,
+    begun: Begun,
+) -> Result<(Begun, Option<OwnedSemaphorePermit>), Status> {
+    let shared = Arc::clone(&incoming.shared);
+    let (limit, stall) = (shared.limits.max_request_bytes, shared.limits.stall_timeout);
+    let mut data: Vec<u8> = begun.concat();
+    let end = loop {
+        if !incoming.hold.reach(data.len()) {
+            return Err(shared.no_bytes(""));
+        }
+        if let Some(prefix) = data.first_chunk::<PREFIX_BYTES>() {
+            let size = grpc_message::length(*prefix);
+            if prefix[0] == 0 || size > limit {
+                // Nothing to inflate, or refused by the reference.
+                return Ok((vec![data.into()], None));
+            }
+            if data.len() >= size + PREFIX_BYTES {
+                break size + PREFIX_BYTES;
+            }
+        }
+        if incoming.body.is_end_stream() {
+            return Ok((vec![data.into()], None));
+        }
+        let more = match tokio::time::timeout(stall, incoming.body.data()).await {
+            Err(_) => return Err(stalled()),
+            Ok(Some(Ok(more))) => more,
+            Ok(_) => return Ok((vec![data.into()], None)),
+        };
+        let _ = incoming.body.flow_control().release_capacity(more.len());
+        data.extend_from_slice(&more);
+    };
+    // So many of a connection at once are inflated, and held inflated.
+    let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
+        return Err(shared::no_upstream());
+    };
+    let data = Bytes::from(data);
+    let (sender, receiver) = oneshot::channel();
+    let message = data.slice(PREFIX_BYTES..end);
+    let job = move |told: Result<Duration, Refusal>| {
+        let size = told.map(|_| inflated::size(coding, &message, limit));
+        let has_run = size.is_ok();
+        let _ = sender.send(size);
+        has_run
+    };
+    // No ticket is kept longer than the wait: dropping it takes a job that waits out of the queue.
+    let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
+    let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
+    match receiver.await {
+        Ok(Ok(Ok(size))) if incoming.hold.grow(size) => Ok((vec![data], Some(permit))),
+        Ok(Ok(Ok(_))) => Err(shared.no_bytes("")),
+        Ok(Ok(Err(too_large))) => {
+            shared.statistics.refused("", "inflated");
+            Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
+        }
+        Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
+        // The pool is closed: the server stops.
+        Err(_) => Err(shared::no_upstream()),
     }
 }
 

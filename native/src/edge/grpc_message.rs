@@ -61,6 +61,7 @@ pub fn timeout(value: &[u8]) -> Option<Duration> {
 pub enum Code {
     Cancelled = 1,
     DeadlineExceeded = 4,
+    ResourceExhausted = 8,
     Internal = 13,
     Unavailable = 14,
 }

@@ -20,14 +20,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::dispatch::{Method, Target, target};
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
-use super::limits::{COUNTED_BYTES, Connection, Debt, Hold, INLINE_BYTES, Open, Order, Owed};
+use super::limits::{self, COUNTED_BYTES, Connection, Debt, Hold, INLINE_BYTES, Open, Order, Owed};
 use super::sampling::Draws;
 use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use super::statistics::Event;
 use crate::declined::Declined;
 use crate::forms::Answered;
-use crate::forward::{Forwarded, Lane, Upload};
+use crate::forward::{Forwarded, Lane, Left, Upload};
 use crate::plan::Effort;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -95,12 +95,13 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     // The sweeper cuts slow heads: a timer of hyper's would be made for each request.
-    builder.header_read_timeout(None).max_header_size(shared.limits.max_head_bytes).pipeline_flush(true);
+    builder.header_read_timeout(None).max_header_size(shared.limits.max_head_bytes);
     let socket = TokioIo::new(Socket::new(stream, Arc::clone(&connection)));
     let mut hyper = pin!(builder.serve_connection(socket, service));
     let mut is_closing = false;
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
+        connection.begin_turn();
         match connection.order() {
             Order::Serve | Order::Drain => {}
             Order::Close => {
@@ -124,15 +125,38 @@ async fn handle(
     connection: Arc<Connection>,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
+    poll_fn(|cx| {
+        if connection.is_blocked() {
+            // Requests that are sent ahead wait while the client leaves answers unread. The socket wakes this task.
+            return Poll::Pending;
+        }
+        if connection.is_turn_over() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
     let open = connection.open();
     let draws = Draws::new(shared.tracing.as_ref());
     let exchange = Exchange { shared, connection, draws };
     let (head, body) = request.into_parts();
-    let mut response = exchange.respond(head, body, open).await;
+    let mut response = if has_one_host(&head) {
+        exchange.respond(head, body, open).await
+    } else {
+        exchange.malformed(Event::MalformedHttp, open)
+    };
     if exchange.connection.order() != Order::Serve {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
+}
+
+/// RFC 9112, section 3.2: a request without a Host, or with two, is answered 400. HTTP/1.0 knew none.
+fn has_one_host(head: &Parts) -> bool {
+    let mut hosts = head.headers.get_all(http::header::HOST).iter();
+    let has_one = hosts.next().is_some() || head.version < http::Version::HTTP_11;
+    has_one && hosts.next().is_none()
 }
 
 /// The headers of a request that the core may answer.
@@ -209,6 +233,14 @@ fn model<'h>(shared: &Shared, head: &'h Parts) -> &'h str {
     rest.and_then(|rest| rest.split(['/', ':']).next()).map_or("", |name| shared.known_model(name))
 }
 
+/// uvicorn's words for what is no request.
+fn bad_request(open: Open) -> Response<Answer> {
+    let mut refusal = Response::new(Answer::whole(Bytes::from_static(b"Invalid HTTP request received."), open));
+    *refusal.status_mut() = StatusCode::BAD_REQUEST;
+    refusal.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    refusal
+}
+
 struct Exchange {
     shared: Arc<Shared>,
     connection: Arc<Connection>,
@@ -225,6 +257,8 @@ enum Gathered {
     Refused(Refusal),
     /// The client is gone.
     Lost,
+    /// It came in too many parts.
+    Flood,
 }
 
 impl Exchange {
@@ -251,14 +285,10 @@ impl Exchange {
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
-                // The client left, or what it sent is no body: then it may still read this, uvicorn's words for it.
-                let text = Bytes::from_static(b"Invalid HTTP request received.");
-                let mut refusal = Response::new(Answer::whole(text, open));
-                *refusal.status_mut() = StatusCode::BAD_REQUEST;
-                let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-                refusal.headers_mut().insert(CONTENT_TYPE, plain);
-                return refusal;
+                // The client left, or what it sent is no body: then it may still read this.
+                return bad_request(open);
             }
+            Gathered::Flood => return self.malformed(Event::FloodParts, open),
         };
         let found = plain.zip(target(head.uri.path()));
         let Some((plain, found)) = found.map(|(p, found)| {
@@ -384,6 +414,7 @@ impl Exchange {
             return Gathered::Refused(refusal);
         }
         let _receiving = self.connection.receive();
+        let mut parts = limits::BodyParts::default();
         let mut one = Bytes::new();
         let mut all: Vec<u8> = Vec::new();
         while !body.is_end_stream() {
@@ -396,6 +427,9 @@ impl Exchange {
                     _ => continue,
                 },
             };
+            if parts.is_flood(data.len()) {
+                return Gathered::Flood;
+            }
             if one.is_empty() && all.is_empty() {
                 if data.len() > limit {
                     return Gathered::TooMuch(data);
@@ -424,8 +458,24 @@ impl Exchange {
 
     /// Forwards a body whose rest is still to come.
     fn upload(&self, begun: Bytes, rest: Incoming) -> Upload {
-        let connection = Arc::clone(&self.connection);
-        Upload::streamed(begun, rest, Box::new(move || connection.note_unread()))
+        let (connection, shared) = (Arc::clone(&self.connection), Arc::clone(&self.shared));
+        let left = move |left| match left {
+            Left::Unread => connection.note_unread(),
+            Left::Flood => {
+                shared.statistics.count(Event::FloodParts);
+                connection.tell(Order::Cut);
+            }
+        };
+        Upload::streamed(begun, rest, Box::new(left))
+    }
+
+    /// Refuses what is no request, and closes the connection.
+    fn malformed(&self, event: Event, open: Open) -> Response<Answer> {
+        self.shared.statistics.count(event);
+        self.connection.note_unread();
+        let mut refusal = bad_request(open);
+        refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        refusal
     }
 
     async fn forward(&self, mut head: Parts, body: Upload, open: Open) -> Response<Answer> {
@@ -487,6 +537,7 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(body.into(), open));
         let (number, code) = match status.code {
             Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
+            Code::ResourceExhausted => (StatusCode::PAYLOAD_TOO_LARGE, Some("RESOURCE_EXHAUSTED")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
             // As the reference answers what it did not expect.
             Code::Internal | Code::Cancelled => (StatusCode::INTERNAL_SERVER_ERROR, None),

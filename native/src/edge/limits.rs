@@ -6,16 +6,27 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use super::certificate;
 
+use super::frames::Flood;
+
 /// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
+/// How many HTTP/1.1 requests that came together are begun before other connections get their turn.
+const REQUESTS_A_TURN: usize = 16;
 /// Requests beyond this size are never tried on the thread of their connection.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// Answers below this size are counted for their connection only.
 pub const COUNTED_BYTES: usize = 16 << 10;
+/// Parts of an HTTP/1.1 body below this size are tiny, and how many of them may come, on average over the body.
+const TINY_BYTES: usize = 32;
+const TINY_PARTS: usize = 4096;
+/// Time for a client that floods to read why its connection ends.
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// Compressed messages of one gRPC connection that are held inflated at the same time.
+const MAX_INFLATED: usize = 4;
 /// A client that sends or reads fewer bytes a second counts as stalled.
 const BYTES_PER_S: u64 = 1024;
 
@@ -44,6 +55,8 @@ pub struct Limits {
     pub max_queue: Duration,
     /// Requests of each wire that the reference runs at the same time.
     pub max_forwarded: usize,
+    /// TLS handshakes at the same time. For one more the oldest is ended: who connects next is not the one to suffer.
+    pub max_handshakes: usize,
     /// Time for the handshakes of TLS and HTTP/2.
     pub handshake_timeout: Duration,
     /// Time for the head of an HTTP/1.1 request to arrive.
@@ -72,6 +85,7 @@ impl Default for Limits {
             max_queued_requests: 1024,
             max_queue: Duration::from_millis(200),
             max_forwarded: 16,
+            max_handshakes: 1000,
             handshake_timeout: Duration::from_secs(20),
             head_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(20),
@@ -160,6 +174,22 @@ impl Drop for Hold {
     }
 }
 
+/// The parts that a body came in.
+#[derive(Debug, Default)]
+pub struct BodyParts {
+    count: usize,
+    bytes: usize,
+}
+
+impl BodyParts {
+    /// Counts one; says whether there are too many for their size: each costs as much as a small request.
+    pub fn is_flood(&mut self, size: usize) -> bool {
+        self.count += 1;
+        self.bytes += size;
+        self.count > TINY_PARTS && self.bytes < self.count * TINY_BYTES
+    }
+}
+
 /// An order to a connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -179,6 +209,8 @@ pub enum Order {
 pub struct Connection {
     /// The client's address, as the reference logs it.
     pub peer: String,
+    /// Compressed messages that may be inflated, and held so, at the same time.
+    pub inflating: Arc<Semaphore>,
     /// Held by the one request that may go on while too many answers are unread.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
@@ -193,6 +225,8 @@ pub struct Connection {
     order: AtomicU8,
     waker: OnceLock<Waker>,
     has_unread: AtomicBool,
+    flood: AtomicU8,
+    begun: AtomicUsize,
     names: OnceLock<Vec<String>>,
 }
 
@@ -202,6 +236,7 @@ impl Connection {
     pub fn new(peer: String, limits: &Limits) -> Arc<Self> {
         Arc::new(Connection {
             peer,
+            inflating: Arc::new(Semaphore::new(MAX_INFLATED)),
             turn: tokio::sync::Mutex::new(()),
             limit: limits.max_owed_bytes,
             read: AtomicU64::new(0),
@@ -215,6 +250,8 @@ impl Connection {
             order: AtomicU8::new(0),
             waker: OnceLock::new(),
             has_unread: AtomicBool::new(false),
+            flood: AtomicU8::new(0),
+            begun: AtomicUsize::new(0),
             names: OnceLock::new(),
         })
     }
@@ -240,7 +277,46 @@ impl Connection {
     #[inline]
     pub fn note_written(&self, size: usize) {
         self.written.store(self.written.load(Relaxed) + size as u64, Relaxed);
-        self.is_blocked.store(false, Relaxed);
+        if self.is_blocked.swap(false, Relaxed)
+            && let Some(waker) = self.waker.get()
+        {
+            // A request may wait until the answers before it are out.
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Says whether the socket takes nothing now.
+    #[must_use]
+    #[inline]
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked.load(Relaxed)
+    }
+
+    /// Notes that the connection's task runs again. Only that task calls this.
+    #[inline]
+    pub fn begin_turn(&self) {
+        self.begun.store(0, Relaxed);
+    }
+
+    /// Counts a request; says whether it waits for the next turn. Only the connection's task calls this.
+    #[inline]
+    pub fn is_turn_over(&self) -> bool {
+        let begun = self.begun.load(Relaxed);
+        self.begun.store(begun + 1, Relaxed);
+        begun >= REQUESTS_A_TURN
+    }
+
+    /// Notes what the client sends too much of; its connection is to be ended.
+    pub fn note_flood(&self, flood: Flood) {
+        self.flood.store(flood as u8, Relaxed);
+        self.note_unread();
+    }
+
+    /// What the client sent too much of.
+    #[must_use]
+    #[inline]
+    pub fn flood(&self) -> Option<Flood> {
+        Flood::of(self.flood.load(Relaxed))
     }
 
     /// Notes that the socket takes nothing now. Only the connection's task calls this.
@@ -449,17 +525,28 @@ pub struct Watch {
     writing: Progress,
     // Requests that were served and bytes that had come when the connection was first seen without a request.
     idle: Option<(u64, u64, Instant)>,
+    ending: Option<Instant>,
 }
 
 impl Watch {
     /// Starts to watch a connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
-        Watch { is_http, begun: now, reading: Progress::default(), writing: Progress::default(), idle: None }
+        Watch {
+            is_http,
+            begun: now,
+            reading: Progress::default(),
+            writing: Progress::default(),
+            idle: None,
+            ending: None,
+        }
     }
 
     /// Looks at a connection; says what its task is to be told.
     pub fn look(&mut self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
+        if connection.flood().is_some() && now.duration_since(*self.ending.get_or_insert(now)) > LAST_WORD {
+            return Order::Cut;
+        }
         let (read, written) = (connection.read.load(Relaxed), connection.written.load(Relaxed));
         if connection.is_blocked.load(Relaxed) || connection.owed() > 0 {
             if self.writing.is_stalled(written, now, limits.stall_timeout) {

@@ -1,11 +1,14 @@
 //! Starts and stops the edge: its runtime, its listeners, and the list of its connections.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -53,6 +56,8 @@ struct Hub {
     grpc_tls: ArcSwapOption<ServerConfig>,
     http_tls: ArcSwapOption<ServerConfig>,
     connections: Mutex<HashMap<u64, Entry>>,
+    // TLS handshakes that are under way, the oldest first.
+    handshakes: Mutex<BTreeMap<u64, Arc<Connection>>>,
     next: AtomicU64,
     // Connections of gRPC and of HTTP.
     open: [AtomicUsize; 2],
@@ -109,6 +114,7 @@ impl Server {
             grpc_tls: ArcSwapOption::new(config.grpc_tls),
             http_tls: ArcSwapOption::new(config.http_tls),
             connections: Mutex::default(),
+            handshakes: Mutex::default(),
             next: AtomicU64::new(0),
             open: [AtomicUsize::new(0), AtomicUsize::new(0)],
             is_draining: AtomicBool::new(false),
@@ -247,6 +253,37 @@ impl Hub {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn handshakes(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
+        self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a handshake; an error where newer ones took its place.
+    async fn unless_cut<T>(
+        &self,
+        number: u64,
+        connection: &Arc<Connection>,
+        handshake: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
+        let oldest = {
+            let mut all = self.handshakes();
+            all.insert(number, Arc::clone(connection));
+            if all.len() > self.shared.limits.max_handshakes { all.pop_first() } else { None }
+        };
+        let _listed = Handshake(self, number);
+        if let Some((_, oldest)) = oldest {
+            oldest.tell(Order::Cut);
+        }
+        let mut handshake = pin!(handshake);
+        poll_fn(|cx| {
+            connection.wake_by(cx.waker());
+            if connection.order() == Order::Cut {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            handshake.as_mut().poll(cx)
+        })
+        .await
+    }
+
     fn tell_all(&self, order: Order) {
         for entry in self.lock().values() {
             entry.connection.tell(order);
@@ -295,7 +332,7 @@ impl Hub {
             let Some(config) = tls else {
                 return serve(wire, stream, connection, &hub.shared).await;
             };
-            let handshake = TlsAcceptor::from(config).accept(stream);
+            let handshake = hub.unless_cut(number, &connection, TlsAcceptor::from(config).accept(stream));
             match tokio::time::timeout(hub.shared.limits.handshake_timeout, handshake).await {
                 // RFC 9113, section 3.2: HTTP/2 over TLS needs both sides' word for it.
                 Ok(Ok(stream)) if wire == Wire::Grpc && stream.get_ref().1.alpn_protocol() != Some(b"h2") => {
@@ -319,6 +356,15 @@ impl Hub {
                 }
             }
         });
+    }
+}
+
+/// A handshake in the list, until this is dropped.
+struct Handshake<'h>(&'h Hub, u64);
+
+impl Drop for Handshake<'_> {
+    fn drop(&mut self) {
+        self.0.handshakes().remove(&self.1);
     }
 }
 
@@ -388,6 +434,8 @@ async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
             _ = stop.wait_for(|stop| *stop) => continue,
         };
         left -= i32::from(is_stopping);
+        // What is open comes first: each new connection waits for one round of them.
+        tokio::task::yield_now().await;
         if let Err(error) = accepted {
             tracing::warn!(%error, "no connection can be accepted");
             tokio::time::sleep(EXHAUSTED).await;

@@ -7,11 +7,12 @@ use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
+use super::frames::FrameMeter;
 use super::limits::{Connection, READ_BUDGET};
 
 /// Writes up to this size are appended to the bytes that wait; h2 writes a frame's head, data and trailers one by one.
@@ -20,6 +21,11 @@ const SMALL_BYTES: usize = 8 << 10;
 const GATHERED_BYTES: usize = 32 << 10;
 /// How many write buffers each thread keeps for reuse.
 const KEPT_BUFFERS: usize = 16;
+
+/// How much is read of an HTTP/2 connection at once beside the frame at hand, and what each frame counts of a turn: small
+/// frames are more work than their bytes.
+const READ_AT_ONCE: usize = 8 << 10;
+const FRAME_COST: usize = 256;
 
 /// Bytes of a refused body that are read and dropped at most, and for how long.
 const DISCARDED_BYTES: usize = 4 << 20;
@@ -38,6 +44,8 @@ pub struct Socket<S> {
     waiting: Vec<u8>,
     start: usize,
     turn: usize,
+    // Of HTTP/2.
+    meter: Option<FrameMeter>,
     // Set once the stream is shut down and what still comes is dropped.
     linger: Option<Pin<Box<Sleep>>>,
     discarded: usize,
@@ -46,7 +54,12 @@ pub struct Socket<S> {
 impl<S> Socket<S> {
     /// Takes a stream.
     pub fn new(stream: S, connection: Arc<Connection>) -> Self {
-        Socket { stream, connection, waiting: Vec::new(), start: 0, turn: 0, linger: None, discarded: 0 }
+        Socket { stream, connection, waiting: Vec::new(), start: 0, turn: 0, meter: None, linger: None, discarded: 0 }
+    }
+
+    /// Takes a stream of HTTP/2, whose frames are counted.
+    pub fn metered(stream: S, connection: Arc<Connection>) -> Self {
+        Socket { meter: Some(FrameMeter::new(Instant::now())), ..Socket::new(stream, connection) }
     }
 
     fn append(&mut self, data: &[u8]) {
@@ -83,11 +96,14 @@ impl<S: AsyncWrite + Unpin> Socket<S> {
         Poll::Ready(Ok(()))
     }
 
-    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn count(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match written {
             Poll::Ready(Ok(0)) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             Poll::Ready(Ok(size)) => {
                 self.connection.note_written(size);
+                if let Some(meter) = &mut self.meter {
+                    meter.note_written(size);
+                }
                 Poll::Ready(Ok(size))
             }
             Poll::Pending => {
@@ -102,6 +118,10 @@ impl<S: AsyncWrite + Unpin> Socket<S> {
 impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
+        if me.connection.flood().is_some() {
+            // The connection's task says so to the client, and ends it.
+            return Poll::Pending;
+        }
         if me.turn >= READ_BUDGET {
             // Back to the end of the runtime's queue: other connections come first.
             me.turn = 0;
@@ -109,13 +129,24 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        let read = Pin::new(&mut me.stream).poll_read(cx, buffer);
+        let most = me.meter.as_ref().map_or(usize::MAX, |meter| meter.payload_left().saturating_add(READ_AT_ONCE));
+        let mut part = buffer.take(most);
+        let read = Pin::new(&mut me.stream).poll_read(cx, &mut part);
+        let size = part.filled().len();
+        // SAFETY: `part` lies at the unfilled bytes of `buffer`, and has filled that many of them.
+        unsafe { buffer.assume_init(size) };
+        buffer.advance(size);
         if read.is_pending() {
             me.turn = 0;
-        } else {
-            let size = buffer.filled().len() - before;
-            me.turn += size;
-            me.connection.note_read(size);
+            return read;
+        }
+        me.turn += size;
+        me.connection.note_read(size);
+        if let Some(meter) = &mut me.meter {
+            match meter.take(&buffer.filled()[before..]) {
+                Ok(frames) => me.turn += frames * FRAME_COST,
+                Err(flood) => me.connection.note_flood(flood),
+            }
         }
         read
     }
@@ -169,6 +200,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
         }
         let written = Pin::new(&mut me.stream).poll_write(cx, data);
         me.count(written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let me = self.get_mut();
+        let size = parts.iter().map(|part| part.len()).sum();
+        if size <= SMALL_BYTES {
+            if me.waiting.len() + size > GATHERED_BYTES {
+                ready!(me.drain(cx))?;
+            }
+            for part in parts {
+                me.append(part);
+            }
+            return Poll::Ready(Ok(size));
+        }
+        ready!(me.drain(cx))?;
+        let written = Pin::new(&mut me.stream).poll_write_vectored(cx, parts);
+        me.count(written)
+    }
+
+    /// Says yes for HTTP/1.1: hyper then takes no further request before an answer is out, and copies no large one.
+    fn is_write_vectored(&self) -> bool {
+        self.meter.is_none()
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

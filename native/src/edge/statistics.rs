@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use super::dispatch::Method;
+use super::frames::Flood;
 use crate::declined::Declined;
 use crate::forms::Answered;
 use crate::plan::SignatureKind;
@@ -42,6 +43,15 @@ pub enum Event {
     RefusedConnections,
     CutGrpc,
     CutHttp,
+    FloodData,
+    FloodReset,
+    FloodSettings,
+    FloodPing,
+    FloodWindow,
+    FloodOther,
+    FloodHttp2,
+    FloodParts,
+    MalformedHttp,
     HandshakeFailedGrpc,
     HandshakeFailedHttp,
     ConnectedGrpc,
@@ -51,6 +61,19 @@ pub enum Event {
 }
 
 const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
+
+impl From<Flood> for Event {
+    fn from(flood: Flood) -> Self {
+        match flood {
+            Flood::Data => Event::FloodData,
+            Flood::Reset => Event::FloodReset,
+            Flood::Settings => Event::FloodSettings,
+            Flood::Ping => Event::FloodPing,
+            Flood::Window => Event::FloodWindow,
+            Flood::Other => Event::FloodOther,
+        }
+    }
+}
 
 impl From<Declined> for Event {
     fn from(declined: Declined) -> Self {
@@ -185,6 +208,8 @@ pub struct Snapshot {
     pub waited: Vec<WaitSnapshot>,
     /// Connections that were dropped because the client sent or read nothing, by wire.
     pub cut: Vec<(&'static str, u64)>,
+    /// Connections that were ended because of what the client sent, by reason.
+    pub flooded: Vec<(&'static str, u64)>,
     /// TLS or HTTP/2 handshakes that failed, by wire.
     pub handshakes_failed: Vec<(&'static str, u64)>,
     /// Connections that were accepted, by wire.
@@ -427,6 +452,17 @@ impl Statistics {
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),
             refused: self.refusals(),
             waited: self.waits(),
+            flooded: by(&[
+                ("data", E::FloodData),
+                ("reset", E::FloodReset),
+                ("settings", E::FloodSettings),
+                ("ping", E::FloodPing),
+                ("window", E::FloodWindow),
+                ("frames", E::FloodOther),
+                ("http2", E::FloodHttp2),
+                ("parts", E::FloodParts),
+                ("malformed", E::MalformedHttp),
+            ]),
             cut: by(&[("grpc", E::CutGrpc), ("http", E::CutHttp)]),
             handshakes_failed: by(&[("grpc", E::HandshakeFailedGrpc), ("http", E::HandshakeFailedHttp)]),
             connected,
@@ -549,13 +585,15 @@ mod tests {
     fn threads_and_versions_are_summed_and_a_limit_belongs_below_itself() {
         let statistics = Statistics::new(vec![0.001, 0.01], vec![0.1], Duration::from_millis(10));
         let (one, two) = (answered(1), answered(2));
+        let ask = || {
+            count(&statistics, &one, Duration::from_millis(1));
+            count(&statistics, &two, Duration::from_millis(20));
+            count(&statistics, &one, Duration::from_millis(10));
+        };
         std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    count(&statistics, &one, Duration::from_millis(1));
-                    count(&statistics, &two, Duration::from_millis(20));
-                    count(&statistics, &one, Duration::from_millis(10));
-                });
+            // Joined, because a scope may end before its threads have let go of their cells.
+            for thread in [(); 3].map(|()| scope.spawn(ask)) {
+                thread.join().unwrap();
             }
         });
         let check = |one: &SubjectSnapshot| {

@@ -18,6 +18,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
+use crate::edge::limits::BodyParts;
+
 /// Time for which an idle connection is kept. The reference keeps it longer, so it never closes one under a request.
 const KEPT_FOR: Duration = Duration::from_secs(2);
 /// How many idle connections are kept.
@@ -27,22 +29,32 @@ const MOST_KEPT: usize = 64;
 pub struct Upload {
     begun: Option<Bytes>,
     rest: Option<Incoming>,
-    on_unread: Option<Box<dyn Fn() + Send>>,
+    parts: BodyParts,
+    on_left: Option<Box<dyn Fn(Left) + Send>>,
+}
+
+/// The reason why the rest of a body is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// The reference did not read it.
+    Unread,
+    /// It came in too many parts.
+    Flood,
 }
 
 impl Upload {
     /// Takes a whole body.
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
-        Upload { begun: (!data.is_empty()).then_some(data), rest: None, on_unread: None }
+        Upload { begun: (!data.is_empty()).then_some(data), rest: None, parts: BodyParts::default(), on_left: None }
     }
 
-    /// Takes what was read of a body, and its rest; `on_unread` is called if not all of that is read.
+    /// Takes what was read of a body, and its rest; `on_left` is called if not all of that is read.
     #[must_use]
-    pub fn streamed(begun: Bytes, rest: Incoming, on_unread: Box<dyn Fn() + Send>) -> Self {
+    pub fn streamed(begun: Bytes, rest: Incoming, on_left: Box<dyn Fn(Left) + Send>) -> Self {
         let mut upload = Upload::whole(begun);
         upload.rest = Some(rest);
-        upload.on_unread = Some(on_unread);
+        upload.on_left = Some(on_left);
         upload
     }
 
@@ -56,8 +68,8 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         let is_unread = self.is_unread();
-        if let Some(on_unread) = self.on_unread.take().filter(|_| is_unread) {
-            on_unread();
+        if let Some(on_left) = self.on_left.take().filter(|_| is_unread) {
+            on_left(Left::Unread);
         }
     }
 }
@@ -71,10 +83,17 @@ impl Body for Upload {
         if let Some(data) = me.begun.take() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-        match &mut me.rest {
-            Some(rest) => Pin::new(rest).poll_frame(cx),
-            None => Poll::Ready(None),
+        let Some(rest) = &mut me.rest else {
+            return Poll::Ready(None);
+        };
+        let frame = Pin::new(rest).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &frame
+            && me.parts.is_flood(frame.data_ref().map_or(0, Bytes::len))
+            && let Some(on_left) = me.on_left.take()
+        {
+            on_left(Left::Flood);
         }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

@@ -6,4 +6,4 @@ mod http;
 
 pub use gate::{Gates, Lane, Permit};
 pub use grpc::GrpcUpstream;
-pub use http::{Forwarded, HttpUpstream, Upload};
+pub use http::{Forwarded, HttpUpstream, Left, Upload};

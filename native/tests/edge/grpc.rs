@@ -5,6 +5,7 @@ use _native::edge::{Limits, Wire};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, Request};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::setup::{PREDICT, Setup, limits, until};
@@ -359,4 +360,69 @@ async fn connections_beyond_the_limit_are_dropped() {
     until("there is room", || setup.count(|s| s.connections.clone(), "grpc") == 1).await;
     let fourth = connect(&setup).await;
     assert_eq!(call(&fourth, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
+}
+
+#[tokio::test]
+async fn what_is_no_grpc_is_told_so() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let get = Request::get(format!("http://localhost{PREDICT}")).version(http::Version::HTTP_2).body(()).unwrap();
+    let mut post = request(PREDICT, &[]);
+    post.headers_mut().insert("content-type", "application/json".parse().unwrap());
+    for (request, status) in [(get, 405), (post, 415)] {
+        let (response, _) = sender.clone().ready().await.unwrap().send_request(request, true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(response.status(), status);
+        assert_eq!(response.into_body().data().await.unwrap().unwrap(), "This port serves gRPC.");
+    }
+    assert!(setup.seen.headers.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_flood_of_frames_ends_its_connection_and_no_other() {
+    let setup = Setup::start().await;
+    let other = connect(&setup).await;
+    let mut stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let pings = b"\0\0\x08\x06\0\0\0\0\0eightish".repeat(20_000);
+    let (mut reader, mut writer) = stream.into_split();
+    let sending = tokio::spawn(async move {
+        let _ = writer.write_all(&pings).await;
+    });
+    let mut answer = Vec::new();
+    let _ = reader.read_to_end(&mut answer).await;
+    sending.await.unwrap();
+    // GOAWAY, its last stream 0, and ENHANCE_YOUR_CALM.
+    assert!(answer.windows(17).any(|part| part == b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b"));
+    assert_eq!(setup.count(|s| s.flooded.clone(), "ping"), 1);
+    assert_eq!(call(&other, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
+}
+
+#[tokio::test]
+async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let gzip = |data: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        std::io::Write::write_all(&mut encoder, data).unwrap();
+        let mut message = framed(&encoder.finish().unwrap()).to_vec();
+        message[0] = 1;
+        Bytes::from(message)
+    };
+    let headers = [("grpc-encoding", "gzip")];
+    for path in [PREDICT, "/other"] {
+        let small = gzip(b"hello");
+        let reply = call(&sender, path, &headers, small.clone()).await.unwrap();
+        assert_eq!((reply.data, &reply.headers["x-from"]), (small, &"reference".parse().unwrap()));
+        // Runs of one byte: a twentieth or so is left of them.
+        let runs = (0..9_u32 << 20).map(|n| (n / 48).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+        for (data, word) in [(runs, "limit of 8388608 bytes"), (vec![0; 7 << 20], "100 times its size")] {
+            let reply = call(&sender, path, &headers, gzip(&data)).await.unwrap();
+            assert_eq!(reply.status(), "8");
+            assert!(reply.text().contains(word), "{}", reply.text());
+        }
+    }
+    let refused = setup.server().statistics().refused;
+    assert!(refused.contains(&(String::new(), "inflated", 4)), "{refused:?}");
+    until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
 }

@@ -192,8 +192,11 @@ async fn connections_to_the_reference_are_kept_and_its_restart_is_survived() {
 #[tokio::test]
 async fn slow_heads_slow_bodies_and_idle_connections_end() {
     let setup = Setup::start().await;
-    let partial =
-        ["", "POST /v1/models/m:predict HT", "POST /v1/models/m:predict HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"];
+    let partial = [
+        "",
+        "POST /v1/models/m:predict HT",
+        "POST /v1/models/m:predict HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nab",
+    ];
     for data in partial {
         let closed = tokio::time::timeout(Duration::from_secs(4), raw(&setup, data.as_bytes())).await;
         assert_eq!(closed.expect("the server closes"), "", "{data}");
@@ -237,4 +240,53 @@ async fn an_early_answer_reaches_a_client_that_still_sends() {
         stream.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("early"), "{answer}");
     }
+}
+
+#[tokio::test]
+async fn a_request_has_one_host() {
+    let setup = Setup::start().await;
+    for (hosts, version, status) in
+        [("", "1.1", 400), ("host: a\r\n", "1.1", 200), ("host: a\r\nhost: a\r\n", "1.1", 400), ("", "1.0", 200)]
+    {
+        let text = format!(
+            "POST /v1/models/m:predict HTTP/{version}\r\n{hosts}connection: close\r\ncontent-length: 5\r\n\r\nhello"
+        );
+        let answer = raw(&setup, text.as_bytes()).await;
+        assert!(answer[9..].starts_with(&status.to_string()), "{answer}");
+    }
+    assert_eq!(setup.count(|s| s.flooded.clone(), "malformed"), 2);
+}
+
+#[tokio::test]
+async fn a_body_in_too_many_parts_is_refused() {
+    let setup = Setup::start().await;
+    for path in ["/v1/models/m:predict", "/elsewhere"] {
+        let head = format!("POST {path} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n");
+        let sent = [head.as_bytes(), &b"1\r\nx\r\n".repeat(6000)].concat();
+        let mut stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+        let _ = stream.write_all(&sent).await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+    }
+    assert_eq!(setup.count(|s| s.flooded.clone(), "parts"), 2);
+}
+
+#[tokio::test]
+async fn requests_sent_ahead_wait_until_answers_are_read() {
+    let setup = Setup::with(Limits { stall_timeout: Duration::from_secs(20), ..limits() }, |_| ()).await;
+    let stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+    let one = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: a\r\ncontent-length: 12\r\n\r\nbytes 300000";
+    let (mut reader, mut writer) = stream.into_split();
+    let sending = tokio::spawn(async move { writer.write_all(&one.repeat(200)).await.map(|()| writer) });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let answered: u64 = setup.server().statistics().subjects.iter().map(|one| one.counts.iter().sum::<u64>()).sum();
+    assert!(answered < 100, "{answered}");
+    let mut left: usize = 200 * 300_000;
+    let mut buffer = vec![0; 1 << 20];
+    while left > 0 {
+        let size = reader.read(&mut buffer).await.unwrap();
+        assert!(size > 0, "{left}");
+        left = left.saturating_sub(size);
+    }
+    drop(sending.await.unwrap().unwrap());
 }

@@ -1,14 +1,15 @@
 use std::sync::Arc;
 
-use _native::edge::{Wire, server_config};
+use _native::edge::{Limits, Wire, server_config};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::access::callers;
 use crate::grpc::{call, framed, request};
-use crate::setup::{PREDICT, Setup};
+use crate::setup::{PREDICT, Setup, limits, until};
 
 const NAMES: &str = "x-embedding-server-names";
 
@@ -108,4 +109,21 @@ fn other_bytes_are_no_configuration() {
         let made = server_config(certificate.as_bytes(), key.as_bytes(), authority.map(str::as_bytes), &[]);
         assert!(made.is_err());
     }
+}
+
+#[tokio::test]
+async fn the_oldest_handshake_makes_room() {
+    let limits = Limits { max_handshakes: 2, ..limits() };
+    let setup = Setup::with(limits, |_| ()).await;
+    let own = identity();
+    let key = own.signing_key.serialize_pem();
+    let config = server_config(own.cert.pem().as_bytes(), key.as_bytes(), None, &[b"h2"]).unwrap();
+    setup.server().set_tls(Wire::Grpc, Some(config));
+    let mut oldest = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
+    until("it began", || setup.count(|s| s.connected.clone(), "grpc") == 1).await;
+    let second = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
+    assert_eq!(ask(&setup, &client(&own, None), PREDICT).await.unwrap(), "core Predict 5 hello");
+    assert_eq!(oldest.read(&mut [0]).await.unwrap_or(0), 0);
+    until("the second is left", || setup.count(|s| s.connections.clone(), "grpc") == 1).await;
+    drop(second);
 }

@@ -17,7 +17,9 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.subjects: list[dict[str, Any]] = []
-        self.events: dict[str, list[Any]] = {"refused": [], "cut": [], "handshakes_failed": [], "waited": []}
+        self.events: dict[str, list[Any]] = {
+            name: [] for name in ("refused", "cut", "flooded", "handshakes_failed", "waited")
+        }
         self.slow: list[dict[str, Any]] = []
 
     def count(self, requests: int) -> None:
@@ -122,6 +124,7 @@ def test_events_and_slow_requests_are_told_once() -> None:
         "refused": [("m", "queue", 2), ("", "connections", 1)],
         "waited": [{"model": "m", "seconds": 0.5, "counts": [0, 2]}],
         "cut": [("http", 1)],
+        "flooded": [("ping", 1), ("malformed", 1), ("data", 0)],
         "handshakes_failed": [("grpc", 2)],
     }
     named = {**SUBJECT._asdict(), "request_id": "abc", "seconds": 2.0, "run_seconds": 1.0, "rows": 7}
@@ -135,6 +138,8 @@ def test_events_and_slow_requests_are_told_once() -> None:
         ("dropped", "connections"),
         ("waited", "m", 2, 0.5),
         ("dropped", "stalled"),
+        ("dropped", "flood_ping"),
+        ("dropped", "malformed"),
         ("slow", "lookup", 7),
     ]
 
@@ -144,4 +149,10 @@ def test_the_status_page_shows_the_rest() -> None:
     assert isinstance(counter.also, NativeStatistics)
     core.events["refused"] = [("", "bytes", 1), ("m", "bytes", 2)]
     counter.read()
-    assert counter.also.read() == {"queued": 3, "refused": {"bytes": 3}, "cut": {}, "handshakes_failed": {}}
+    assert counter.also.read() == {
+        "queued": 3,
+        "refused": {"bytes": 3},
+        "cut": {},
+        "flooded": {},
+        "handshakes_failed": {},
+    }

@@ -1,0 +1,159 @@
+"""Attacks servers and prints what a victim beside each attack met, what memory it cost, and what the attacker got.
+
+python -m loadtest.attacks                              # all cases on a server of ours that it starts
+python -m loadtest.attacks --peer=ours,grpcio,nghttpd,nginx --server_cpus=0 --client_cpus=1
+python -m loadtest.attacks --grpc=127.0.0.1:8500 --http=127.0.0.1:8501 --pid=1234 --model=movielens --feature=user
+python -m loadtest.attacks --only='http2.ping*' --seconds=2
+
+Times of the victim are in ms: median / p99 / longest; "!" means that an answer was wrong or did not come. Memory is
+in MiB above what was held before: the most, and what was left in the end. A host that is not this machine needs
+--other_hosts, and its owner's consent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import ipaddress
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from loadtest.attacks import peers
+from loadtest.attacks.cases import CASES
+from loadtest.attacks.measuring import Result, measure
+from loadtest.attacks.targets import Target
+from loadtest.attacks.victim import Victim
+
+# What a case may do to a victim of ours, and to memory.
+_LONGEST_MS = 50.0
+_TIMES_QUIET = 5.0
+_HELD_MIB = 64.0
+
+
+def main() -> int:
+    """Runs; returns 1 where a case of ours is beyond the bounds, 2 where the flags make no sense."""
+    options, flags = _parser().parse_known_args()
+    names = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in options.only.split(","))]
+    if options.list:
+        for name in names:
+            _say(f"{name}: {CASES[name].what}")
+        return 0
+    if not options.other_hosts:
+        for where in filter(None, (options.grpc, options.http)):
+            if not _is_loopback(where.rpartition(":")[0]):
+                _say(f"{where} is not this machine: give --other_hosts if you may attack it")
+                return 2
+    if options.client_cpus:
+        os.sched_setaffinity(0, _cpus(options.client_cpus))
+    with ExitStack() as stack:
+        targets = _targets(options, flags, stack)
+        for target in targets if options.server_cpus else []:
+            peers.pin(target.pids, _cpus(options.server_cpus))
+        return _run(targets, names, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.attacks", description="Other flags go to our server.")
+    parser.add_argument("--peer", default="ours", help="of ours, grpcio, nghttpd, nginx, with commas: started here")
+    parser.add_argument("--grpc", help="HOST:PORT of a server of ours that runs already")
+    parser.add_argument("--http", help="HOST:PORT, likewise")
+    parser.add_argument("--pid", type=int, action="append", default=[], help="its processes, whose memory is watched")
+    parser.add_argument("--model", default="default", help="what the victim looks up there")
+    parser.add_argument("--feature", default="user")
+    parser.add_argument("--other_hosts", action="store_true", help="allows hosts other than this machine")
+    parser.add_argument("--only", default="*", help="patterns of case names, with commas")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each attack")
+    parser.add_argument("--quiet_seconds", type=float, default=1.0, help="measured before it")
+    parser.add_argument("--threads", type=int, default=1, help="of our server")
+    parser.add_argument("--server_cpus", default="", help="such as 0: where servers run")
+    parser.add_argument("--client_cpus", default="", help="such as 1: where the victim and the attacker run")
+    return parser
+
+
+def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) -> list[Target]:
+    """Starts what was asked for."""
+    if options.grpc or options.http:
+        host = (options.grpc or options.http).rpartition(":")[0].strip("[]")
+        ports = [int(where.rpartition(":")[2]) if where else None for where in (options.grpc, options.http)]
+        return peers.targets_of(host, ports[0], ports[1], options.model, options.feature, tuple(options.pid))
+    found: list[Target] = []
+    for name in options.peer.split(","):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attacks-")))
+        try:
+            if name == "ours":
+                found += stack.enter_context(peers.ours(folder, options.threads, flags))
+            else:
+                found += stack.enter_context(peers.PEERS[name](folder))
+        except peers.PeerAbsent as error:
+            _say(str(error))
+    return found
+
+
+def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -> int:
+    _say("| case | peer | quiet, ms | attacked, ms | memory, MiB | the attacker got | sent, MB |")
+    _say("|---|---|---|---|---|---|---|")
+    beyond = []
+    for name in names:
+        for target in targets:
+            if not CASES[name].fits(target):
+                continue
+            victim = Victim(target)
+            try:
+                result = measure(
+                    target,
+                    name,
+                    victim=victim,
+                    quiet_s=options.quiet_seconds,
+                    attack_s=options.seconds,
+                    allowed_mib=_HELD_MIB / 4,
+                )
+            finally:
+                victim.close()
+            outcome = result.outcome
+            _say(
+                f"| {name} | {target.name} | {result.quiet} | {result.during} | {result.memory} | {outcome.text} "
+                f"| {outcome.sent_bytes / 1e6:.1f} |"
+            )
+            if target.peer == "ours":
+                beyond += [f"{name}, {target.name}: {what}" for what in judge(name, result)]
+    for line in beyond:
+        _say(line)
+    return 1 if beyond else 0
+
+
+def judge(name: str, result: Result) -> list[str]:
+    """Says which bounds a case broke."""
+    found = [f"the victim: {fault}" for fault in sorted(set(result.during.faults))]
+    longest = result.during.longest
+    if longest > _LONGEST_MS and longest > _TIMES_QUIET * result.quiet.longest:
+        found.append(f"the victim waited {longest:.0f} ms, {result.quiet.longest:.0f} when it was quiet")
+    memory = result.memory
+    if memory.most is not None and memory.left is not None and max(memory.most, memory.left * 2) > _HELD_MIB:
+        found.append(f"memory {memory} MiB")
+    if CASES[name].is_ended and not result.outcome.is_out:
+        found.append(f"not ended: {result.outcome.text}")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _cpus(text: str) -> set[int]:
+    return {int(number) for number in text.split(",")}
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

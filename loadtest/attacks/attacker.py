@@ -1,0 +1,249 @@
+"""Sends an attack's bytes, bounded in time, and notes how the server ended it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from loadtest.attacks import frames
+from loadtest.attacks.targets import Target
+
+# What is read of a connection in one go, and kept of an HTTP/1.1 answer.
+_READ_BYTES = 1 << 18
+_KEPT_BYTES = 1 << 12
+# How long a server that has been left alone may take to say its last word.
+_LAST_WORD_S = 0.3
+# The victim's process comes first where both share a processor.
+_NICENESS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an attacker got.
+
+    text: in words.
+    is_out: whether the server ended what it sent: it closed, or refused every request.
+    sent_bytes: over all connections.
+    """
+
+    text: str
+    is_out: bool
+    sent_bytes: int
+
+
+class Conn:
+    """One connection of the attacker."""
+
+    def __init__(self, target: Target, sock: socket.socket) -> None:
+        self._sock = sock
+        self._is_http2 = target.wire == "http2"
+        self._opened_s = time.monotonic()
+        self.received = frames.Received()
+        self.head = b""
+        self.statuses: Counter[str] = Counter()
+        self.sent = 0
+        self.closed = ""
+        self.closed_after_s = 0.0
+        sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """Returns the socket's descriptor."""
+        return self._sock.fileno()
+
+    def send(self, pieces: Iterable[bytes], end_s: float, *, reads: bool = True, pause_s: float = 0.0) -> None:
+        """Sends pieces until they are all gone, the server has closed, or the time is over; reads what comes."""
+        left = iter(pieces)
+        piece = b""
+        while not self.closed and (now_s := time.monotonic()) < end_s:
+            if not piece:
+                found = next(left, None)
+                if found is None:
+                    return
+                piece = found
+            readable, writable, _ = select.select(
+                [self] if reads else [], [self], [], min(0.1, max(end_s - now_s, 0.0))
+            )
+            if readable:
+                self.read()
+            if writable and not self.closed:
+                piece = piece[self._write(piece) :]
+                if pause_s and not piece:
+                    self.wait(min(time.monotonic() + pause_s, end_s), reads=reads)
+
+    def _write(self, piece: bytes) -> int:
+        try:
+            size = self._sock.send(piece)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+        except OSError as error:
+            self._close(type(error).__name__)
+            return 0
+        self.sent += size
+        return size
+
+    def read(self) -> None:
+        """Reads what is there."""
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError as error:
+            self._close(type(error).__name__)
+            return
+        if not data:
+            self._close("closed")
+        elif self._is_http2:
+            self.received.feed(data)
+        else:
+            # A status line may lie across two reads; then it is not counted.
+            for part in data.split(b"HTTP/1.1 ")[1:]:
+                self.statuses[part[:3].decode("latin-1")] += 1
+            self.head = self.head or data[:_KEPT_BYTES]
+
+    def wait(self, end_s: float, *, reads: bool = True) -> None:
+        """Lets the time go by; ends early where the server closes."""
+        while not self.closed and (now_s := time.monotonic()) < end_s:
+            if not reads:
+                time.sleep(min(0.05, end_s - now_s))
+            elif select.select([self], [], [], min(0.1, end_s - now_s))[0]:
+                self.read()
+
+    def answered(self, count: int, end_s: float) -> None:
+        """Waits until so many answers of HTTP/1.1 have begun, the server has closed, or the time is over."""
+        while not self.closed and self.statuses.total() < count and (now_s := time.monotonic()) < end_s:
+            if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
+                self.read()
+
+    def _close(self, how: str) -> None:
+        self.closed = "reset" if how in ("ConnectionResetError", "BrokenPipeError") else how
+        self.closed_after_s = time.monotonic() - self._opened_s
+
+    def last_word(self) -> None:
+        """Reads what still comes, such as a GOAWAY behind answers that were left unread."""
+        was = self.closed, self.closed_after_s
+        # What came before a reset may still be read.
+        self.closed = ""
+        self.wait(time.monotonic() + _LAST_WORD_S)
+        if was[0]:
+            self.closed, self.closed_after_s = was
+
+    def end(self) -> None:
+        """Closes it."""
+        self._sock.close()
+
+
+class Attacker:
+    """Attacks one port until its time is over."""
+
+    def __init__(self, target: Target, seconds: float) -> None:
+        self.target = target
+        self.end_s = time.monotonic() + seconds
+        self._conns: list[Conn] = []
+        self._failed: Counter[str] = Counter()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self.end_s
+
+    def connect(self, *, receive_bytes: int | None = None, is_raw: bool = False) -> Conn | None:
+        """Opens a connection; None where the server does not take it.
+
+        Args:
+          is_raw: without TLS, and without the preface of HTTP/2.
+        """
+        target = self.target
+        try:
+            if is_raw:
+                sock = socket.create_connection((target.host, target.port), 5)
+            else:
+                sock = target.connect(receive_bytes=receive_bytes)
+        except OSError as error:
+            self._failed[type(error).__name__] += 1
+            return None
+        conn = Conn(target, sock)
+        self._conns.append(conn)
+        return conn
+
+    def http2(self, *pairs: tuple[int, int], receive_bytes: int | None = None) -> Conn:
+        """Opens a connection and greets; raises where the server takes none."""
+        conn = self.connect(receive_bytes=receive_bytes)
+        if conn is None:
+            raise ConnectionError("no connection")
+        conn.send([frames.PREFACE + frames.settings(*pairs)], self.end_s)
+        # The server's SETTINGS come and are acknowledged.
+        conn.wait(min(time.monotonic() + 0.05, self.end_s))
+        conn.send([frames.frame(frames.SETTINGS, frames.ACK, 0)], self.end_s)
+        return conn
+
+    def flood(self, pieces: Iterable[bytes], conn: Conn | None = None, *, reads: bool = True) -> None:
+        """Sends pieces on one connection until the time is over, and lets the server have the last word."""
+        conn = conn or self.connect()
+        if conn is None:
+            return
+        conn.send(pieces, self.end_s, reads=reads)
+        conn.wait(self.end_s, reads=reads)
+        conn.last_word()
+
+    def again_and_again(self, request: bytes) -> None:
+        """Sends the same on one new connection after the other, and reads the beginning of each answer."""
+        while not self.is_over:
+            conn = self.connect()
+            if conn is None:
+                time.sleep(0.01)
+                continue
+            conn.send([request], self.end_s)
+            conn.answered(1, self.end_s)
+            conn.end()
+
+    def outcome(self) -> Outcome:
+        """Sums up what all connections got, and closes them."""
+        conns = self._conns
+        words: list[str] = []
+        goaways = Counter(conn.received.goaway for conn in conns if conn.received.goaway)
+        resets = sum((conn.received.resets for conn in conns), Counter[str]())
+        statuses = sum((conn.statuses for conn in conns), Counter[str]())
+        closed = [conn for conn in conns if conn.closed]
+        words += [f"GOAWAY {code}" for code in goaways]
+        words += [f"RST_STREAM {code} x {count}" for code, count in resets.most_common(2)]
+        words += [f"{status or '?'} x {count}" for status, count in statuses.most_common(3)]
+        if closed:
+            how = Counter(conn.closed for conn in closed).most_common(1)[0][0]
+            number = "" if len(conns) == 1 else f" {len(closed)} of {len(conns)},"
+            words.append(f"{how}{number} after {max(conn.closed_after_s for conn in closed):.2f} s")
+        elif conns:
+            words.append("kept")
+        words += [f"not connected x {count} ({name})" for name, count in self._failed.items()]
+        for conn in conns:
+            conn.end()
+        refused = [status for status in statuses if status >= "4"]
+        # The last of many may still have been on its way.
+        is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
+        is_out = is_closed or bool(goaways) or (bool(refused) and len(refused) == len(statuses))
+        return Outcome(", ".join(words), is_out, sum(conn.sent for conn in conns))
+
+
+def repeated(piece: bytes, size: int = 1 << 16) -> Iterator[bytes]:
+    """Gives a piece for ever, many of it at once."""
+    return itertools.repeat(piece * max(size // len(piece), 1))
+
+
+def run(target: Target, name: str, seconds: float) -> Outcome:
+    """Runs one case in this process."""
+    from loadtest.attacks.cases import CASES
+
+    os.nice(_NICENESS)
+    attacker = Attacker(target, seconds)
+    try:
+        CASES[name].attack(attacker)
+    except OSError as error:
+        found = attacker.outcome()
+        return Outcome(f"{found.text}, {type(error).__name__}".lstrip(", "), found.is_out, found.sent_bytes)
+    return attacker.outcome()

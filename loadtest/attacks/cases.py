@@ -1,0 +1,132 @@
+"""All attacks by name: which port each falls on, and whether a server is to end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from loadtest.attacks import http1_cases as http1
+from loadtest.attacks import http2_cases as http2
+from loadtest.attacks.attacker import Attacker
+from loadtest.attacks.targets import Target
+
+# grpc: HTTP/2 that carries gRPC. json: HTTP/1.1 that takes JSON. tls: either, behind TLS.
+Port = Literal["http2", "grpc", "http1", "json", "tls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One attack.
+
+    is_ended: whether a server must close the connection, or refuse each request. Legal requests may go on, and what is
+      refused stream by stream.
+    least_s: how long it must go on before that may be expected.
+    """
+
+    attack: Callable[[Attacker], None]
+    port: Port
+    is_ended: bool
+    least_s: float = 0.0
+
+    @property
+    def what(self) -> str:
+        """What it sends."""
+        return (self.attack.__doc__ or "").strip()
+
+    def fits(self, target: Target) -> bool:
+        """Says whether a target speaks what it attacks."""
+        fits = {
+            "http2": target.wire == "http2",
+            "grpc": target.is_grpc,
+            "http1": target.wire == "http1",
+            "json": target.wire == "http1" and bool(target.large_body),
+            "tls": True,
+        }
+        return fits[self.port] and target.is_tls == (self.port == "tls")
+
+
+def _named(
+    port: Port, is_ended: bool, *attacks: Callable[[Attacker], None], **named: Callable[[Attacker], None]
+) -> dict[str, Case]:
+    wire = port if port in ("http2", "grpc", "tls") else "http1"
+    found = {attack.__name__: attack for attack in attacks} | named
+    return {f"{wire}.{name}": Case(attack, port, is_ended) for name, attack in found.items()}
+
+
+CASES: dict[str, Case] = {
+    **_named(
+        "http2",
+        True,
+        http2.window_updates,
+        http2.stream_window_updates,
+        http2.settings_beside_streams,
+        http2.settings_flood,
+        http2.long_settings,
+        http2.settings_unread,
+        http2.ping_flood,
+        http2.ping_unread,
+        http2.ping_acks,
+        http2.unknown_frames,
+        http2.empty_data,
+        http2.tiny_data,
+        http2.padded_data,
+        http2.priority_flood,
+        http2.rapid_reset,
+        http2.open_and_reset,
+        http2.made_you_reset,
+        http2.made_you_reset_by_window,
+        http2.made_you_reset_by_data,
+        http2.continuation_flood,
+        http2.empty_continuation,
+        http2.hpack_index_bomb,
+        http2.hpack_huffman,
+        http2.many_fields,
+        http2.table_resizes,
+        http2.unread_answers,
+        http2.byte_windows,
+        http2.zero_window,
+        http2.no_preface,
+        http2.wrong_preface,
+    ),
+    "http2.slow_read": Case(http2.slow_read, "http2", True, 5.0),
+    **_named("http2", False, http2.half_requests, http2.requests_flood, new_connections=http1.new_connections),
+    **_named("grpc", False, http2.many_messages, http2.gzip_messages),
+    **_named("tls", True, http1.handshakes),
+    **_named("tls", False, http1.whole_handshakes),
+    **_named(
+        "http1",
+        True,
+        http1.slow_head,
+        http1.slow_body,
+        http1.silent_connections,
+        http1.byte_chunks,
+        http1.chunk_extensions,
+        http1.chunk_trailers,
+        http1.pipelining_unread,
+        http1.empty_lines,
+        http1.huge_head,
+        http1.many_headers,
+        http1.huge_path,
+        no_host=http1.no_host,
+        two_hosts=http1.two_hosts,
+        two_lengths=http1.two_lengths,
+        length_and_chunks=http1.length_and_chunks,
+        odd_length=http1.odd_length,
+        space_in_name=http1.space_in_name,
+        bad_chunk=http1.bad_chunk,
+    ),
+    **_named("http1", True, http1.unread_answers),
+    **_named("http1", False, http1.pipelining, http1.new_connections),
+    **_named(
+        "json",
+        True,
+        http1.gzip_bomb,
+        http1.gzip_members,
+        http1.json_keys,
+        http1.json_depth,
+        http1.json_digits,
+        http1.json_tokens,
+        http1.json_strings,
+    ),
+}

@@ -1,0 +1,107 @@
+"""Writes HTTP/2 frames byte by byte, valid or not, and reads what a server sends. Source: RFC 9113, RFC 7541."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+HEADER_TABLE_SIZE, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 4, 5
+MAX_WINDOW = 2**31 - 1
+_HEAD_BYTES = 9
+_ERRORS = (
+    "NO_ERROR PROTOCOL_ERROR INTERNAL_ERROR FLOW_CONTROL_ERROR SETTINGS_TIMEOUT STREAM_CLOSED FRAME_SIZE_ERROR "
+    "REFUSED_STREAM CANCEL COMPRESSION_ERROR CONNECT_ERROR ENHANCE_YOUR_CALM INADEQUATE_SECURITY HTTP_1_1_REQUIRED"
+).split()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Returns one frame."""
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+def settings(*pairs: tuple[int, int]) -> bytes:
+    """Returns SETTINGS of pairs of a number and a value."""
+    return frame(SETTINGS, 0, 0, b"".join(number.to_bytes(2) + value.to_bytes(4) for number, value in pairs))
+
+
+def window_update(stream: int, size: int) -> bytes:
+    """Returns a WINDOW_UPDATE."""
+    return frame(WINDOW_UPDATE, 0, stream, size.to_bytes(4))
+
+
+def reset(stream: int) -> bytes:
+    """Returns a RST_STREAM with CANCEL."""
+    return frame(RST_STREAM, 0, stream, (8).to_bytes(4))
+
+
+def integer(value: int, bits: int, first: int = 0) -> bytes:
+    """Returns an integer of RFC 7541, section 5.1, behind the bits of its first byte."""
+    most = (1 << bits) - 1
+    if value < most:
+        return bytes([first | value])
+    out = bytearray([first | most])
+    value -= most
+    while value >= 128:
+        out.append(value % 128 + 128)
+        value //= 128
+    out.append(value)
+    return bytes(out)
+
+
+def field(name: bytes, value: bytes, *, first: int = 0x00) -> bytes:
+    """Returns a literal field; first: 0x00 it is not put in the table, 0x40 it is."""
+    return bytes([first]) + integer(len(name), 7) + name + integer(len(value), 7) + value
+
+
+def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns a header block of literal fields."""
+    return b"".join(field(name, value) for name, value in fields)
+
+
+class Received:
+    """Counts the frames that a server sent. `data` holds the DATA bytes of the stream that is watched.
+
+    Args:
+      watched: a stream's number.
+    """
+
+    def __init__(self, watched: int = 0) -> None:
+        self.frames: Counter[int] = Counter()
+        self.resets: Counter[str] = Counter()
+        self.goaway = ""
+        self.watched = watched
+        self.data = bytearray()
+        self.is_ended = False
+        self._waiting = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes as they come."""
+        self._waiting += data
+        at = 0
+        while len(self._waiting) - at >= _HEAD_BYTES:
+            size = int.from_bytes(self._waiting[at : at + 3])
+            end = at + _HEAD_BYTES + size
+            if len(self._waiting) < end:
+                break
+            kind, flags = self._waiting[at + 3], self._waiting[at + 4]
+            stream = int.from_bytes(self._waiting[at + 5 : at + 9])
+            self._take(kind, flags, stream, memoryview(self._waiting)[at + _HEAD_BYTES : end].tobytes())
+            at = end
+        del self._waiting[:at]
+
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        self.frames[kind] += 1
+        if kind == GOAWAY:
+            code = int.from_bytes(payload[4:8])
+            self.goaway = _ERRORS[code] if code < len(_ERRORS) else str(code)
+        elif kind == RST_STREAM:
+            code = int.from_bytes(payload)
+            self.resets[_ERRORS[code] if code < len(_ERRORS) else str(code)] += 1
+        if stream == self.watched and stream:
+            if kind == DATA:
+                self.data += payload
+            if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
+                self.is_ended = True

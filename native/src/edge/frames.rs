@@ -1,0 +1,301 @@
+//! Counts the frames of an HTTP/2 connection by type as their bytes come: many of them ask for work and bring no
+//! request any nearer. Source: RFC 9113, sections 4.1, 6 and 10.5.
+
+use std::time::Instant;
+
+const PREFACE_BYTES: usize = 24;
+const HEAD_BYTES: usize = 9;
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
+
+/// What a connection may spend at once. A frame without progress costs 1 and more.
+const ALLOWANCE: u32 = 4096;
+/// What comes back each second, whatever the client does.
+const PER_SECOND: u32 = 100;
+/// What a request gives back: its client may send windows, PINGs and the like with it.
+const REQUEST: u32 = 8;
+/// Bytes of a body, or of answers that the client took, which give 1 back.
+const PROGRESS_BYTES: usize = 1 << 10;
+/// The server answers each PING, and goes through all streams for a SETTINGS.
+const PING_COST: u32 = 4;
+const SETTINGS_COST: u32 = 16;
+/// DATA below this size is tiny, unless it ends its stream.
+const TINY_BYTES: usize = 64;
+/// A reset of one of so many last requests costs what the request gave, and once more: it was not worth its work.
+const RECENT_STREAMS: u32 = 64;
+
+/// The type of the frame that was one too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum Flood {
+    Data = 1,
+    Reset,
+    Settings,
+    Ping,
+    Window,
+    Other,
+}
+
+impl Flood {
+    /// Reads what a number stands for; 0 and others are none.
+    #[must_use]
+    #[inline]
+    pub fn of(number: u8) -> Option<Flood> {
+        [Flood::Data, Flood::Reset, Flood::Settings, Flood::Ping, Flood::Window, Flood::Other]
+            .into_iter()
+            .find(|flood| number != 0 && *flood as u8 == number)
+    }
+}
+
+/// Where one connection stands in the bytes that it receives, and what it may still spend.
+#[derive(Debug)]
+pub struct FrameMeter {
+    preface_left: usize,
+    payload_left: usize,
+    head: [u8; HEAD_BYTES],
+    head_filled: usize,
+    left: u32,
+    refilled: Instant,
+    last_stream: u32,
+    // Bytes of progress that have given nothing back yet.
+    progress: usize,
+}
+
+impl FrameMeter {
+    /// Starts at a connection's first byte.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        FrameMeter {
+            preface_left: PREFACE_BYTES,
+            payload_left: 0,
+            head: [0; HEAD_BYTES],
+            head_filled: 0,
+            left: ALLOWANCE,
+            refilled: now,
+            last_stream: 0,
+            progress: 0,
+        }
+    }
+
+    /// How many bytes of the frame at hand are still to come.
+    #[must_use]
+    #[inline]
+    pub fn payload_left(&self) -> usize {
+        self.payload_left
+    }
+
+    /// Counts bytes that the client took: they are progress.
+    #[inline]
+    pub fn note_written(&mut self, size: usize) {
+        self.give_back_for(size);
+    }
+
+    /// Takes bytes that came; returns how many frames began in them.
+    ///
+    /// # Errors
+    /// The connection has sent too many frames without progress.
+    pub fn take(&mut self, mut data: &[u8]) -> Result<usize, Flood> {
+        let mut frames = 0;
+        loop {
+            let skipped = data.len().min(self.preface_left + self.payload_left);
+            // Only one of the two is more than 0.
+            self.preface_left -= skipped.min(self.preface_left);
+            self.payload_left -= skipped.min(self.payload_left);
+            data = &data[skipped..];
+            if data.is_empty() {
+                return Ok(frames);
+            }
+            let filled = self.head_filled;
+            let more = data.len().min(HEAD_BYTES - filled);
+            self.head[filled..filled + more].copy_from_slice(&data[..more]);
+            self.head_filled += more;
+            data = &data[more..];
+            if self.head_filled < HEAD_BYTES {
+                return Ok(frames);
+            }
+            self.head_filled = 0;
+            frames += 1;
+            self.frame()?;
+        }
+    }
+
+    /// Judges the frame whose head is complete.
+    fn frame(&mut self) -> Result<(), Flood> {
+        let [a, b, c, kind, flags, stream @ ..] = self.head;
+        let size = u32::from_be_bytes([0, a, b, c]) as usize;
+        // The first bit is reserved, and ignored.
+        let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
+        self.payload_left = size;
+        match kind {
+            HEADERS if stream > self.last_stream => {
+                self.last_stream = stream;
+                self.give_back(REQUEST);
+                Ok(())
+            }
+            DATA if size >= TINY_BYTES || flags & END_STREAM != 0 => {
+                self.give_back_for(size);
+                Ok(())
+            }
+            DATA => self.spend(1, Flood::Data),
+            RST_STREAM if stream.saturating_add(2 * RECENT_STREAMS) > self.last_stream => {
+                self.spend(REQUEST + 1, Flood::Reset)
+            }
+            RST_STREAM => self.spend(1, Flood::Reset),
+            SETTINGS if flags & ACK == 0 => {
+                // Long ones cost for their values too.
+                let values = u32::try_from(size / 6 / 16).unwrap_or(u32::MAX);
+                self.spend(SETTINGS_COST.saturating_add(values), Flood::Settings)
+            }
+            PING => self.spend(PING_COST, Flood::Ping),
+            WINDOW_UPDATE => self.spend(1, Flood::Window),
+            _ => self.spend(1, Flood::Other),
+        }
+    }
+
+    fn give_back_for(&mut self, size: usize) {
+        self.progress += size;
+        if self.progress >= PROGRESS_BYTES {
+            let gained = self.progress / PROGRESS_BYTES;
+            self.progress %= PROGRESS_BYTES;
+            self.give_back(u32::try_from(gained).unwrap_or(u32::MAX));
+        }
+    }
+
+    fn give_back(&mut self, gained: u32) {
+        self.left = self.left.saturating_add(gained).min(ALLOWANCE);
+    }
+
+    fn spend(&mut self, cost: u32, flood: Flood) -> Result<(), Flood> {
+        if self.left < cost {
+            // The clock is read only here: nearly all connections never come to it.
+            let now = Instant::now();
+            let seconds = now.duration_since(self.refilled).as_secs();
+            if seconds > 0 {
+                self.refilled = now;
+                self.give_back(u32::try_from(seconds).unwrap_or(u32::MAX).saturating_mul(PER_SECOND));
+            }
+        }
+        self.left = self.left.checked_sub(cost).ok_or(flood)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let mut out = vec![size[1], size[2], size[3], kind, flags];
+        out.extend_from_slice(&stream.to_be_bytes());
+        out.extend_from_slice(payload);
+        out
+    }
+
+    fn begun() -> FrameMeter {
+        let mut meter = FrameMeter::new(Instant::now());
+        meter.take(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        meter
+    }
+
+    /// How many times a meter takes some bytes, up to a limit.
+    fn taken(meter: &mut FrameMeter, bytes: &[u8], most: usize) -> (usize, Option<Flood>) {
+        for count in 0..most {
+            if let Err(flood) = meter.take(bytes) {
+                return (count, Some(flood));
+            }
+        }
+        (most, None)
+    }
+
+    #[test]
+    fn frames_without_progress_are_bounded_by_their_cost() {
+        for (bytes, most, flood) in [
+            (frame(PING, 0, 0, &[0; 8]), 1024, Flood::Ping),
+            (frame(SETTINGS, 0, 0, &[]), 256, Flood::Settings),
+            (frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]), 4096, Flood::Window),
+            (frame(DATA, 0, 1, &[0]), 4096, Flood::Data),
+            (frame(2, 0, 3, &[0; 5]), 4096, Flood::Other),
+            (frame(0x77, 0, 0, &[]), 4096, Flood::Other),
+        ] {
+            let (count, ended) = taken(&mut begun(), &bytes, 10_000);
+            assert_eq!(ended, Some(flood));
+            assert!((most..=most + 200).contains(&count), "{flood:?} {count}");
+        }
+    }
+
+    #[test]
+    fn requests_pay_for_what_comes_with_them() {
+        let mut meter = begun();
+        for stream in (1..200_001).step_by(2) {
+            let mut sent = frame(HEADERS, 4, stream, b"head");
+            for more in [
+                frame(DATA, END_STREAM, stream, b"body"),
+                frame(PING, 0, 0, &[0; 8]),
+                frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 9]),
+                frame(WINDOW_UPDATE, 0, stream, &[0, 0, 0, 9]),
+            ] {
+                sent.extend(more);
+            }
+            assert!(meter.take(&sent).is_ok());
+        }
+    }
+
+    #[test]
+    fn windows_for_answers_that_were_taken_are_progress() {
+        let mut meter = begun();
+        let mut both = frame(WINDOW_UPDATE, 0, 0, &[0, 0, 64, 0]);
+        both.extend(frame(WINDOW_UPDATE, 0, 1, &[0, 0, 64, 0]));
+        for _ in 0..100_000 {
+            meter.note_written(16 << 10);
+            assert!(meter.take(&both).is_ok());
+        }
+        let byte = frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]);
+        let flood = (0..100_000).find_map(|_| {
+            meter.note_written(10);
+            meter.take(&byte).err()
+        });
+        assert_eq!(flood, Some(Flood::Window));
+    }
+
+    #[test]
+    fn requests_that_are_cancelled_at_once_are_a_flood_and_old_ones_are_not() {
+        let cancel = |stream: u32| frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]);
+        let mut meter = begun();
+        let flood = (1..100_001).step_by(2).find_map(|stream| {
+            let mut sent = frame(HEADERS, 5, stream, b"head");
+            sent.extend(cancel(stream));
+            meter.take(&sent).err()
+        });
+        assert_eq!(flood, Some(Flood::Reset));
+        let mut meter = begun();
+        for stream in (1001..200_001).step_by(2) {
+            let mut sent = frame(HEADERS, 5, stream, b"head");
+            sent.extend(cancel(stream - 1000));
+            assert!(meter.take(&sent).is_ok());
+        }
+    }
+
+    #[test]
+    fn bytes_are_understood_however_they_are_cut() {
+        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        sent.extend(frame(HEADERS, 4, 1, &[7; 100]));
+        // The reserved bit is ignored.
+        sent.extend(frame(HEADERS, 4, 3 | 1 << 31, &[7; 300]));
+        sent.extend(frame(PING, 0, 0, &[0; 8]));
+        for size in [1, 2, 5, 9, 10, 23, 24, 25, 1000] {
+            let mut meter = FrameMeter::new(Instant::now());
+            for part in sent.chunks(size) {
+                assert!(meter.take(part).is_ok());
+            }
+            assert_eq!((meter.last_stream, meter.left, meter.payload_left()), (3, ALLOWANCE - PING_COST, 0));
+        }
+    }
+}

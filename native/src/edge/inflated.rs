@@ -1,0 +1,107 @@
+//! Says how large a compressed gRPC message is, without keeping it: the reference inflates messages whole.
+
+use std::io::Read;
+
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
+
+/// Beyond so many bytes, how many times its size a message may inflate to: as HTTP bodies in the reference.
+const RATIO: usize = 100;
+const UNJUDGED_BYTES: usize = 4 << 20;
+const SLICE_BYTES: usize = 64 << 10;
+
+/// A compression that gRPC names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// RFC 1952.
+    Gzip,
+    /// RFC 1950.
+    Deflate,
+}
+
+/// The reason why a message is not to be inflated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TooLarge {
+    /// It inflates to more than this limit.
+    Bytes(usize),
+    /// It inflates to too many times its size.
+    Ratio,
+}
+
+impl TooLarge {
+    /// Words the refusal.
+    #[must_use]
+    pub fn text(self) -> String {
+        match self {
+            TooLarge::Bytes(limit) => format!("The decompressed message is over the limit of {limit} bytes."),
+            TooLarge::Ratio => format!(
+                "The message decompresses to more than {RATIO} times its size; send it less compressed, or plain."
+            ),
+        }
+    }
+}
+
+/// Inflates a message slice by slice, and returns its size. What is no such data counts as far as it goes: the reference
+/// refuses it.
+///
+/// # Errors
+/// [`TooLarge`], as soon as that is known.
+pub fn size(coding: Coding, data: &[u8], limit: usize) -> Result<usize, TooLarge> {
+    match coding {
+        Coding::Gzip => count(MultiGzDecoder::new(data), data.len(), limit),
+        Coding::Deflate => count(ZlibDecoder::new(data), data.len(), limit),
+    }
+}
+
+fn count(mut decoder: impl Read, sent: usize, limit: usize) -> Result<usize, TooLarge> {
+    let mut slice = vec![0; SLICE_BYTES];
+    let mut size = 0;
+    while let Ok(more @ 1..) = decoder.read(&mut slice) {
+        size += more;
+        if size > limit {
+            return Err(TooLarge::Bytes(limit));
+        }
+        if size > UNJUDGED_BYTES && size / RATIO > sent {
+            return Err(TooLarge::Ratio);
+        }
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::{GzEncoder, ZlibEncoder};
+
+    use super::*;
+
+    fn gzip(data: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(data).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn ordinary_messages_have_their_size() {
+        let data: Vec<u8> = (0..100_000_u32).flat_map(|n| (n.wrapping_mul(2_654_435_761)).to_le_bytes()).collect();
+        assert_eq!(size(Coding::Gzip, &gzip(&data), 1 << 20), Ok(400_000));
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(&data).unwrap();
+        assert_eq!(size(Coding::Deflate, &encoder.finish().unwrap(), 1 << 20), Ok(400_000));
+        assert_eq!(size(Coding::Gzip, &gzip(&data), 399_999), Err(TooLarge::Bytes(399_999)));
+    }
+
+    #[test]
+    fn what_inflates_too_far_is_refused_and_small_messages_may() {
+        assert_eq!(size(Coding::Gzip, &gzip(&vec![0; 60 << 20]), 64 << 20), Err(TooLarge::Ratio));
+        assert_eq!(size(Coding::Gzip, &gzip(&vec![0; 4 << 20]), 64 << 20), Ok(4 << 20));
+    }
+
+    #[test]
+    fn broken_data_counts_as_far_as_it_goes() {
+        assert_eq!(size(Coding::Gzip, b"no gzip", 100), Ok(0));
+        let data = gzip(&[7; 1000]);
+        assert!(size(Coding::Gzip, &data[..data.len() - 9], 1 << 20).is_ok());
+    }
+}

@@ -1,0 +1,185 @@
+"""Every attack of loadtest.attacks for about a second on a real server: nobody else notices, and it is given back."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from loadtest.attacks.__main__ import main
+from loadtest.attacks.cases import CASES
+from loadtest.attacks.measuring import measure
+from loadtest.attacks.peers import secured, targets_of
+from loadtest.attacks.targets import Target
+from loadtest.attacks.victim import Victim
+from loadtest.swap.model import DIM, write_version
+from tests.certificates import Authority, ssl_config
+from tests.integration.billion import refusals
+from tests.integration.process import ServerProcess
+from tests.integration.raw_http import BODY, LOOKUP, answer, connect, endless, post, rest, send, status
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
+)
+CLOSE = b"connection: close"
+CHUNKED = LOOKUP + b"transfer-encoding: chunked\r\n\r\n"
+# Of requests that take the general path.
+PREDICT = LOOKUP.replace(b":lookup", b":predict")
+# How long the server waits for a client, and how long an attack goes on: no case ends before it.
+TIMEOUT_S, ATTACK_S = 0.3, 0.9
+# Orders of magnitude beyond what is measured, for this machine may be busy with something else.
+LONGEST_MS, LEFT_MIB = 2000.0, 64.0
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
+    """Two impatient servers that all attacks in this file fall on, plain and with TLS."""
+    folder = tmp_path_factory.mktemp("attacked")
+    write_version(folder / "model" / "1", 1, 0)
+    (folder / "ssl.conf").write_text(ssl_config(Authority().issue()))
+    names = ("rest_api_head_timeout_s", "rest_api_stall_timeout_s", "rest_api_keep_alive_s", "tls_handshake_timeout_s")
+    settings: dict[str, object] = dict.fromkeys(names, TIMEOUT_S) | {
+        "model_base_path": folder / "model",
+        "graph_signatures": "off",
+        "max_request_bytes": 8 << 20,
+    }
+    config = folder / "ssl.conf"
+    with (
+        ServerProcess(**settings) as plain,
+        ServerProcess(**settings, ssl_config_file=config, rest_api_ssl_config_file=config) as tls,
+    ):
+        plain.ready()
+        tls.answering().wait_for_log("loaded")
+        yield {"plain": plain, "tls": tls}
+
+
+@pytest.fixture(scope="module")
+def server(servers: dict[str, ServerProcess]) -> ServerProcess:
+    """The plain one."""
+    return servers["plain"]
+
+
+@pytest.fixture(scope="module")
+def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]:
+    """A client of each port, which is answered all the time."""
+    targets: list[Target] = []
+    for name, one in servers.items():
+        ports = targets_of("127.0.0.1", one.grpc_port, one.http_port, "default", "user", (one.pid,))
+        targets += [secured(target) for target in ports] if name == "tls" else ports
+    victims: dict[Target, Victim] = {}
+    try:
+        for target in targets:
+            victims[target] = Victim(target)
+        yield victims
+    finally:
+        for victim in victims.values():
+            victim.close()
+
+
+def dropped(server: ServerProcess) -> dict[str, float]:
+    """Returns the counts of connections that were dropped, by reason."""
+    text = server.http.get("/metrics").text
+    found = re.findall(r'^embedding_server_connections_dropped_total\{reason="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {reason: float(count) for reason, count in found}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_attack_costs_nobody_else_an_answer(name: str, victims: dict[Target, Victim], server: ServerProcess) -> None:
+    case = CASES[name]
+    for target, victim in victims.items():
+        if not case.fits(target):
+            continue
+        result = measure(target, name, victim=victim, quiet_s=0.1, attack_s=ATTACK_S, allowed_mib=LEFT_MIB / 2)
+        assert result.during.count > 0 and not result.during.faults, result
+        assert result.during.longest < LONGEST_MS, result
+        assert result.memory.left is not None and result.memory.left < LEFT_MIB, result
+        assert result.outcome.sent_bytes > 0 or name.endswith(("connections", "handshakes", "preface")), result
+        assert result.outcome.is_out or not case.is_ended, result
+    assert server.lookup({"user": [1]}) == {"user": [[1.0] * DIM]}
+
+
+def test_who_was_shown_out_and_why_is_counted(victims: dict[Target, Victim], server: ServerProcess) -> None:
+    before = dropped(server)
+    reasons = {"http2.ping_flood": "flood_ping", "http1.no_host": "malformed", "http1.byte_chunks": "flood_parts"}
+    for target, victim in victims.items():
+        for name in reasons:
+            if CASES[name].fits(target):
+                measure(target, name, victim=victim, quiet_s=0.0, attack_s=ATTACK_S, allowed_mib=LEFT_MIB)
+    after = dropped(server)
+    assert all(after.get(reason, 0) > before.get(reason, 0) for reason in reasons.values()), (before, after)
+
+
+def test_another_host_is_attacked_only_when_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["attacks", "--grpc=192.0.2.1:8500"])
+    assert main() == 2
+    assert "is not this machine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("start", [LOOKUP, PREDICT], ids=["lookup", "predict"])
+def test_a_body_that_does_not_come_closes_the_connection(server: ServerProcess, start: bytes) -> None:
+    # So does one whose client has vanished without a word: nothing more comes.
+    assert status(answer(server, start + b"content-length: 100\r\n\r\n{")) in (408, 0)
+
+
+def test_a_chunked_body_without_end_is_refused_and_cut(server: ServerProcess) -> None:
+    chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    with connect(server) as sock:
+        sock.sendall(CHUNKED)
+        send(sock, endless(chunk))
+        # A client that still sends when its connection is closed may not see why.
+        assert status(rest(sock)) in (413, 0)
+
+
+def test_requests_sent_ahead_are_answered(server: ServerProcess) -> None:
+    get = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    assert answer(server, get * 50).count(b"HTTP/1.1 200 ") == 50
+    assert answer(server, post(BODY) * 50).count(b"HTTP/1.1 200 ") == 50
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/models/default:lookup HTTP/1.1\r\n",
+        LOOKUP + b"host: y\r\n",
+        b"GET /healthz HTTP/1.1\r\n",
+    ],
+    ids=["none", "two", "none, forwarded"],
+)
+def test_a_request_needs_one_host(server: ServerProcess, head: bytes) -> None:
+    data = answer(server, post(BODY, start=head))
+    assert status(data) == 400 and b"\r\nconnection: close\r\n" in data
+
+
+def test_http_1_0_needs_no_host(server: ServerProcess) -> None:
+    assert status(answer(server, b"GET /healthz HTTP/1.0\r\n\r\n").replace(b"HTTP/1.0", b"HTTP/1.1")) == 200
+
+
+@pytest.mark.parametrize("method", [b":lookup", b":predict", b":classify", b"/tables/user:rows"])
+def test_json_of_500_000_levels_is_a_bad_request(server: ServerProcess, method: bytes) -> None:
+    start = LOOKUP.replace(b":lookup", method)
+    for body in (b"[" * 500_000, b'{"features": ' + b"[" * 500_000 + b"]" * 500_000 + b"}"):
+        assert status(answer(server, post(body, CLOSE, start=start))) == 400
+
+
+@pytest.mark.parametrize("data", [b" " * (64 << 20), b"a" * (6 << 20)], ids=["over the limit", "below it"])
+def test_a_decompression_bomb_is_413(server: ServerProcess, data: bytes) -> None:
+    bomb = gzip.compress(data)
+    assert len(bomb) < 1 << 18
+    assert status(answer(server, post(bomb, CLOSE, b"content-encoding: gzip"))) == 413
+
+
+def test_what_is_compressed_as_much_as_requests_are_is_taken(server: ServerProcess) -> None:
+    body = json.dumps({"features": {"user": [1, 2, 3, 4] * 5_000}}).encode()
+    data = answer(server, post(gzip.compress(body), CLOSE, b"content-encoding: gzip"))
+    assert status(data) == 200
+
+
+def test_a_billion_rows_are_refused_on_both_wires(server: ServerProcess) -> None:
+    invalid = ("gRPC", "INVALID_ARGUMENT")
+    assert refusals(server) == [("HTTP", 400), ("HTTP", 400), invalid, invalid]
