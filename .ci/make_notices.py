@@ -1,6 +1,6 @@
-"""Writes native/THIRD-PARTY-NOTICES.txt, the licenses of crates that the core links; `--check` only compares.
+"""Writes native/THIRD-PARTY-NOTICES.txt, the licenses of the crates linked into the core; `--check` only compares it.
 
-Without cargo neither is done.
+Without cargo it does nothing and succeeds, with a warning.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def linked_crates() -> list[dict[str, Any]]:
-    """Returns cargo's description of each crate that is linked, by name and version: no macros, no build scripts."""
+    """Returns cargo's description of each linked crate, sorted by name; macros and build scripts are left out."""
     found: dict[str, dict[str, Any]] = {}
     for platform in PLATFORMS:
         command = ["cargo", "metadata", "--locked", "--format-version=1", "--features=python"]
@@ -71,9 +71,9 @@ def linked_crates() -> list[dict[str, Any]]:
 
 
 def notices(crates: list[dict[str, Any]]) -> str:
-    """Returns the file's text: the crates, then each license text once, under the names of those it came with."""
+    """Returns the file's text: the list of crates, then each license text once, under the names of its crates."""
     lines = [HEAD]
-    # By its words: the same license comes with other line breaks.
+    # The key is the text's words alone, because crates break the lines of the same license differently.
     texts: dict[str, tuple[str, list[str]]] = {}
     for crate in crates:
         name = f"{crate['name']} {crate['version']}"

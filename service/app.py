@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long the reference servers behind the native core wait for the first loads, which look again so often.
+# The reference servers behind the native core start once the first models are loaded, or after this time. The second
+# number is the pause between two looks at the models.
 _FIRST_LOADS_S = 0.3
 _LOOK_AGAIN_S = 0.005
 
@@ -192,13 +193,13 @@ class App:
     def _create_admin(self) -> AdminServer | None:
         if self._settings.admin_port < 0:
             return None
-        # Not above: it imports FastAPI.
+        # Imported here and not at the top, because it imports FastAPI.
         from service.http_transport import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)
 
     def _wait_for_first_loads(self, models: Sequence[str]) -> None:
-        # What complete() imports keeps the interpreter busy for as long as some hundred loads of tables take.
+        # The imports in complete() would delay the first loads: they take as long as loading some hundred tables.
         end_s = time.monotonic() + _FIRST_LOADS_S
         while time.monotonic() < end_s and not all(map(self._registry.is_available, models)):
             time.sleep(_LOOK_AGAIN_S)
@@ -206,7 +207,7 @@ class App:
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
         if self._routes is None:
-            # Not above: one imports FastAPI, the other the core, which may not be there.
+            # Imported here and not at the top: one imports FastAPI, the other the core, which may not be installed.
             from service.python_servers import PythonServers
 
             return PythonServers(settings, engine, parts, tls=self._tls, access=self._access)

@@ -1,4 +1,4 @@
-"""What HTTP servers are made of. FastAPI is not imported here: it takes as long as all that a lookup needs."""
+"""Holds the parts that HTTP servers need, without importing FastAPI: its import takes as long as all of a lookup's."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HttpParts:
-    """What the HTTP servers are joined to.
+    """The parts of the server that the HTTP servers use.
 
-    access: who may do what; None: everybody may.
-    metrics_paths: where metrics are to be had, see monitoring_config.
-    statusz: gathers what the status page shows. spans: wraps the application in what traces its requests.
+    access: the callers and their rights; None: everybody may do everything.
+    metrics_paths: the paths that serve metrics, see monitoring_config.
+    statusz: gathers the content of the status page. spans: wraps the application so that its requests are traced.
     """
 
     settings: Settings
@@ -56,7 +56,7 @@ def listen(host: str, port: int, flags: str = "--rest_api_port or --host", wire:
 
 
 def metrics_paths_of(file: str) -> tuple[str, ...]:
-    """Returns what a --monitoring_config_file says; raises StartError."""
+    """Returns the paths of metrics from a --monitoring_config_file; raises StartError."""
     try:
         return metrics_paths(read_monitoring_config(Path(file)) if file else None)
     except ServiceError as error:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # How often the core's numbers are read, so that slow requests are logged while somebody may still look.
 _COLLECT_S = 1.0
-# How often the core is told the state of health, which it believes for ten seconds.
+# How often Python publishes the state of health to the core, where it is valid for ten seconds.
 _HEALTH_S = 1.0
 
 
@@ -83,7 +83,7 @@ class NativeServers:
         self._statistics: NativeStatistics | None = None
         self._stop_collecting = threading.Event()
         self._health_lock = threading.Lock()
-        # Where callers have rights, a check depends on who asks: Python answers.
+        # With --auth_config the answer to a check depends on the caller, so Python answers checks.
         self._is_health_open = access is None
         self._engine = engine
         self._telling: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class NativeServers:
     async def start(self, on_end: Callable[[], None]) -> Ports:
         """Starts the core on the public ports; see PythonServers.start.
 
-        Until complete() has been called, what the core forwards is refused as unavailable.
+        Until complete() has returned, requests that the core forwards are refused as unavailable.
         """
         settings = self._settings
         listeners = {
@@ -106,7 +106,7 @@ class NativeServers:
 
     async def complete(self) -> None:
         """Starts the reference servers behind the core."""
-        # Not above: FastAPI and grpcio take as long to import as all that lookups need.
+        # Imported here and not at the top: FastAPI and grpcio take as long to import as all that lookups need.
         from service.grpc_transport import create_reference_grpc_server
         from service.http_transport import create_reference_http_server
 
@@ -152,19 +152,19 @@ class NativeServers:
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells health checks whether the server and its models can answer. Concurrency: any thread."""
-        # It begins with what the engine says.
+        # Before complete() there is no gRPC server; its health then begins with the engine's state.
         if (grpc := self._grpc) is not None:
             grpc.set_serving(is_serving)
             self._publish_health()
 
     def _publish_health(self) -> None:
-        # One at a time: an older state must not come last.
+        # The lock keeps the order: an older state must not replace a newer one.
         with self._health_lock:
             if self._edge is not None and self._grpc is not None and self._is_health_open:
                 self._edge.set_health(self._grpc.serving(), is_ready=self._engine.is_ready)
 
     async def _repeat_health(self) -> None:
-        # On the event loop: a Python that hangs lets what the core knows grow old, and checks reach Python again.
+        # On the event loop: if Python hangs, the published state expires, and the core forwards checks to Python again.
         while True:
             self._publish_health()
             await asyncio.sleep(_HEALTH_S)

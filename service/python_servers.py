@@ -55,7 +55,7 @@ class PythonServers:
         return Ports(http_port, grpc_port)
 
     async def complete(self) -> None:
-        """Does nothing: all of it has started."""
+        """Does nothing: start() has started all servers."""
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""

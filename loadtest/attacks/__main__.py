@@ -1,13 +1,13 @@
-"""Attacks servers and prints what a victim beside each attack met, what memory it cost, and what the attacker got.
+"""Attacks servers; prints how each attack slowed another client, how much memory it cost, and how the server reacted.
 
 python -m loadtest.attacks                              # all cases on a server of ours that it starts
 python -m loadtest.attacks --peer=ours,grpcio,nghttpd,nginx --server_cpus=0 --client_cpus=1
 python -m loadtest.attacks --grpc=127.0.0.1:8500 --http=127.0.0.1:8501 --pid=1234 --model=movielens --feature=user
 python -m loadtest.attacks --only='http2.ping*' --seconds=2
 
-Times of the victim are in ms: median / p99 / longest; "!" means that an answer was wrong or did not come. Memory is
-in MiB above what was held before: the most, and what was left in the end. A host that is not this machine needs
---other_hosts, and its owner's consent.
+The victim is a well-behaved client of the same port. Its times are in ms: median / p99 / longest; "!" means that an
+answer was wrong or did not come. Memory is in MiB above that before the attack: the most during it / the rest at the
+end. A host that is not this machine needs --other_hosts, and its owner's consent.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from loadtest.attacks.measuring import Result, measure
 from loadtest.attacks.targets import Target
 from loadtest.attacks.victim import Victim
 
-# What a case may do to a victim of ours, and to memory.
+# Limits for an attack on this project's server: the victim's longest wait, its ratio to the wait without an attack,
+# and memory.
 _LONGEST_MS = 50.0
 _TIMES_QUIET = 5.0
 _HELD_MIB = 64.0
 
 
 def main() -> int:
-    """Runs; returns 1 where a case of ours is beyond the bounds, 2 where the flags make no sense."""
+    """Returns the exit status: 1 if an attack on this project's server broke a limit, 2 for wrong flags."""
     options, flags = _parser().parse_known_args()
     names = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in options.only.split(","))]
     if options.list:
@@ -57,9 +58,9 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.attacks", description="Other flags go to our server.")
-    parser.add_argument("--peer", default="ours", help="of ours, grpcio, nghttpd, nginx, with commas: started here")
-    parser.add_argument("--grpc", help="HOST:PORT of a server of ours that runs already")
-    parser.add_argument("--http", help="HOST:PORT, likewise")
+    parser.add_argument("--peer", default="ours", help="servers to start: ours, grpcio, nghttpd, nginx, with commas")
+    parser.add_argument("--grpc", help="HOST:PORT of a running server of this project")
+    parser.add_argument("--http", help="HOST:PORT of its HTTP port")
     parser.add_argument("--pid", type=int, action="append", default=[], help="its processes, whose memory is watched")
     parser.add_argument("--model", default="default", help="what the victim looks up there")
     parser.add_argument("--feature", default="user")
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) -> list[Target]:
-    """Starts what was asked for."""
+    """Starts the servers that the flags name, or returns those that run already."""
     if options.grpc or options.http:
         host = (options.grpc or options.http).rpartition(":")[0].strip("[]")
         ports = [int(where.rpartition(":")[2]) if where else None for where in (options.grpc, options.http)]
@@ -126,7 +127,7 @@ def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -
 
 
 def judge(name: str, result: Result) -> list[str]:
-    """Says which bounds a case broke."""
+    """Says which limits an attack broke."""
     found = [f"the victim: {fault}" for fault in sorted(set(result.during.faults))]
     longest = result.during.longest
     if longest > _LONGEST_MS and longest > _TIMES_QUIET * result.quiet.longest:

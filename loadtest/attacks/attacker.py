@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
 
-# What is read of a connection in one go, and kept of an HTTP/1.1 answer.
+# Bytes of one read, and bytes that are kept of an HTTP/1.1 answer.
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 12
-# How long a server that has been left alone may take to say its last word.
+# How long the attacker reads on at the end, for example for a GOAWAY.
 _LAST_WORD_S = 0.3
-# The victim's process comes first where both share a processor.
+# A nice value, so that the victim's process runs first if both share a processor.
 _NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an attacker got.
+    """How the server reacted to an attack.
 
-    text: in words.
-    is_out: whether the server ended what it sent: it closed, or refused every request.
-    sent_bytes: over all connections.
+    text: the reaction, in words.
+    is_out: whether the server ended the attack: it closed the connections, or refused every request.
+    sent_bytes: bytes that the attacker sent, over all connections.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Conn:
         return self._sock.fileno()
 
     def send(self, pieces: Iterable[bytes], end_s: float, *, reads: bool = True, pause_s: float = 0.0) -> None:
-        """Sends pieces until they are all gone, the server has closed, or the time is over; reads what comes."""
+        """Sends pieces until all are sent, the server has closed, or the time is over. Reads answers if `reads`."""
         left = iter(pieces)
         piece = b""
         while not self.closed and (now_s := time.monotonic()) < end_s:
@@ -89,7 +89,7 @@ class Conn:
         return size
 
     def read(self) -> None:
-        """Reads what is there."""
+        """Reads the bytes that have arrived."""
         try:
             data = self._sock.recv(_READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -102,13 +102,13 @@ class Conn:
         elif self._is_http2:
             self.received.feed(data)
         else:
-            # A status line may lie across two reads; then it is not counted.
+            # A status line that is split over two reads is not counted.
             for part in data.split(b"HTTP/1.1 ")[1:]:
                 self.statuses[part[:3].decode("latin-1")] += 1
             self.head = self.head or data[:_KEPT_BYTES]
 
     def wait(self, end_s: float, *, reads: bool = True) -> None:
-        """Lets the time go by; ends early where the server closes."""
+        """Waits until the time is over or the server closes the connection."""
         while not self.closed and (now_s := time.monotonic()) < end_s:
             if not reads:
                 time.sleep(min(0.05, end_s - now_s))
@@ -116,7 +116,7 @@ class Conn:
                 self.read()
 
     def answered(self, count: int, end_s: float) -> None:
-        """Waits until so many answers of HTTP/1.1 have begun, the server has closed, or the time is over."""
+        """Waits until `count` HTTP/1.1 answers have begun, the server has closed, or the time is over."""
         while not self.closed and self.statuses.total() < count and (now_s := time.monotonic()) < end_s:
             if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
                 self.read()
@@ -126,16 +126,16 @@ class Conn:
         self.closed_after_s = time.monotonic() - self._opened_s
 
     def last_word(self) -> None:
-        """Reads what still comes, such as a GOAWAY behind answers that were left unread."""
+        """Reads the last bytes of the connection, such as a GOAWAY behind answers that were left unread."""
         was = self.closed, self.closed_after_s
-        # What came before a reset may still be read.
+        # Bytes that arrived before a reset may still be read.
         self.closed = ""
         self.wait(time.monotonic() + _LAST_WORD_S)
         if was[0]:
             self.closed, self.closed_after_s = was
 
     def end(self) -> None:
-        """Closes it."""
+        """Closes the connection."""
         self._sock.close()
 
 
@@ -150,14 +150,14 @@ class Attacker:
 
     @property
     def is_over(self) -> bool:
-        """Whether its time is over."""
+        """Whether the attack's time is over."""
         return time.monotonic() >= self.end_s
 
     def connect(self, *, receive_bytes: int | None = None, is_raw: bool = False) -> Conn | None:
-        """Opens a connection; None where the server does not take it.
+        """Opens a connection; None if that fails.
 
         Args:
-          is_raw: without TLS, and without the preface of HTTP/2.
+          is_raw: opens TCP only, without TLS.
         """
         target = self.target
         try:
@@ -173,18 +173,18 @@ class Attacker:
         return conn
 
     def http2(self, *pairs: tuple[int, int], receive_bytes: int | None = None) -> Conn:
-        """Opens a connection and greets; raises where the server takes none."""
+        """Opens an HTTP/2 connection and exchanges SETTINGS; raises ConnectionError if the server takes none."""
         conn = self.connect(receive_bytes=receive_bytes)
         if conn is None:
             raise ConnectionError("no connection")
         conn.send([frames.PREFACE + frames.settings(*pairs)], self.end_s)
-        # The server's SETTINGS come and are acknowledged.
+        # Waits for the server's SETTINGS, and acknowledges them.
         conn.wait(min(time.monotonic() + 0.05, self.end_s))
         conn.send([frames.frame(frames.SETTINGS, frames.ACK, 0)], self.end_s)
         return conn
 
     def flood(self, pieces: Iterable[bytes], conn: Conn | None = None, *, reads: bool = True) -> None:
-        """Sends pieces on one connection until the time is over, and lets the server have the last word."""
+        """Sends pieces on one connection until the time is over, and then reads the server's last bytes."""
         conn = conn or self.connect()
         if conn is None:
             return
@@ -193,7 +193,7 @@ class Attacker:
         conn.last_word()
 
     def again_and_again(self, request: bytes) -> None:
-        """Sends the same on one new connection after the other, and reads the beginning of each answer."""
+        """Sends the same request on new connections, one after another, and reads the beginning of each answer."""
         while not self.is_over:
             conn = self.connect()
             if conn is None:
@@ -204,7 +204,7 @@ class Attacker:
             conn.end()
 
     def outcome(self) -> Outcome:
-        """Sums up what all connections got, and closes them."""
+        """Sums up the server's reactions on all connections, and closes them."""
         conns = self._conns
         words: list[str] = []
         goaways = Counter(conn.received.goaway for conn in conns if conn.received.goaway)
@@ -224,14 +224,14 @@ class Attacker:
         for conn in conns:
             conn.end()
         refused = [status for status in statuses if status >= "4"]
-        # The last of many may still have been on its way.
+        # Of many connections, the last may not have been closed yet.
         is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
         is_out = is_closed or bool(goaways) or (bool(refused) and len(refused) == len(statuses))
         return Outcome(", ".join(words), is_out, sum(conn.sent for conn in conns))
 
 
 def repeated(piece: bytes, size: int = 1 << 16) -> Iterator[bytes]:
-    """Gives a piece for ever, many of it at once."""
+    """Repeats a piece for ever, in chunks of about `size` bytes."""
     return itertools.repeat(piece * max(size // len(piece), 1))
 
 

@@ -1,4 +1,4 @@
-"""All attacks by name: which port each falls on, and whether a server is to end it."""
+"""Lists all attacks by name: which port each is for, and whether a server must end it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Port = Literal["http2", "grpc", "http1", "json", "tls"]
 class Case:
     """One attack.
 
-    is_ended: whether a server must close the connection, or refuse each request. Legal requests may go on, and what is
-      refused stream by stream.
-    least_s: how long it must go on before that may be expected.
+    is_ended: whether a server must close the connection, or refuse each request. False: the attack consists of legal
+      requests, or of requests that a server refuses stream by stream.
+    least_s: shortest time of the attack after which a server can be expected to end it.
     """
 
     attack: Callable[[Attacker], None]
@@ -31,11 +31,11 @@ class Case:
 
     @property
     def what(self) -> str:
-        """What it sends."""
+        """Describes the bytes that the attack sends."""
         return (self.attack.__doc__ or "").strip()
 
     def fits(self, target: Target) -> bool:
-        """Says whether a target speaks what it attacks."""
+        """Says whether a target speaks the protocol that the attack is for."""
         fits = {
             "http2": target.wire == "http2",
             "grpc": target.is_grpc,

@@ -1,4 +1,4 @@
-"""Writes HTTP/2 frames byte by byte, valid or not, and reads what a server sends. Source: RFC 9113, RFC 7541."""
+"""Writes HTTP/2 frames byte by byte, valid or not, and reads a server's frames. Source: RFC 9113, RFC 7541."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    """Returns SETTINGS of pairs of a number and a value."""
+    """Returns a SETTINGS frame; each pair is a setting's number and its value."""
     return frame(SETTINGS, 0, 0, b"".join(number.to_bytes(2) + value.to_bytes(4) for number, value in pairs))
 
 
@@ -38,7 +38,7 @@ def reset(stream: int) -> bytes:
 
 
 def integer(value: int, bits: int, first: int = 0) -> bytes:
-    """Returns an integer of RFC 7541, section 5.1, behind the bits of its first byte."""
+    """Returns an integer as RFC 7541, section 5.1, encodes it: `bits` is its prefix, `first` the byte's other bits."""
     most = (1 << bits) - 1
     if value < most:
         return bytes([first | value])
@@ -52,7 +52,7 @@ def integer(value: int, bits: int, first: int = 0) -> bytes:
 
 
 def field(name: bytes, value: bytes, *, first: int = 0x00) -> bytes:
-    """Returns a literal field; first: 0x00 it is not put in the table, 0x40 it is."""
+    """Returns a literal header field; first: 0x40 adds the field to the HPACK table, 0x00 does not."""
     return bytes([first]) + integer(len(name), 7) + name + integer(len(value), 7) + value
 
 
@@ -62,10 +62,10 @@ def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class Received:
-    """Counts the frames that a server sent. `data` holds the DATA bytes of the stream that is watched.
+    """Counts the frames that a server sent. `data` holds the DATA bytes of one watched stream.
 
     Args:
-      watched: a stream's number.
+      watched: the number of that stream.
     """
 
     def __init__(self, watched: int = 0) -> None:
@@ -78,7 +78,7 @@ class Received:
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes as they come."""
+        """Reads further bytes from the server."""
         self._waiting += data
         at = 0
         while len(self._waiting) - at >= _HEAD_BYTES:

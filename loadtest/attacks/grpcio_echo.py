@@ -1,4 +1,4 @@
-"""A peer: grpcio with its defaults, which answers each call with its own message. Prints its port."""
+"""Serves an echo on grpcio with its default settings, as another server to attack. Prints its port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Echo(grpc.GenericRpcHandler):
 
 
 def main() -> None:
-    """Serves until it is ended."""
+    """Serves until the process is ended."""
     server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[_Echo()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

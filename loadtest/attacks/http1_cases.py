@@ -115,16 +115,18 @@ def _length(attacker: Attacker) -> bytes:
 no_host = _asked_again(lambda a: a.target.head(_length(a), host=b""), "Requests without Host.")
 two_hosts = _asked_again(lambda a: a.target.head(_length(a), b"host: other"), "Requests with two Hosts.")
 two_lengths = _asked_again(
-    lambda a: a.target.head(_length(a), b"content-length: 1"), "Requests with two lengths of their body."
+    lambda a: a.target.head(_length(a), b"content-length: 1"), "Requests with two Content-Length headers."
 )
 length_and_chunks = _asked_again(
     lambda a: a.target.head(_length(a), b"transfer-encoding: chunked"),
     "Requests with a Content-Length and a Transfer-Encoding.",
 )
-odd_length = _asked_again(lambda a: a.target.head(b"content-length: +5"), "Requests whose length is no number.")
+odd_length = _asked_again(
+    lambda a: a.target.head(b"content-length: +5"), "Requests whose Content-Length is not a number."
+)
 space_in_name = _asked_again(lambda a: a.target.head(_length(a), b"x : y"), "A space before a header's colon.")
 bad_chunk = _asked_again(
-    lambda a: a.target.head(b"transfer-encoding: chunked") + b"\r\nzz\r\n", "A chunk whose size is no number."
+    lambda a: a.target.head(b"transfer-encoding: chunked") + b"\r\nzz\r\n", "A chunk whose size is not a number."
 )
 
 
@@ -137,7 +139,7 @@ def new_connections(attacker: Attacker) -> None:
 
 
 def handshakes(attacker: Attacker) -> None:
-    """TLS handshakes that begin and stop behind the first bytes, on 300 connections."""
+    """TLS handshakes that stop after the first bytes, on 300 connections."""
     # A ClientHello that announces 512 bytes and brings 50.
     begun = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
     conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
@@ -149,7 +151,7 @@ def handshakes(attacker: Attacker) -> None:
 
 
 def whole_handshakes(attacker: Attacker) -> None:
-    """TLS handshakes one after the other, and nothing behind them."""
+    """Complete TLS handshakes one after another, without a request."""
     while not attacker.is_over:
         conn = attacker.connect()
         if conn is not None:
@@ -168,7 +170,7 @@ def unread_answers(attacker: Attacker) -> None:
 
 
 def _bodies(attacker: Attacker, body: bytes, *lines: bytes) -> None:
-    """Posts a body again and again on one connection, each behind the answer to the one before."""
+    """Posts a body again and again on one connection; each request waits for the answer before."""
     conn = attacker.connect()
     request = attacker.target.whole(body, *lines)
     while not attacker.is_over:

@@ -11,7 +11,7 @@ from loadtest.attacks import frames
 from loadtest.attacks.attacker import Attacker, Conn, repeated
 from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, PING, PRIORITY
 
-# Streams that a server takes at most from one client; peers allow 100 to 1000.
+# Streams that an attack opens on one connection; servers allow 100 to 1000.
 _STREAMS = 1000
 _FEW = 100
 _CHUNK = 1 << 16
@@ -25,7 +25,7 @@ def _streams(first: int = 1) -> Iterator[int]:
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Puts small pieces together."""
+    """Joins small pieces into chunks of at least 64 KB."""
     chunk = bytearray()
     for piece in pieces:
         chunk += piece
@@ -37,7 +37,7 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _waiting(attacker: Attacker, *, window: int = 0, is_large: bool = False) -> tuple[Conn, int]:
-    """Asks on many streams whose answers the window holds back; returns the connection and the last stream."""
+    """Sends requests on many streams, whose answers wait for a window; returns the connection and the last stream."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, window))
     last = 2 * (_FEW if is_large else _STREAMS) - 1
     asked = (attacker.target.request(stream, is_large=is_large) for stream in range(1, last + 1, 2))
@@ -93,12 +93,12 @@ def ping_unread(attacker: Attacker) -> None:
 
 
 def ping_acks(attacker: Attacker) -> None:
-    """ACKs of PINGs that nobody sent."""
+    """PING frames with the ACK flag, for PINGs that the server never sent."""
     attacker.flood(repeated(frames.frame(PING, ACK, 0, bytes(8))), attacker.http2())
 
 
 def unknown_frames(attacker: Attacker) -> None:
-    """Empty frames of a type that nobody knows."""
+    """Empty frames of an unknown type."""
     attacker.flood(repeated(frames.frame(0x77, 0, 0)), attacker.http2())
 
 
@@ -110,7 +110,7 @@ def empty_data(attacker: Attacker) -> None:
 
 
 def tiny_data(attacker: Attacker) -> None:
-    """A message of 1 MB that is announced, and sent in DATA frames of 1 byte."""
+    """A message with a length prefix of 1 MB, sent in DATA frames of 1 byte."""
     conn = attacker.http2()
     prefix = frames.frame(DATA, 0, 1, b"\0" + (1 << 20).to_bytes(4)) if attacker.target.is_grpc else b""
     conn.send([attacker.target.open_request(1) + prefix], attacker.end_s)
@@ -138,7 +138,7 @@ def rapid_reset(attacker: Attacker) -> None:
 
 
 def open_and_reset(attacker: Attacker) -> None:
-    """Requests whose body is still to come, and that are cancelled instead."""
+    """Requests that are cancelled before their body is sent."""
     target = attacker.target
     sent = (target.open_request(stream) + frames.reset(stream) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
@@ -159,13 +159,13 @@ def made_you_reset_by_window(attacker: Attacker) -> None:
 
 
 def made_you_reset_by_data(attacker: Attacker) -> None:
-    """Requests that have ended, followed by more DATA."""
+    """Complete requests, each followed by more DATA on its closed stream."""
     sent = (attacker.target.request(stream) + frames.frame(DATA, 0, stream, b"x") for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def requests_flood(attacker: Attacker) -> None:
-    """Small requests, as many as go through, with windows that never end; answers are read."""
+    """Small requests, as many as the server takes, with large windows; answers are read."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     attacker.flood(_gathered(attacker.target.request(stream) for stream in _streams()), conn)
@@ -186,7 +186,7 @@ def empty_continuation(attacker: Attacker) -> None:
 
 
 def _header_bomb(attacker: Attacker, first: bytes, more: bytes) -> None:
-    """Puts a field in the table with the first request, and has every further one repeat it."""
+    """Adds a header field to the HPACK table with the first request, and repeats it in every further request."""
     target = attacker.target
     opening = frames.frame(HEADERS, END_HEADERS, 1, target.fields() + first) + frames.reset(1)
     sent = (
@@ -197,19 +197,19 @@ def _header_bomb(attacker: Attacker, first: bytes, more: bytes) -> None:
 
 
 def hpack_index_bomb(attacker: Attacker) -> None:
-    """A field of 3.9 KB in the table, and requests that name it 12,000 times each, by one byte."""
+    """A field of 3.9 KB in the HPACK table, and requests that each refer to it 12,000 times, by one byte each."""
     _header_bomb(attacker, frames.field(b"x", b"y" * 3900, first=0x40), b"\xbe" * 12_000)
 
 
 def hpack_huffman(attacker: Attacker) -> None:
-    """Values of 12 KB that Huffman's code makes longer."""
-    # 0x00 holds zero bits: the code of "0" is 00000, so 5 bits are a letter.
+    """Huffman-coded values of 12 KB that decode to 19 KB."""
+    # In HPACK's Huffman code 00000 is the letter "0", so zero bytes decode to one letter for each 5 bits.
     value = frames.integer(1, 7) + b"x" + frames.integer(12_000, 7, 0x80) + bytes(12_000)
     _header_bomb(attacker, b"", b"\x00" + value)
 
 
 def many_fields(attacker: Attacker) -> None:
-    """Requests of 3,000 fields without a value each."""
+    """Requests with 3,000 header fields each, all with empty values."""
     _header_bomb(attacker, b"", frames.field(b"a", b"") * 3000)
 
 
@@ -225,7 +225,7 @@ def table_resizes(attacker: Attacker) -> None:
 
 
 def unread_answers(attacker: Attacker) -> None:
-    """Answers of megabytes on many streams, with windows for all of them, and not a byte is read."""
+    """Answers of megabytes on many streams, with windows large enough for all; the client reads nothing."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW), receive_bytes=4096)
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     asked = (attacker.target.request(stream, is_large=True) for stream in itertools.islice(_streams(), _FEW))
@@ -233,7 +233,7 @@ def unread_answers(attacker: Attacker) -> None:
 
 
 def slow_read(attacker: Attacker) -> None:
-    """Answers of megabytes on 100 streams, taken by windows of 1 byte for each in turn."""
+    """Answers of megabytes on 100 streams; the client opens their windows by 1 byte, one stream after another."""
     conn, last = _waiting(attacker, is_large=True)
     streams = itertools.cycle(range(1, last + 1, 2))
     grants = (
@@ -245,7 +245,7 @@ def slow_read(attacker: Attacker) -> None:
 
 
 def byte_windows(attacker: Attacker) -> None:
-    """The connection's window used up by answers of megabytes, then WINDOW_UPDATEs of 1 byte, as fast as can be."""
+    """Answers of megabytes use up the connection's window; then come WINDOW_UPDATEs of 1 byte, as fast as possible."""
     conn, _ = _waiting(attacker, window=frames.MAX_WINDOW, is_large=True)
     attacker.flood(repeated(frames.window_update(0, 1)), conn)
 
@@ -291,7 +291,7 @@ def many_messages(attacker: Attacker) -> None:
 
 
 def gzip_messages(attacker: Attacker) -> None:
-    """Messages of 60 KB that inflate to 60 MB each, on one stream after the other."""
+    """Messages of 60 KB that inflate to 60 MB each, on one stream after another."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = packer.compress(bytes(60 << 20)) + packer.flush()
     message = b"\1" + len(bomb).to_bytes(4) + bomb
@@ -303,7 +303,7 @@ def gzip_messages(attacker: Attacker) -> None:
             sent = [attacker.target.open_request(stream, (b"grpc-encoding", b"gzip"))]
             sent += [frames.frame(DATA, 0, stream, part) for part in parts[:-1]]
             yield b"".join([*sent, frames.frame(DATA, 1, stream, parts[-1])])
-            # The next one as the server has room: answers and windows come meanwhile.
+            # Reads answers and WINDOW_UPDATEs for a moment, so that the server has room for the next message.
             conn.wait(min(time.monotonic() + 0.02, attacker.end_s))
 
     attacker.flood(asked(), conn)

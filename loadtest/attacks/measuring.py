@@ -1,4 +1,4 @@
-"""Runs one attack beside a victim, and watches the memory of the attacked processes."""
+"""Runs one attack beside a well-behaved client (the victim), and watches the memory of the attacked processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from loadtest.attacks.victim import Victim, Waits
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_S = 0.02
-# How long memory may take to come back.
+# How long the server may take to free memory after an attack.
 _BACK_S = 10.0
-# An attacker that does not end by itself is ended.
+# An attacker that runs this much longer than its time is killed.
 _OVERTIME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory of the server, in MiB: how much more than before at most, and in the end; None: not watched."""
+    """Resident memory of the server above that before the attack, in MiB; None: it was not watched.
+
+    most: during the attack. left: in the end.
+    """
 
     most: float | None
     left: float | None
@@ -37,7 +40,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One case on one peer."""
+    """The figures of one attack on one server."""
 
     quiet: Waits
     during: Waits
@@ -46,7 +49,7 @@ class Result:
 
 
 def resident_mib(pids: Sequence[int]) -> float:
-    """Returns the resident memory of processes."""
+    """Returns the sum of the processes' resident memory."""
     pages = 0
     for pid in pids:
         try:
@@ -57,7 +60,7 @@ def resident_mib(pids: Sequence[int]) -> float:
 
 
 class _Watcher:
-    """Looks at the memory all the time."""
+    """Samples the memory of processes until the end, and keeps the maximum."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids
@@ -71,7 +74,7 @@ class _Watcher:
             self.most = max(self.most, resident_mib(self._pids))
 
     def end(self, allowed_mib: float) -> Memory:
-        """Waits until no more than so much is left, for a while, and says how much was held."""
+        """Waits up to 10 s until at most `allowed_mib` are left; returns the most that was held and what is left."""
         self._is_over.set()
         self._thread.join()
         if not self._pids:
@@ -85,10 +88,10 @@ class _Watcher:
 def measure(
     target: Target, name: str, *, victim: Victim, quiet_s: float, attack_s: float, allowed_mib: float
 ) -> Result:
-    """Attacks a target for a time.
+    """Attacks a target for `attack_s` seconds, after `quiet_s` seconds without an attack.
 
     Args:
-      allowed_mib: memory that may stay held without being waited for.
+      allowed_mib: the server may keep this much memory; until it frees the rest, the measurement waits.
     """
     victim.waits()
     time.sleep(quiet_s)

@@ -24,7 +24,7 @@ _MODEL, _FEATURE = "attacked", "user"
 # Ids of the large request: an answer of some 8 MB.
 _LARGE_IDS = 32_000
 _FILE_BYTES = 8 << 20
-# How long a server waits for a client that dribbles or does not read: less than an attack lasts.
+# How long a server waits for a client that sends slowly or does not read: less than an attack lasts.
 _PATIENCE_S = 1
 _IMPATIENT = [
     f"--{name}={_PATIENCE_S}"
@@ -39,7 +39,7 @@ _START_S = 20.0
 
 
 class PeerAbsent(Exception):
-    """A peer is not installed here."""
+    """A peer's program is not installed on this machine."""
 
 
 def targets_of(
@@ -212,7 +212,7 @@ PEERS: dict[str, Callable[[Path], AbstractContextManager[list[Target]]]] = {
 
 
 def pin(pids: tuple[int, ...], processors: set[int]) -> None:
-    """Binds all threads of processes to processors (Linux); threads that they start later too."""
+    """Binds all threads of processes to processors (Linux). Threads that they start later inherit that."""
     for pid in pids:
         for task in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(task), processors)

@@ -1,4 +1,4 @@
-"""What is attacked: where it listens, how it speaks, and the bytes of its smallest and of a large request."""
+"""Describes an attacked port: its address, its protocol, and the bytes of a small and of a large request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CONNECT_S = 5.0
 class Target:
     """One port of a server.
 
-    body: of the smallest request; empty: it is a GET.
-    large_body: of a request with an answer of megabytes; empty: the path `large_path` has one.
+    body: body of the small request; empty: that request is a GET.
+    large_body: body of a request with an answer of megabytes; empty: a GET of `large_path` has such an answer.
     pids: the processes whose memory is watched.
     """
 
@@ -36,14 +36,14 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The peer, with TLS or not."""
+        """The peer's name, and behind TLS the protocol as well."""
         return f"{self.peer} {self.wire}" if self.is_tls else self.peer
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
-        """Opens a connection, through TLS where the port has it.
+        """Opens a connection, with TLS if the port uses it.
 
         Args:
-          receive_bytes: of the socket's buffer.
+          receive_bytes: size of the socket's receive buffer; None: the system's default.
         """
         sock = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
         sock.settimeout(_CONNECT_S)
@@ -87,14 +87,14 @@ class Target:
         return b"".join([*sent, frames.frame(frames.DATA, frames.END_STREAM, stream, parts[-1])])
 
     def open_request(self, stream: int, *more: tuple[bytes, bytes]) -> bytes:
-        """Returns the HEADERS of an HTTP/2 request whose body is still to come."""
+        """Returns the HEADERS frame of an HTTP/2 request, without its body."""
         return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self.fields(*more))
 
     def head(self, *lines: bytes, host: bytes = b"host: localhost\r\n") -> bytes:
-        """Returns the first lines of an HTTP/1.1 POST, without the empty one."""
+        """Returns the request line and headers of an HTTP/1.1 POST, without the empty line at their end."""
         return b"POST %s HTTP/1.1\r\n" % self.path.encode() + host + b"".join(line + b"\r\n" for line in lines)
 
     def whole(self, body: bytes | None = None, *lines: bytes) -> bytes:
-        """Returns a whole HTTP/1.1 request; body: None is that of the smallest one."""
+        """Returns a whole HTTP/1.1 request; body: None is the body of the small request."""
         body = self.body if body is None else body
         return self.head(*lines, b"content-length: %d" % len(body)) + b"\r\n" + body

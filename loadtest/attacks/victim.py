@@ -1,4 +1,4 @@
-"""Another client of the attacked port: it asks one small request after the other on a connection of its own."""
+"""Runs a well-behaved client of the attacked port (the victim), which sends small requests on its own connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
 
 PAUSE_S = 0.002
-# Longer than any wait that is worth telling from another.
+# Timeout of one request; a longer wait counts as a fault.
 PATIENCE_S = 20.0
 _WINDOW = 1 << 30
 _START_S = 60.0
@@ -21,7 +21,7 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long answers took, in milliseconds, and what went wrong."""
+    """The times that answers took, in milliseconds, and the faults."""
 
     count: int
     median: float
@@ -31,7 +31,7 @@ class Waits:
 
     @classmethod
     def of(cls, seconds: Sequence[float], faults: Sequence[str]) -> Waits:
-        """Sums waits up."""
+        """Computes the figures from single times."""
         ordered = sorted(seconds) or [float("nan")]
         at = [1e3 * ordered[int((len(ordered) - 1) * part)] for part in (0.5, 0.99, 1.0)]
         return cls(len(seconds), at[0], at[1], at[2], tuple(faults))
@@ -41,7 +41,7 @@ class Waits:
 
 
 class Victim:
-    """Asks from a process of its own, so that the attacker's work is none of it. Close it at the end."""
+    """Sends requests from a process of its own, so that the attacker's work does not slow it. Close it at the end."""
 
     def __init__(self, target: Target) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -56,14 +56,14 @@ class Victim:
             raise RuntimeError(f"{target.peer} does not answer: {problem}")
 
     def waits(self) -> Waits:
-        """Returns what was seen since the last look; the answer that is awaited now belongs to it."""
+        """Returns the figures since the last call, including the request that is in flight now."""
         self._ours.send("look")
         assert self._ours.poll(2 * PATIENCE_S), "the victim does not answer"
         seconds, faults = self._ours.recv()
         return Waits.of(seconds, faults)
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the victim's process."""
         self._ours.close()
         self._process.join(5)
         if self._process.is_alive():
@@ -72,7 +72,7 @@ class Victim:
 
 
 class _Asker:
-    """One connection; opened again after a fault."""
+    """Sends requests on one connection, which it opens again after a fault."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -81,7 +81,7 @@ class _Asker:
         self.expected: bytes | None = None
 
     def ask(self) -> str:
-        """Asks once; returns what went wrong."""
+        """Sends one request; returns the fault, or "" if there was none."""
         try:
             sock = self._sock or self._open()
             got = self._http2(sock) if self._target.wire == "http2" else self._http1(sock)

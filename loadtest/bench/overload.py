@@ -1,7 +1,8 @@
-"""Offers more than a server can do, open loop, and says what is answered, how soon refusals come, and who suffers.
+"""Overloads a server with an open loop of requests; measures goodput, refusals, and the waits of other clients.
 
-h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server counts what it answers. Beside
-it clients ask at fixed times: health checks, a lookup of one row, and the same work. Linux; h2load must be installed.
+h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server counts its answers. Meanwhile
+other clients send requests at fixed times: health checks, a lookup of one row, and the same work. Linux; h2load must
+be installed.
 
 python -m loadtest.bench.overload                      all kinds, 6 s each
 python -m loadtest.bench.overload --seconds 30 --only tower
@@ -47,7 +48,7 @@ _HEAD = (
     "| work | asked, x capacity | capacity/s | goodput / capacity | answers p99 ms | refusals p50, p99 ms "
     "| health gRPC, HTTP p99 ms | one row p99 ms | recovered s | failed |\n" + "|---" * 10 + "|\n"
 )
-# Clients of the closed loop that finds the capacity: fewer than any queue refuses.
+# Clients of the closed loop that measures the capacity: so few that no queue refuses one.
 _CLIENTS = 8
 _CONNECTIONS = 16
 _PROBES_PER_S = 50
@@ -58,27 +59,30 @@ _IN_A_ROW = 10
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of work. headers: what makes the core forward it, where it is to be forwarded."""
+    """One kind of work. headers: make the core forward the request, for kinds that measure forwarding."""
 
     name: str
     message: bytes
     headers: tuple[tuple[str, str], ...] = ()
 
 
-# A lookup of one row that is asked beside all loads.
+# A lookup of one row, which a client sends beside each load.
 _LIGHT = Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
 
 
 @dataclass
 class Probe:
-    """What clients saw that asked at fixed times. seconds, refused_s: of answers and of refusals; failed: neither."""
+    """The results of requests at fixed times.
+
+    seconds, refused_s: the times of answers and of refusals. failed: requests that got neither.
+    """
 
     seconds: list[float] = field(default_factory=list)
     refused_s: list[float] = field(default_factory=list)
     failed: int = 0
 
     def ask(self, call: Callable[[], object]) -> bool:
-        """Asks once; says whether it was answered."""
+        """Sends one request; says whether it was answered."""
         begun_s = time.perf_counter()
         try:
             call()
@@ -207,13 +211,13 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
     command += [f"-H{key}: {value}" for key, value in kind.headers]
     command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
     target.ask(kind)
-    # What the server learns of the kind, and what the machine does meanwhile, settles first.
+    # The first load is not measured: the server learns the cost of this kind, and the machine settles.
     closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
     _loaded(target, closed_loop, 1.0)
     quiet = _loaded(target, closed_loop, options.seconds / 2)
     for factor in options.factors:
         per_client = max(round(quiet * factor / _CONNECTIONS), 1)
-        # Below the probes: their clients are not what is measured.
+        # Niced, so that the clients at fixed times run first and h2load does not slow them.
         loaded = ["nice", "-n19", *command, f"-c{_CONNECTIONS}", "-m1000", f"--rps={per_client}"]
         probes = [Probe(), Probe(), Probe(), Probe()]
         calls: list[Callable[[], object]] = [
@@ -261,7 +265,7 @@ def _ask_at_times(probe: Probe, call: Callable[[], object], is_over: threading.E
 
 
 def _recovery(target: Target, kind: Kind) -> float:
-    """Returns the time until so many requests in a row are answered."""
+    """Returns the seconds until the first of ten requests in a row that are all answered."""
     begun_s = first_s = time.perf_counter()
     probe, in_a_row = Probe(), 0
     while in_a_row < _IN_A_ROW and time.perf_counter() - begun_s < 2 * _GIVE_UP_S:

@@ -1,11 +1,11 @@
-"""Measures the server's processor time for a Predict by client libraries of others, with and without header fields.
+"""Measures the server's processor time for a Predict from third-party clients, with and without extra header fields.
 
 python -m loadtest.bench.real_clients                            native core and Python data plane, side by side
 python -m loadtest.bench.real_clients --clients grpcio,ghz --seconds 5 --rounds 5
 
-h2load and ghz are taken from PATH, @grpc/grpc-js from NODE_PATH; a client that is not there is left out with a line.
-The fields are a token, a deadline, a request id and a trace context; all but the token differ from call to call, save
-that h2load has one set of fields for all calls.
+h2load and ghz are taken from PATH, @grpc/grpc-js from NODE_PATH. A client that is not installed is skipped, with a line
+of output. The fields are a token, a deadline, a request id and a trace context. All but the token differ from call to
+call; only h2load sends the same fields with all calls.
 """
 
 from __future__ import annotations

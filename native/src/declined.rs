@@ -11,9 +11,9 @@ pub enum Declined {
     TooLarge,
     /// The bytes are not a request of this form, or use a part of the form that only the reference reads.
     Unusual,
-    /// The caller has no certain right to run the model.
+    /// The core is not certain that the caller may run the model.
     Denied,
-    /// The request was drawn for a trace or a log, which the reference makes.
+    /// The request is sampled for a trace or a request log, which only the reference writes.
     Drawn,
     /// No servable, label, version or signature of that name is published to the core.
     Unknown,

@@ -192,7 +192,7 @@ impl Server {
         }
     }
 
-    /// Makes these the callers that may come in, from the next request on: a list of the callers that `Server` takes.
+    /// Replaces the list of known callers from the next request on. The list is of the form that `Server` takes.
     fn set_access(&self, callers: &str) -> PyResult<()> {
         let callers: Vec<Caller> = serde_json::from_str(callers).map_err(value_error)?;
         let access = Access::new(&callers).map_err(value_error)?;
@@ -219,7 +219,7 @@ impl Server {
         Ok(())
     }
 
-    /// Publishes which services gRPC health checks find SERVING, and whether the server is ready, for the next seconds.
+    /// Publishes which services are SERVING for gRPC health checks, and whether the server is ready, for 10 seconds.
     fn set_health(&self, serving: HashSet<String>, is_ready: bool) {
         if let Some(server) = self.inner.load_full() {
             server.set_health(Some(edge::Health::new(serving, is_ready)));

@@ -25,18 +25,18 @@ _INT_CHARS = 20
 _INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
 
-# A parsed key costs some 180 bytes and a list or object some 90, whatever their text costs.
+# A parsed key takes some 180 bytes of memory, and a list or object some 90, however short its text is.
 MAX_KEYS = 1 << 18
 MAX_LISTS = 1 << 19
 
 
 def bound_tokens(body: bytes) -> None:
-    """Refuses a document that would cost far more than its bytes. Characters in strings count too.
+    """Refuses a document that would take far more memory than its text. Colons and brackets in strings count too.
 
     Raises:
       PayloadTooLarge: more than MAX_KEYS colons, or more than MAX_LISTS lists and objects.
     """
-    # A pass of memchr each: a few percent of the parser's time.
+    # Each count is one fast pass over the bytes, and takes a few percent of the parser's time.
     if len(body) <= MAX_KEYS:
         return
     if body.count(b":") > MAX_KEYS:

@@ -89,8 +89,8 @@ class ServerSettings:
     )
     load_timeout_s: float = setting(
         3600.0,
-        "Seconds after which a version's load is given up, so that the model's other versions have their turn; 0: "
-        "never. The version is END with DEADLINE_EXCEEDED, and is tried again once that load has come back.",
+        "Seconds after which a version's load is given up, so that the model's other versions can be loaded; 0: "
+        "never. The version is END with DEADLINE_EXCEEDED, and is tried again once that load has ended.",
         0,
         604800,
     )

@@ -162,7 +162,7 @@ class ModelSet:
         return sorted(name for name, thread in self._threads.items() if thread.is_alive())
 
     def hanging(self) -> list[str]:
-        """Returns the models with a load that was given up and has not come back."""
+        """Returns the models with a load that was given up and still hangs."""
         return sorted(name for name, watcher in self._watchers.items() if watcher.has_hanging_load)
 
     def _refuse_if_stopped(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls that may never come back, such as reads of a mount whose server is gone: waited for, but not for ever."""
+"""Runs a call that may hang, such as a read of a mount whose server is gone, and waits for it with a timeout."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ T = TypeVar("T")
 
 
 class TimeIsOver(Exception):
-    """A call has not come back in its time; its thread goes on waiting."""
+    """A call has not returned within its timeout; its thread goes on waiting."""
 
 
 class Attempt(Generic[T]):
-    """One call in a thread of its own, which does not keep the process from ending. Concurrency: any thread.
+    """Runs one call in a daemon thread, which does not keep the process from ending. Concurrency: any thread.
 
     Args:
-      on_late: called with the result of a call that came back after it was given up, None where it raised. Must not
-        raise.
+      on_late: called if the call ends after it was given up, with its result, or None if it raised. Must not raise.
     """
 
     def __init__(
@@ -30,20 +29,20 @@ class Attempt(Generic[T]):
         self._error: BaseException | None = None
         self._is_given_up = False
         self._is_over = threading.Event()
-        # Held while it is decided whether the waiter has the result.
+        # Held while result() and the thread decide who takes the result: the waiting caller or on_late.
         self._deciding = threading.Lock()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has come back."""
+        """Whether the call has returned or raised."""
         return self._is_over.is_set()
 
     def result(self, timeout_s: float) -> T:
-        """Waits for the call and returns or raises what it did; 0: for ever.
+        """Waits for the call, and returns its result or raises its error; a timeout of 0 waits for ever.
 
         Raises:
-          TimeIsOver: it goes on; the result is not to be had any more.
+          TimeIsOver: the call still runs and is given up; only on_late gets its result.
         """
         self._is_over.wait(timeout_s or None)
         with self._deciding:
@@ -55,7 +54,7 @@ class Attempt(Generic[T]):
             try:
                 raise error
             finally:
-                # No cycle of it and this frame: files that its frames hold are closed now.
+                # Breaks the reference cycle of the error and this frame, so that files in its frames close now.
                 del error
         return self._result  # type: ignore[return-value]  # it is what the call returned
 

@@ -20,18 +20,18 @@ _KINDS = {
 
 
 def read_plain_file(path: Path) -> bytes:
-    """Returns a file's bytes; raises OSError, also for what is no plain file."""
-    # Before it is opened: opening alone rewinds a tape.
+    """Returns a file's bytes; raises OSError, also if the path is not a plain file."""
+    # Checked before the file is opened, because opening a device has effects: it rewinds a tape, for example.
     _check(path, os.stat(path))
     descriptor = os.open(path, _FLAGS)
     with open(descriptor, "rb") as file:
-        # It may be another one than a moment ago.
+        # Checked again, because the path may lead to another file now.
         _check(path, os.fstat(descriptor))
         return file.read()
 
 
 def strange_kind(found: os.stat_result) -> str:
-    """Returns what a path is where it is neither a plain file nor a folder, such as "a pipe"; else "".
+    """Returns the kind of a path that is neither a plain file nor a folder, such as "a pipe"; else "".
 
     >>> strange_kind(os.stat("/dev/null"))
     'a device'

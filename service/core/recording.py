@@ -28,7 +28,7 @@ class Draw:
     def take(self) -> bool:
         """Says whether the request of this context is chosen."""
         drawn = request_context.draws.get().log
-        # The core judged the same number: a request that it did not choose is not drawn a second time.
+        # The core has compared the same number with the rate, so the choice here is the same.
         return (self._source() if drawn is None else drawn) < self.rate
 
 

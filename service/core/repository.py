@@ -99,7 +99,7 @@ class ModelWatcher:
         # What was in the folders of versions whose files were damaged when that was found.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
-        # Loads by version, and looks by folder, that were given up.
+        # Attempts that were given up: loads by version, and looks at a folder by path.
         self._late_loads: dict[int, Attempt[Servable]] = {}
         self._late_looks: dict[Path, Attempt[Any]] = {}
 
@@ -123,7 +123,7 @@ class ModelWatcher:
 
     @property
     def has_hanging_load(self) -> bool:
-        """Whether a load that was given up goes on."""
+        """Whether a load that was given up still hangs."""
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
@@ -203,7 +203,7 @@ class ModelWatcher:
         try:
             found: dict[int, Path] | None = self._within_time(Path(base_path), partial(find_versions, Path(base_path)))
         except TimeoutError as error:
-            # Nothing more is asked of it: that would wait as well.
+            # No further look at the folder: it would hang as well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
             found = None
         except OSError as error:
@@ -241,7 +241,7 @@ class ModelWatcher:
 
     def _may_try(self, version: int, path: Path) -> bool:
         if self._is_loading_late(version):
-            # Each further try could hang as well, and would leave a thread behind.
+            # A further try could hang as well, and would leave another thread behind.
             return False
         self._late_loads.pop(version, None)
         arrival = self._arrivals.get(version)
@@ -302,7 +302,7 @@ class ModelWatcher:
             ) from None
 
     def _late(self, servable: Servable | None) -> None:
-        """Closes what a load that was given up has brought, and has the version tried again when it is due."""
+        """Closes the servable of a load that was given up, and wakes the watcher, which tries the version again."""
         if servable is not None:
             servable.close()
         self._wake.set()
@@ -311,7 +311,7 @@ class ModelWatcher:
         return version in self._late_loads and not self._late_loads[version].is_over
 
     def _within_time(self, folder: Path, look: Callable[[], T]) -> T:
-        """Looks at a folder; raises TimeoutError where it does not answer, at once while an earlier look waits."""
+        """Looks at a folder; raises TimeoutError if that takes too long, and at once while an earlier look hangs."""
         earlier = self._late_looks.get(folder)
         if earlier is None or earlier.is_over:
             attempt = Attempt(f"look-{self._name}", look)

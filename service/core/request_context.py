@@ -1,4 +1,4 @@
-"""What is known of the request that is worked on: its id, the trace that its sender has begun, and its draws.
+"""Holds the context of the current request: its id, its sender's trace, and the random numbers that the core drew.
 
 Transports set all three as a request begins, in the context that works on it; logs, spans and samples read them. None
 is reset at the end: the next request in the same context sets its own.
@@ -23,10 +23,10 @@ traceparent: ContextVar[bytes] = ContextVar("traceparent", default=b"")
 
 
 class Draws(NamedTuple):
-    """The numbers that the native core drew for a request; see native/src/edge/sampling.rs.
+    """The random numbers that the native core drew for a request; see native/src/edge/sampling.rs.
 
-    log: from 0 to below 1; None: nothing was drawn.
-    trace_id: of the trace that the request begins where it has no parent; 0: nothing was drawn.
+    log: decides whether the request is logged, from 0 to below 1; None: the core drew nothing.
+    trace_id: the trace id for a request without a parent; 0: the core drew nothing.
     """
 
     log: float | None = None

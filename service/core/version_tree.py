@@ -1,4 +1,4 @@
-"""Judges what lies in a version's folder before anything there is opened."""
+"""Checks the files in a version's folder before any of them is opened."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from service.core.plain_file import strange_kind
 
 
 def check_tree(version: Path) -> None:
-    """Raises ArtifactError for a link that leads out, and for a pipe, a socket or a device.
+    """Raises ArtifactError for a link that leads out of the model's folder, and for a pipe, a socket or a device.
 
-    Whoever may add a version could else have the server map, and answer from, any file that it can read. The version's
-    folder itself may be a link, and versions may share files. TensorFlow would wait for a pipe's writer for ever.
+    Without the check for links, a user who may add a version could make the server answer from any file that the server
+    can read. The version's folder itself may be a link, and versions may share files. Without the check for pipes,
+    TensorFlow would wait for a pipe's writer for ever.
     """
     roots = [os.path.realpath(version), os.path.realpath(version.absolute().parent)]
     for folder, folders, files in os.walk(version):
@@ -24,7 +25,7 @@ def check_tree(version: Path) -> None:
             try:
                 kind = strange_kind(os.stat(path))
             except OSError:
-                # A link that leads nowhere harms nobody until somebody reads it.
+                # A dangling link is an error only if somebody reads it.
                 continue
             if kind:
                 raise ArtifactError(f"{path.relative_to(version)} is {kind}, expected a file")

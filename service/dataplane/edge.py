@@ -23,7 +23,7 @@ from service.tls.wires import Wires
 
 logger = logging.getLogger(__name__)
 
-# Requests that can wait for a shared run: each keeps a thread for large work.
+# Further threads for large work under --tower_batch_rows: a request that waits for a shared run keeps a thread.
 _SHARED_RUN_THREADS = 16
 
 # By wire, its listeners: a bound socket, or the path of a Unix socket.
@@ -66,7 +66,7 @@ class Edge:
         config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
         config["seal"] = seal
         config["tracing"] = None if sampler is None else trace_shares(sampler)
-        # With the ports and not after them: no request may begin without a caller.
+        # Given before the ports open: no request may be answered without a check of its caller.
         config["access"] = None if callers is None else describe_callers(callers.listed)
         # With the ports and not after them: no connection may begin in plaintext.
         config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
@@ -83,7 +83,7 @@ class Edge:
         routes.attach(self._server)
 
     def set_health(self, serving: frozenset[str], *, is_ready: bool) -> None:
-        """Has the core answer health checks for some seconds.
+        """Lets the core answer health checks from this state for ten seconds.
 
         Args:
           serving: services that a gRPC check finds SERVING.
@@ -142,7 +142,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,
             "max_queue_s": settings.max_queue_ms / 1e3,
-            # Twice what Python runs at the same time: so much always waits there, and none of its threads is idle.
+            # Twice the requests that Python runs at the same time, so that a next request always waits for its threads.
             "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
             "handshake_timeout_s": settings.tls_handshake_timeout_s,
             "head_timeout_s": settings.rest_api_head_timeout_s,

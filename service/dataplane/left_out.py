@@ -1,6 +1,6 @@
-"""Why the native core leaves signatures to the reference servers.
+"""Says why the native core leaves signatures to the reference servers.
 
-What the core has no words for is here; what a graph lacks is in service.graph.native_graph.
+Here are reasons in the tensors and features of a signature; service.graph.native_graph has reasons in its graph.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def left_out(
     signatures: Mapping[str, SignatureSpec],
     graphs: Mapping[str, NativeGraph | PythonOnly],
 ) -> dict[str, str]:
-    """Returns why the core does not answer signatures, by the names of those.
+    """Returns the signatures that the core does not answer, with the reason for each.
 
     Args:
-      lookups: of the version's manifest, if it has one.
-      signatures, graphs: by name, its signatures and the graphs of predicts.
+      lookups: the lookups of the version's manifest, if it has one.
+      signatures, graphs: the version's signatures and the graphs of its predicts, by name.
     """
     found = {}
     for name, spec in signatures.items():
@@ -45,7 +45,7 @@ def left_out(
 
 
 def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
-    """Returns what of a predict the core has no words for; "" where it has them for all."""
+    """Returns the reason why the core can not answer a predict; "" if it can."""
     for name, tensor in (*spec.inputs.items(), *spec.outputs.items()):
         if tensor.dtype not in _DTYPES:
             return f'"{name}" is {tensor.dtype}, which the native core does not read or write'
@@ -63,7 +63,7 @@ def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
 
 
 def lookup_fault(spec: SignatureSpec, plan: SignaturePlan) -> str:
-    """Returns what of a lookup the core has no words for; "" where it has them for all."""
+    """Returns the reason why the core can not answer a lookup; "" if it can."""
     for name, tensor in spec.inputs.items():
         if tensor.dtype not in _DTYPES:
             return f'"{name}" is {tensor.dtype}, which the native core does not read'

@@ -1,4 +1,4 @@
-"""Reads OpenTelemetry's sampler for the native core, which forwards the requests that the sampler takes.
+"""Reads the rates of OpenTelemetry's sampler for the native core, which forwards sampled requests.
 
 Source: opentelemetry.io/docs/specs/otel/trace/sdk, the descriptions of the built-in samplers.
 """
@@ -18,9 +18,9 @@ _NAMES = ("root", "sampled_parent", "unsampled_parent")
 
 
 def trace_shares(description: str) -> dict[str, float]:
-    """Returns the shares of traces that a sampler takes: the fields of Tracing in native/src/edge/sampling.rs.
+    """Returns the sampler's rates, by the fields of Tracing in native/src/edge/sampling.rs.
 
-    A sampler that the core can not follow gets all requests, and decides.
+    For a sampler that the core does not know all rates are 1: the core forwards all requests, and the sampler decides.
 
     >>> trace_shares("TraceIdRatioBased{0.25}")
     {'root': 0.25, 'sampled_parent': 0.25, 'unsampled_parent': 0.25}

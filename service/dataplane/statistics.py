@@ -20,7 +20,7 @@ from service.metrics.requests import RequestCounter, Subject, Successes
 Document = dict[str, Any]
 # rows, seconds, counts, run_seconds, run_counts of one subject.
 _Numbers = tuple[int, float, list[int], float, list[int]]
-# What the status page shows in other places, or summed.
+# Parts of the core's numbers that the status page shows elsewhere, or as sums.
 _APART = ("subjects", "slow", "refused", "waited")
 
 
@@ -32,11 +32,11 @@ class Events(Protocol):
         ...
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Requests were refused."""
+        """Counts refused requests."""
         ...
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """Requests that ran had waited for a thread."""
+        """Counts the times that requests waited for a thread before they ran."""
         ...
 
 

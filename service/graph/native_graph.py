@@ -47,7 +47,7 @@ def native_tower(
 
     Args:
       plan_of: the lookup that gives a source's float32 rows; None where no single lookup does.
-      batch_rows: rows up to which requests that are there at the same time share a run; 0: each runs by itself.
+      batch_rows: most rows of a run that several waiting requests share; 0: each request has a run of its own.
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
     plans: dict[str, FeaturePlan] = {}

@@ -46,9 +46,9 @@ class WarmupObserver(Protocol):
 
 
 class CompileNative(Protocol):
-    """Returns a version as the native core has it too, as far as it can answer its signatures. Must not raise.
+    """Returns a version with its description for the native core, for signatures that the core can answer.
 
-    lookups: of its manifest, if it has one. graphs: of predicts, by signature.
+    Must not raise. lookups: those of its manifest, if it has one. graphs: those of its predicts, by signature.
     """
 
     def __call__(

@@ -12,7 +12,7 @@ from service.loading.towers import native_plan
 
 
 def native_graphs(servable: Servable) -> dict[str, NativeGraph | PythonOnly]:
-    """Returns the graphs of predicts, or why only Python can run them, by signature; lookups are among the latter."""
+    """Returns for each signature its graph, or why only Python can run it. Lookups have no graph for the core."""
     return {name: _native_graph(name, servable) for name in servable.signatures}
 
 
@@ -30,5 +30,5 @@ def _native_graph(name: str, servable: Servable) -> NativeGraph | PythonOnly:
         return PythonOnly("nothing runs it here: it needs TensorFlow")
     if isinstance(backend, LazyBackend):
         return PythonOnly("its graph waits for the first request")
-    # Its batches and their limits are Python's.
+    # Only Python has the batches of --enable_batching and their limits.
     return PythonOnly("--enable_batching batches it")

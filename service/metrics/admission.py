@@ -36,7 +36,7 @@ class AdmissionCounter:
         self._dropped: dict[str, int] = {}
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """See core.admission.limits.AdmissionObserver; count: the native core tells of several at once."""
+        """See core.admission.limits.AdmissionObserver. count: the native core reports several refusals at once."""
         self._refused.setdefault((get_ident(), model, reason), [0])[0] += count
         now_s = self._clock()
         if now_s >= self._log_again_s:

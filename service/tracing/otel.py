@@ -91,7 +91,7 @@ class OtelTracing:
 
 
 class DrawnIds(RandomIdGenerator):
-    """Gives a trace the id that the native core drew for its request, so that both judge it alike."""
+    """Gives a trace the id that the native core drew for its request, so that core and sampler decide alike."""
 
     def generate_trace_id(self) -> int:
         """See IdGenerator."""

@@ -1,4 +1,4 @@
-"""Reads what the native core tells the reference servers of a request: headers that it takes away from its clients."""
+"""Reads the headers that the native core adds to forwarded requests. The core removes such headers of clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the core says of one request. names: of callers, in the client's verified certificate."""
+    """The core's headers of one request. names: names of known callers in the client's verified certificate."""
 
     names: frozenset[str] = NO_NAMES
     draws: Draws = NO_DRAWS
@@ -30,17 +30,17 @@ class Forwarding:
     """Reads the core's headers. Concurrency: any thread.
 
     Args:
-      seal: the secret that the core's requests carry; "": no request is the core's.
+      seal: the secret in the core's requests; "": no core is there, and all such headers are ignored.
     """
 
     def __init__(self, seal: str = "") -> None:
         self._seal = seal.encode()
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> Told:
-        """Returns what the core tells; nothing where a client writes such headers by itself.
+        """Returns the content of the core's headers; nothing if the seal is wrong, as when a client wrote them.
 
         Args:
-          headers: names in lower case, and values.
+          headers: pairs of a name in lower case and a value.
         """
         if not self._seal:
             return _NOTHING

@@ -70,7 +70,7 @@ def planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
 
 @pytest.fixture(scope="module")
 def guarded_planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
-    """The same with --auth_config."""
+    """Starts the servers of both data planes with --auth_config."""
     with ExitStack() as stack:
         servers = {
             plane: stack.enter_context(

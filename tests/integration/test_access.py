@@ -253,7 +253,7 @@ def test_answers_are_those_of_an_open_server(guarded: Guarded) -> None:
 
 def test_the_core_answers_known_callers_and_forwards_the_others(guarded: Guarded) -> None:
     def forwarded() -> int:
-        """Counts forwarded requests; this one is one of them."""
+        """Counts forwarded requests, including this request for the status page."""
         plane = guarded.http("GET", "/v1/statusz", "boss").json()["data_plane"]
         return sum(plane["forwarded"].values()) if plane["kind"] == "native" else 0
 
@@ -284,7 +284,7 @@ def test_clients_can_not_speak_for_the_core(guarded: Guarded) -> None:
     answer = guarded.server.http.post("/v1/models/shown:lookup", json=BODY, headers=forged)
     assert answer.status_code == 401
     with grpc.insecure_channel(f"unix:{guarded.socket}") as socket:
-        # No core stands before this socket.
+        # Requests on this socket reach the reference server directly, without the core.
         for channel in (guarded.server.channel, socket):
             call = channel.unary_unary(f"{PREDICTION}/Predict")
             with pytest.raises(grpc.RpcError) as caught:

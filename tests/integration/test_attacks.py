@@ -1,4 +1,4 @@
-"""Every attack of loadtest.attacks for about a second on a real server: nobody else notices, and it is given back."""
+"""Runs every attack of loadtest.attacks on a real server: other clients are not slowed, and memory is freed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ pytestmark = pytest.mark.skipif(
 )
 CLOSE = b"connection: close"
 CHUNKED = LOOKUP + b"transfer-encoding: chunked\r\n\r\n"
-# Of requests that take the general path.
+# The head of a predict.
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
-# How long the server waits for a client, and how long an attack goes on: no case ends before it.
+# How long the server waits for a client, and how long each attack lasts at least.
 TIMEOUT_S, ATTACK_S = 0.3, 0.9
-# Orders of magnitude beyond what is measured, for this machine may be busy with something else.
+# Limits far beyond measured values, because the test machine may be busy with other work.
 LONGEST_MS, LEFT_MIB = 2000.0, 64.0
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
-    """Two impatient servers that all attacks in this file fall on, plain and with TLS."""
+    """Two servers with short timeouts for all attacks in this file, plaintext and TLS."""
     folder = tmp_path_factory.mktemp("attacked")
     write_version(folder / "model" / "1", 1, 0)
     (folder / "ssl.conf").write_text(ssl_config(Authority().issue()))
@@ -123,7 +123,7 @@ def test_another_host_is_attacked_only_when_that_is_asked_for(
 
 @pytest.mark.parametrize("start", [LOOKUP, PREDICT], ids=["lookup", "predict"])
 def test_a_body_that_does_not_come_closes_the_connection(server: ServerProcess, start: bytes) -> None:
-    # So does one whose client has vanished without a word: nothing more comes.
+    # The same holds for a client that has vanished: in both cases no more bytes come.
     assert status(answer(server, start + b"content-length: 100\r\n\r\n{")) in (408, 0)
 
 
@@ -132,7 +132,7 @@ def test_a_chunked_body_without_end_is_refused_and_cut(server: ServerProcess) ->
     with connect(server) as sock:
         sock.sendall(CHUNKED)
         send(sock, endless(chunk))
-        # A client that still sends when its connection is closed may not see why.
+        # A client that still sends when its connection is closed may get a reset instead of the answer.
         assert status(rest(sock)) in (413, 0)
 
 

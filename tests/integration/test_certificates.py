@@ -83,7 +83,7 @@ def test_http_knows_callers_by_their_certificates(server: ServerProcess, tmp_pat
             assert known.post("/v1/models/default:lookup", json=body).json()["embeddings"]["user"] == ROWS
             refused = unknown.post("/v1/models/default:lookup", json=body)
             assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Bearer")
-        # The core has forwarded the two, and this request.
+        # The core has forwarded the two requests above, and this request for the status page.
         assert forwarded(known)["http"] in (0, 3)
         assert known.get("/v1/models/default").status_code == 403
 
@@ -106,7 +106,7 @@ def test_grpc_knows_callers_by_their_certificates(server: ServerProcess, tmp_pat
         with pytest.raises(grpc.RpcError) as caught:
             call = known.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
             call(status.SerializeToString(), timeout=PATIENCE_S)
-        # The reference knows the caller, who has not this right.
+        # The reference server knows the caller, but the caller does not have this right.
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     with http_client(server, RANKER, tmp_path) as client:
         assert forwarded(client)["grpc"] in (0, 3)

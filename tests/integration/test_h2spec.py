@@ -1,7 +1,7 @@
-"""HTTP/2 to the letter: what h2spec finds in a real server, on the plain port and behind TLS.
+"""Checks a real server's conformance to HTTP/2 with h2spec, on the plaintext port and behind TLS.
 
-h2spec asks as a browser does, and gets an answer with a body; h2spec-grpc sends gRPC's headers, and gets what a gRPC
-client would. Together they go through every way of ending a stream.
+h2spec sends requests like a browser's, and gets answers with a body. h2spec-grpc sends gRPC's headers, and gets gRPC
+answers. Together they test every way of ending a stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [
     ),
 ]
 PATH = "/tensorflow.serving.PredictionService/Predict"
-# By program, the sections whose case does not hold here, and why.
+# The sections of h2spec whose test case does not apply to this server, by program, and why.
 NO_BODY = "gRPC refuses an empty call by trailers alone, and the case waits for DATA; h2spec itself gets some"
 LARGE_FRAMES = "20 KB of headers are within our SETTINGS_MAX_FRAME_SIZE of 1 MB; asked again below with more"
 ANSWERED = "the request before is answered by then: its stream is closed, counts no more, and takes no windows"

@@ -31,7 +31,7 @@ LOADING = ("LOADING", "OK")
 class Hanging:
     """A version whose load waits until it is let go, for 45 s at most: opening its recorded requests does not return.
 
-    Another process has a lease on that file, so Linux holds up whoever opens it, as a mount without its server does.
+    Another process has a lease on that file, so Linux blocks any process that opens it, like a mount without a server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Hanging:
         os.rename(draft, folder)
 
     def let_go(self) -> None:
-        """Ends the wait of a load that goes on, and of all that come."""
+        """Lets the hanging load, and all later ones, open the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -53,7 +53,7 @@ class Hanging:
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Hanging]:
     """Version 1 of a model in folder "slow"."""
-    # Linux sends it to the holder of a lease for each that waits, and it would end this process.
+    # Linux sends SIGIO to the lease's holder for each blocked open; by default SIGIO would end this process.
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     hanging = Hanging(tmp_path / "slow" / "1")
     yield hanging
@@ -134,7 +134,7 @@ def test_a_load_that_does_not_come_back_is_given_up_and_tried_again_when_it_has(
     assert (code, "did not load within 0.5 s (--load_timeout_s)" in message) == ("UNKNOWN", True), message
     given_up = server.wait_for_log("load failed", model="slow")
     assert str(hanging.base / "1") in given_up["reason"]
-    # Its slot is free, and its next version has its turn.
+    # The load's slot is free, so the model's next version is loaded.
     add_version(base, 2, scale=2)
     until(lambda: ask(server, "default") == [2, 20])
     hanging.let_go()
@@ -151,7 +151,7 @@ def test_a_load_that_was_given_up_holds_up_no_later_version_and_no_end(
     assert "version 1 is END" in server.http.get("/readyz").json()["problems"]["default"]
     add_version(hanging.base, 2, scale=2)
     until(lambda: ask(server, "default") == [2, 20])
-    # One thread waits, whatever the number of tries.
+    # The hanging load is not tried again, so only one thread hangs.
     assert len([record for record in server.records if record["message"] == "load failed"]) == 1
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
@@ -164,7 +164,7 @@ def test_a_graph_that_waits_for_ever_in_a_warm_up_holds_up_no_later_version_and_
 ) -> None:
     import tensorflow as tf
 
-    # Out of the version's folder, where nobody looks for pipes.
+    # The pipe is outside the version's folder, because the server checks that folder for pipes.
     os.mkfifo(tmp_path / "pipe")
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "x")])

@@ -89,7 +89,7 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(
 ) -> None:
     listed = f'config {{ name: "default" base_path: "{base}" model_platform: "tensorflow" }}\n'
     for place in PLACES:
-        # The strange version's turn comes first.
+        # Version 2, with the strange file, is loaded first.
         shutil.copytree(base / "1", tmp_path / place.name / "1")
         replace_file(shutil.copytree(base / "1", tmp_path / place.name / "2") / place, kind)
         listed += (
@@ -102,11 +102,11 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(
     for name in ("default", *(f"{place.name}/versions/1" for place in PLACES)):
         until(lambda name=name: ask(server, name) == [1, 10])
     for place in PLACES:
-        # One that is not as its manifest says is waited for as a copy that goes on: --version_settle_s.
+        # A version that differs from its manifest may be an unfinished copy, so the server waits --version_settle_s.
         until(lambda place=place: versions(server, place.name)[2]["state"] in ("END", "AVAILABLE"))
         ended = versions(server, place.name)[2]
         if kind == "a dangling link" and place in (WARMUP, OPTIONS):
-            # As if it were not there, and it need not be.
+            # These files are optional, and a dangling link counts as an absent file.
             assert ended["state"] == "AVAILABLE"
             continue
         assert (ended["state"], ended["status"]["error_code"]) == ("END", "FAILED_PRECONDITION"), place
@@ -115,7 +115,7 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(
         assert place.name in ended["status"]["error_message"] or kind == "a dangling link", ended
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
-    # Not "not waiting for models that still load".
+    # No load hung at the end: the last record would else be "not waiting for models that still load".
     assert server.records[-1]["message"] == "stopped"
 
 

@@ -14,16 +14,16 @@ use serde::Deserialize;
 use crate::plan::Grant;
 
 const SCHEME: &[u8] = b"bearer ";
-/// Longer headers are left to the reference, which refuses them.
+/// A request with a longer `authorization` header is forwarded to the reference, which refuses it.
 const MAX_HEADER_BYTES: usize = 4096;
 
 /// One caller, as `service/dataplane/access.py` writes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caller {
-    /// SHA-256 of its tokens, in hexadecimal digits.
+    /// SHA-256 of each of its tokens, in hexadecimal digits.
     pub digests: Vec<String>,
-    /// Names of its certificates.
+    /// Names in its client certificates, such as `CN:ranker`.
     pub certificates: Vec<String>,
     /// Patterns of the models on which it has the right "predict".
     pub models: Vec<String>,
@@ -34,7 +34,7 @@ pub struct Caller {
 struct Digest([u8; 32]);
 
 impl PartialEq for Digest {
-    // Looks at all bytes, wherever they differ.
+    // Compares all bytes, so that the time does not depend on where two digests differ.
     fn eq(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |found, (a, b)| found | (a ^ b)) == 0
     }
@@ -46,7 +46,7 @@ impl Hash for Digest {
     }
 }
 
-/// All callers that may come in.
+/// All known callers, by token and by name in a certificate.
 #[derive(Debug, Default)]
 pub struct Access {
     by_digest: HashMap<Digest, Arc<Grant>>,
@@ -54,7 +54,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Takes a list of callers.
+    /// Builds the look-up from a list of callers.
     ///
     /// # Errors
     /// A digest is not 64 hexadecimal digits.
@@ -72,9 +72,9 @@ impl Access {
         Ok(access)
     }
 
-    /// Returns the models of the caller that sent these headers; None where that is not certain.
+    /// Returns the models that the request's caller may run; None if the caller is unknown or not certain.
     ///
-    /// `names`: those of the client's verified certificate. They count only where there is no `authorization`.
+    /// `names` are those in the client's verified certificate. They count only if there is no `authorization` header.
     #[must_use]
     pub fn grant(&self, headers: &HeaderMap, names: &[String]) -> Option<&Arc<Grant>> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
@@ -95,11 +95,11 @@ impl Access {
     fn of_names(&self, names: &[String]) -> Option<&Arc<Grant>> {
         let mut found = names.iter().filter_map(|name| self.by_name.get(name));
         let grant = found.next()?;
-        // A certificate with the names of two callers is neither's.
+        // A certificate with names of two callers identifies neither of them.
         found.all(|other| Arc::ptr_eq(grant, other)).then_some(grant)
     }
 
-    /// Returns the names of a certificate that belong to a caller.
+    /// Returns those names in a certificate that belong to a known caller.
     pub fn known<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
         names.iter().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
     }
@@ -145,7 +145,7 @@ mod tests {
         Access::new(&callers).expect("digests")
     }
 
-    /// Asks for the model "films" with these headers.
+    /// Says whether these headers and certificate names may run the model "films".
     fn may(access: &Access, authorizations: &[&[u8]], names: &[&str]) -> bool {
         let mut headers = HeaderMap::new();
         for value in authorizations {

@@ -1,11 +1,12 @@
-//! Reads the names of a client's certificate, in the words of `--auth_config`.
+//! Reads the names in a client's certificate, and writes them as `--auth_config` does.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// Returns the names of a certificate in DER, each with its kind, such as `CN:ranker` and `DNS:a.example`; none if any
-/// part can not be read: a certificate with names of two callers must not look like one with a single name.
+/// Returns the names in a DER certificate, each with its kind, such as `CN:ranker` and `DNS:a.example`.
+///
+/// If any name can not be read, none is returned: a missing name could hide that the certificate fits two callers.
 #[must_use]
 pub fn names(der: &[u8]) -> Vec<String> {
     read(der).unwrap_or_default()
@@ -33,7 +34,7 @@ fn read(der: &[u8]) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// Returns the names of an address; of IPv6 as OpenSSL writes it, and as grpcio does.
+/// Returns the names for an IP address. IPv6 gets two: OpenSSL and grpcio write such addresses differently.
 fn addresses(bytes: &[u8]) -> Option<Vec<String>> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Some(vec![format!("IP:{}", Ipv4Addr::from(bytes))]);

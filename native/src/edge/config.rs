@@ -50,9 +50,9 @@ pub struct Config {
     pub http_tls: Option<Arc<rustls::ServerConfig>>,
     /// Limits on the cost of clients.
     pub limits: Limits,
-    /// The callers that may come in; None: everybody may.
+    /// The known callers and their models; None: everybody may run every model.
     pub access: Option<Access>,
-    /// Shares of the requests that the reference traces; None: it traces none.
+    /// The shares of requests that are traced; None: no request is traced.
     pub tracing: Option<Tracing>,
     /// Proves to the reference that the edge wrote the headers of [`super::shared::OWN_HEADERS`].
     pub seal: String,
@@ -64,7 +64,7 @@ pub struct Config {
     pub cors: Cors,
     /// Limits of the buckets that durations are counted in, in seconds, ascending.
     pub bucket_limits_s: Vec<f64>,
-    /// As `bucket_limits_s`, of waits for a thread.
+    /// Limits of the buckets that waits for a thread are counted in, in seconds, ascending.
     pub wait_limits_s: Vec<f64>,
     /// Time from which on a request is slow.
     pub slow_from: Duration,

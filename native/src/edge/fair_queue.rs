@@ -1,28 +1,30 @@
-//! Orders waiting work by shares, and refuses at once what would wait too long.
+//! Queues requests fairly between models and clients, and refuses a request at once if it would wait too long.
 //!
-//! Models take turns; in the turn of a model client addresses do, and in the turn of an address its connections. Turns
-//! are weighted by how long runs are expected to take. The rules are those of `service/core/admission/workers.py`.
+//! Models take turns. Within a model, client addresses take turns; within an address, its connections do. Turns are
+//! weighted by the expected run time. The rules are those of `service/core/admission/workers.py`.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A model or a client may have this many times as many requests waiting as there are free places: one alone comes to
-/// four fifths, two to four ninths each. Source: `service/core/admission/limits.py`.
+/// One model or one client may fill at most this many times the places that are still free. One that floods alone can
+/// fill four fifths of the queue, two that flood four ninths each. Source: `service/core/admission/limits.py`.
 const SHARE: usize = 4;
-/// The part of the newest run in the mean, and the most that it counts for: one run may wait for a graph to load.
+/// The newest run counts for one part in `NEWEST` of the mean. A run counts as at most twice the mean plus
+/// `MOST_NANOS`, because a single run may wait for a graph to load.
 const NEWEST: u64 = 4;
 const MOST_NANOS: u64 = 1_000_000;
-/// How many times the longest expected wait a request may really wait.
+/// A request is refused once it has waited this many times the limit of the expected wait.
 const PATIENCE: u32 = 4;
-/// Waits that were expected to be this long correct later expectations: machines are shared, and runs wait for locks.
+/// Only waits with at least this expected length correct later estimates. Real waits are longer than estimated,
+/// because machines are shared and runs wait for locks.
 const TELLING: Duration = Duration::from_millis(5);
-/// The part of the newest wait in the correction, and the largest correction.
+/// The weight of the newest wait in the correction factor, and the largest correction factor.
 const NEWEST_WAIT: f64 = 1.0 / 32.0;
 const MOST_CORRECTION: f64 = 16.0;
 /// A turn costs this much at least, so that work of unknown length takes turns too.
 const LEAST_NANOS: u64 = 1_000;
-/// Classes of sizes: a class holds requests of up to twice the bytes of the class before it.
+/// Number of size classes; a class holds requests of up to twice the bytes of the class before it.
 const CLASSES: usize = 33;
 
 /// The names that shares are counted by: the model, the client's address, the connection.
@@ -51,13 +53,13 @@ impl Ask {
 /// The reason why a request is not run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Refusal {
-    /// As many wait as may, or the model or the client has more than its share. Holds how many wait.
+    /// The queue is full, or the model or the client has more than its share. Holds the number of waiting requests.
     Queue(usize),
-    /// It would wait longer than the limit. Holds how many wait.
+    /// The request would wait longer than the limit. Holds the number of waiting requests.
     Wait(usize),
-    /// It would wait past its deadline. Holds how many wait.
+    /// The request would wait past its deadline. Holds the number of waiting requests.
     Deadline(usize),
-    /// It waited far longer than was expected.
+    /// The request waited far longer than expected. Holds how long it waited.
     Waited(Duration),
     /// Its deadline passed while it waited.
     Late,
@@ -78,18 +80,18 @@ impl Refusal {
 /// Limits of one queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many run at the same time.
+    /// How many requests run at the same time.
     pub slots: usize,
-    /// How many may wait.
+    /// How many requests may wait.
     pub queued: usize,
-    /// How long one may wait.
+    /// How long a request may wait, as expected when it comes.
     pub wait: Duration,
 }
 
 /// A request that left the queue for its run.
 #[derive(Debug)]
 pub struct Taken<T> {
-    /// What was queued.
+    /// The value that was queued with the request.
     pub value: T,
     /// The reason why it must not run any more.
     pub refusal: Option<Refusal>,
@@ -99,7 +101,7 @@ pub struct Taken<T> {
     pub run: Run,
 }
 
-/// A run: what is learned of it is kept by its model and size.
+/// The run of a request. Its duration is learned for its model and size class.
 #[derive(Debug)]
 pub struct Run {
     model: Arc<str>,
@@ -112,7 +114,7 @@ struct Waiting<T> {
     value: T,
     class: usize,
     cost: u64,
-    // The wait that the costs alone told.
+    // The wait estimated from the costs alone, without the correction.
     expected: Duration,
     since: Instant,
     deadline: Option<Instant>,
@@ -124,7 +126,7 @@ struct Node<T> {
     waiting: usize,
     // Expected nanoseconds of the runs of all that waits here.
     cost: u64,
-    // The virtual time of the last turn: the time that each busy child has had. A newcomer begins there.
+    // The virtual time of the last turn: run time given to each busy child so far. A new child starts from it.
     clock: u64,
     turns: BTreeSet<(u64, Arc<str>)>,
     children: HashMap<Arc<str>, (u64, Node<T>)>,
@@ -221,7 +223,8 @@ impl<T> Node<T> {
         true
     }
 
-    /// Expected nanoseconds of the runs before a further request: in turns, other children run no more than its own.
+    /// Expected nanoseconds of the runs before a further request. As children take turns, no other child runs for
+    /// longer than the request's own child and the request together.
     fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
         let Some((name, rest)) = path.split_first() else {
             return self.cost;
@@ -277,7 +280,7 @@ impl<T> FairQueue<T> {
         FairQueue { limits, root: Node::default(), running: 0, next_id: 0, means: HashMap::new(), correction: 1.0 }
     }
 
-    /// Queues a request; returns the number to [`Self::remove`] it by.
+    /// Queues a request; returns the number by which [`Self::remove`] finds it.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -292,7 +295,7 @@ impl<T> FairQueue<T> {
         Ok(id)
     }
 
-    /// Judges a request whose bytes are still to come.
+    /// Says whether a request would be queued, before its body is read.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -306,7 +309,7 @@ impl<T> FairQueue<T> {
 
     fn learn_wait(&mut self, expected: Duration, waited: Duration, is_over: bool) {
         let ratio = (waited.as_secs_f64() / expected.as_secs_f64().max(1e-9)).clamp(1.0, MOST_CORRECTION);
-        // A wait that goes on tells that it is too short at least.
+        // A wait that was cut short gives a lower bound only, so it may raise the correction but not lower it.
         if expected >= TELLING && (is_over || ratio > self.correction) {
             self.correction += (ratio - self.correction) * NEWEST_WAIT;
         }
@@ -328,7 +331,7 @@ impl<T> FairQueue<T> {
             return Some(Refusal::Queue(waiting));
         }
         let expected = self.expected(ask, cost).mul_f64(self.correction);
-        // As many as there are slots may wait however long their runs are: else a slot would be idle between two.
+        // A long wait is accepted while fewer requests wait than there are slots: else slots would idle between runs.
         if expected > wait && waiting >= slots {
             return Some(Refusal::Wait(waiting));
         }
@@ -356,7 +359,7 @@ impl<T> FairQueue<T> {
         Some(Taken { value: request.value, refusal, waited, run })
     }
 
-    /// Frees the slot of a run. `took` is how long it ran; None: it did not.
+    /// Frees the slot of a run. `took` is how long the request ran; None: it did not run.
     pub fn done(&mut self, run: Run, took: Option<Duration>) {
         self.running -= 1;
         let Some(took) = took else { return };
@@ -364,7 +367,7 @@ impl<T> FairQueue<T> {
         self.means.entry(run.model).or_insert(Means([0; CLASSES])).learn(run.class, nanos);
     }
 
-    /// Takes out a request whose client left; None: it has left the queue already.
+    /// Removes a request whose client disconnected; None: the request is not in the queue any more.
     pub fn remove(&mut self, ask: &Ask, id: u64) -> Option<T> {
         let request = self.root.remove(&ask.path, id)?;
         self.learn_wait(request.expected, request.since.elapsed(), false);
@@ -377,7 +380,7 @@ impl<T> FairQueue<T> {
         self.root.waiting
     }
 
-    /// Says whether more wait than may however long their runs are.
+    /// Says whether more requests wait than there are slots.
     #[must_use]
     pub fn is_crowded(&self) -> bool {
         self.root.waiting > self.limits.slots
@@ -405,7 +408,7 @@ mod tests {
         Ask::new(model, peer, 1000, None)
     }
 
-    /// A queue whose one slot is taken, and whose runs of a model take so many milliseconds.
+    /// Makes a queue whose one slot is taken. `means` has the milliseconds that runs of each model take.
     fn busy(limits: Limits, means: &[(&str, u64)]) -> (FairQueue<usize>, Instant) {
         let (mut queue, now) = (FairQueue::new(limits), Instant::now());
         for (model, millis) in means {
@@ -420,7 +423,7 @@ mod tests {
         (queue, now)
     }
 
-    /// Takes all that waits, as if the one slot were freed before each.
+    /// Takes all waiting requests out in the order in which the one slot would run them.
     fn order(queue: &mut FairQueue<usize>) -> Vec<usize> {
         queue.clear()
     }
@@ -462,7 +465,7 @@ mod tests {
         assert!(queue.push(&ask("quiet", "b:1"), now, 0).is_ok());
         let (mut queue, _) = busy(Limits { wait: Duration::MAX, ..LIMITS }, &[]);
         let one = flood(&mut queue, "m", "a:1");
-        // The model's share is taken by one connection of it.
+        // One connection has filled the whole share of its model.
         assert_eq!((one, flood(&mut queue, "m", "b:1")), (81, 0));
     }
 
@@ -472,7 +475,7 @@ mod tests {
         let taken = (0..50).filter(|_| queue.push(&ask("m", "a:1"), now, 0).is_ok()).count();
         assert!((5..=7).contains(&taken), "{taken}");
         assert!(matches!(queue.push(&ask("m", "a:1"), now, 0), Err(Refusal::Wait(_))));
-        // In turns another client waits for one of them only, and another model too.
+        // Clients and models take turns, so a new client or a new model waits for one of these requests only.
         assert!(queue.push(&ask("m", "b:1"), now, 0).is_ok());
         assert!(queue.push(&ask("n", "a:1"), now, 0).is_ok());
     }
@@ -494,7 +497,7 @@ mod tests {
         for _ in 0..400 {
             while queue.push(&ask("m", "a:1"), now, 0).is_ok() {}
             most.push(queue.num_waiting());
-            // A thread that has half of a processor.
+            // 40 ms pass for each run of 20 ms, as on a thread that has half of a processor.
             now += Duration::from_millis(40);
             queue.running = 0;
             let run = queue.take(now).unwrap().run;
@@ -517,7 +520,7 @@ mod tests {
         };
         assert_eq!(next(20), Some(Refusal::Late));
         assert_eq!(next(500), Some(Refusal::Waited(Duration::from_millis(500))));
-        // Nobody waits behind the last one, so it may run.
+        // No request waits behind the last one, so the last one may still run.
         assert_eq!(next(500), None);
     }
 

@@ -1,5 +1,6 @@
-//! Counts the frames of an HTTP/2 connection by type as their bytes come: many of them ask for work and bring no
-//! request any nearer. Source: RFC 9113, sections 4.1, 6 and 10.5.
+//! Counts the HTTP/2 frames that a connection receives, and ends a flood of frames that carry no part of a request.
+//!
+//! Such frames make the server work without progress of any request. Source: RFC 9113, sections 4.1, 6 and 10.5.
 
 use std::time::Instant;
 
@@ -14,23 +15,23 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
-/// What a connection may spend at once. A frame without progress costs 1 and more.
+/// Points that a connection starts with, and may have at most. A frame without progress costs 1 point or more.
 const ALLOWANCE: u32 = 4096;
-/// What comes back each second, whatever the client does.
+/// Points that a connection regains each second.
 const PER_SECOND: u32 = 100;
-/// What a request gives back: its client may send windows, PINGs and the like with it.
+/// Points that a request gives back: its client may send `WINDOW_UPDATE`, `PING` and similar frames with it.
 const REQUEST: u32 = 8;
-/// Bytes of a body, or of answers that the client took, which give 1 back.
+/// So many bytes, of request bodies or of answers that the client took, give 1 point back.
 const PROGRESS_BYTES: usize = 1 << 10;
 /// The server answers each PING, and goes through all streams for a SETTINGS.
 const PING_COST: u32 = 4;
 const SETTINGS_COST: u32 = 16;
 /// DATA below this size is tiny, unless it ends its stream.
 const TINY_BYTES: usize = 64;
-/// A reset of one of so many last requests costs what the request gave, and once more: it was not worth its work.
+/// `RST_STREAM` of one of this many last requests costs 1 point more than the request gave back.
 const RECENT_STREAMS: u32 = 64;
 
-/// The type of the frame that was one too many.
+/// The type of the frames that a connection sent too many of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -44,7 +45,7 @@ pub enum Flood {
 }
 
 impl Flood {
-    /// Reads what a number stands for; 0 and others are none.
+    /// Returns the flood with this number; None for any other number, such as 0.
     #[must_use]
     #[inline]
     pub fn of(number: u8) -> Option<Flood> {
@@ -54,7 +55,7 @@ impl Flood {
     }
 }
 
-/// Where one connection stands in the bytes that it receives, and what it may still spend.
+/// The position of one connection in the frames that it receives, and the points that it has left.
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
@@ -64,7 +65,7 @@ pub struct FrameMeter {
     left: u32,
     refilled: Instant,
     last_stream: u32,
-    // Bytes of progress that have given nothing back yet.
+    // Bytes of progress that have not yet given a point back.
     progress: usize,
 }
 
@@ -84,7 +85,7 @@ impl FrameMeter {
         }
     }
 
-    /// How many bytes of the frame at hand are still to come.
+    /// How many payload bytes of the current frame are still to come.
     #[must_use]
     #[inline]
     pub fn payload_left(&self) -> usize {
@@ -97,7 +98,7 @@ impl FrameMeter {
         self.give_back_for(size);
     }
 
-    /// Takes bytes that came; returns how many frames began in them.
+    /// Reads received bytes; returns how many frame headers ended in them.
     ///
     /// # Errors
     /// The connection has sent too many frames without progress.
@@ -105,7 +106,7 @@ impl FrameMeter {
         let mut frames = 0;
         loop {
             let skipped = data.len().min(self.preface_left + self.payload_left);
-            // Only one of the two is more than 0.
+            // At most one of preface_left and payload_left is more than 0.
             self.preface_left -= skipped.min(self.preface_left);
             self.payload_left -= skipped.min(self.payload_left);
             data = &data[skipped..];
@@ -126,7 +127,7 @@ impl FrameMeter {
         }
     }
 
-    /// Judges the frame whose head is complete.
+    /// Spends or gives back points for the frame whose 9-byte header is complete.
     fn frame(&mut self) -> Result<(), Flood> {
         let [a, b, c, kind, flags, stream @ ..] = self.head;
         let size = u32::from_be_bytes([0, a, b, c]) as usize;
@@ -149,7 +150,7 @@ impl FrameMeter {
             }
             RST_STREAM => self.spend(1, Flood::Reset),
             SETTINGS if flags & ACK == 0 => {
-                // Long ones cost for their values too.
+                // A SETTINGS frame with many values costs more.
                 let values = u32::try_from(size / 6 / 16).unwrap_or(u32::MAX);
                 self.spend(SETTINGS_COST.saturating_add(values), Flood::Settings)
             }
@@ -174,7 +175,7 @@ impl FrameMeter {
 
     fn spend(&mut self, cost: u32, flood: Flood) -> Result<(), Flood> {
         if self.left < cost {
-            // The clock is read only here: nearly all connections never come to it.
+            // The clock is read only here, so that well-behaved connections never read it.
             let now = Instant::now();
             let seconds = now.duration_since(self.refilled).as_secs();
             if seconds > 0 {
@@ -205,7 +206,7 @@ mod tests {
         meter
     }
 
-    /// How many times a meter takes some bytes, up to a limit.
+    /// Returns how many times a meter accepts some bytes, up to a limit, and the flood that ended it.
     fn taken(meter: &mut FrameMeter, bytes: &[u8], most: usize) -> (usize, Option<Flood>) {
         for count in 0..most {
             if let Err(flood) = meter.take(bytes) {

@@ -133,7 +133,7 @@ struct Incoming {
     body: RecvStream,
     draws: Draws,
     begun: Instant,
-    // Of the bytes of the body that were read.
+    // Accounts for the bytes of the body that were read.
     hold: Hold,
     _open: Open,
 }
@@ -151,7 +151,7 @@ fn begin(
         if body.is_end_stream() {
             return refuse_http(status, respond);
         }
-        // An answer before the end would hide what is wrong with the rest of the request.
+        // The body is read to its end first: h2 then still reports a protocol error in the rest of the request.
         let stall = shared.limits.stall_timeout;
         tokio::spawn(async move {
             if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
@@ -191,7 +191,7 @@ fn begin(
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Declined(declined)) => {
                     let incoming = Incoming::new(shared, connection, head, body, draws);
-                    // Here, because a task for each refusal would cost more than the refusal.
+                    // Refused without a task, which would cost more than the refusal itself.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
                         && let Some(status) = incoming.refusal(data, data.len())
@@ -232,10 +232,10 @@ impl Incoming {
         Some(self.shared.refuse(&ask.path[0], refusal, late))
     }
 
-    /// Asks for a place for this call, whose message begins with `data` and has so many bytes.
+    /// Describes this call to a queue. Its message begins with `data` and has `size` bytes.
     fn ask(&self, data: &[u8], size: usize) -> Ask {
         let (shared, path) = (&self.shared, self.head.uri.path());
-        // Each method of TensorFlow Serving's service names the model where Predict does.
+        // Requests of all methods of TensorFlow Serving's service have the model in the same field as Predict.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
         let model = match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
@@ -247,7 +247,7 @@ impl Incoming {
     }
 }
 
-/// The HTTP status of a request that is no gRPC at all.
+/// Returns the HTTP status that refuses a request which is not gRPC; None for gRPC.
 fn not_grpc(head: &Parts) -> Option<StatusCode> {
     if head.method != http::Method::POST {
         return Some(StatusCode::METHOD_NOT_ALLOWED);
@@ -256,7 +256,7 @@ fn not_grpc(head: &Parts) -> Option<StatusCode> {
     (!kind.starts_with(b"application/grpc")).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
-/// Reads a body and drops it; None where it does not come to its end.
+/// Reads a body to its end and drops it; None if the body breaks off.
 async fn drop_body(body: &mut RecvStream) -> Option<()> {
     while let Some(data) = body.data().await {
         let size = data.ok()?.len();
@@ -414,7 +414,7 @@ async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     if !is_check && !is_unary(path) {
         return forward(incoming, respond, first.into_iter().collect()).await;
     }
-    // Whole, so that a client that dribbles holds no slot of the reference.
+    // The message is read whole first, so that a slow sender does not hold a slot of the reference.
     let gathered = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
@@ -512,8 +512,8 @@ fn coding(head: &Parts) -> Option<Coding> {
     }
 }
 
-/// Reads the first message and finds out how large it will be when the reference inflates it; the call holds so much.
-/// Returns the bytes that were read, and a permit to be kept until the call ends.
+/// Reads the first message and counts the bytes that it inflates to, which the call holds in the account from then on.
+/// Returns the bytes that were read, and a permit that the caller keeps until the call ends.
 async fn judge(
     incoming: &mut Incoming,
     coding: Coding,
@@ -529,7 +529,7 @@ async fn judge(
         if let Some(prefix) = data.first_chunk::<PREFIX_BYTES>() {
             let size = grpc_message::length(*prefix);
             if prefix[0] == 0 || size > limit {
-                // Nothing to inflate, or refused by the reference.
+                // The message is not compressed, or so large that the reference refuses it.
                 return Ok((vec![data.into()], None));
             }
             if data.len() >= size + PREFIX_BYTES {
@@ -547,7 +547,7 @@ async fn judge(
         let _ = incoming.body.flow_control().release_capacity(more.len());
         data.extend_from_slice(&more);
     };
-    // So many of a connection at once are inflated, and held inflated.
+    // The permit bounds how many messages of this connection are held inflated at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };
@@ -560,7 +560,7 @@ async fn judge(
         let _ = sender.send(size);
         has_run
     };
-    // No ticket is kept longer than the wait: dropping it takes a job that waits out of the queue.
+    // The ticket is kept while this task waits: if the task is dropped, the ticket takes the job out of the queue.
     let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {
@@ -571,7 +571,7 @@ async fn judge(
             Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
         }
         Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
-        // The pool is closed: the server stops.
+        // The pool of threads is closed because the server stops.
         Err(_) => Err(shared::no_upstream()),
     }
 }
@@ -600,7 +600,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         return large(incoming, plain, data).await;
     }
     let connection = Arc::clone(&incoming.connection);
-    // One request at a time goes on while the client leaves answers unread: many would answer at once.
+    // While the client leaves answers unread, one request at a time goes on; else all would add answers at once.
     let _turn = if connection.is_full() {
         let turn = connection.turn.lock().await;
         connection.room().await;
@@ -645,7 +645,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }
-            // One request at a time goes on while the client leaves answers unread: many would answer at once.
+            // While the client leaves answers unread, one request at a time goes on; else all would answer at once.
             Err(NotRun::Unread) if turn.is_none() => turn = Some(connection.turn.lock().await),
             Err(NotRun::Unread) => {}
             Err(NotRun::Closed) => return Next::Reset(Reason::CANCEL),
@@ -660,7 +660,7 @@ enum Gathered {
     /// A body that the reference judges. These are its first bytes; more may follow.
     Unusual(Begun),
     NoRoom,
-    /// Large work that would wait too long: the rest of its message is not read.
+    /// The message is large work that would wait too long, so the rest of it is not read.
     Refused(Status),
     Stalled,
     Lost,

@@ -1,6 +1,6 @@
-//! Answers health checks from what Python published, so that no probe waits for Python's lock.
+//! Answers health checks from the state that Python published, so that no probe waits for Python's interpreter lock.
 //!
-//! Only good news is told here: a check that finds anything else is forwarded, and Python words it.
+//! The core gives positive answers only. It forwards every other check, and Python answers what is wrong.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use crate::forms::protobuf::{Fields, Value};
 pub const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// A `HealthCheckResponse` whose status is SERVING.
 pub const SERVING: &[u8] = &[0x08, 0x01];
-/// What was published holds for so long. Python repeats it each second, so that a Python that hangs is noticed.
+/// How long a published state is valid. Python publishes each second, so if Python hangs the state expires.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// What Python published.
+/// The state of health that Python published.
 #[derive(Debug)]
 pub struct Health {
     /// Services that a gRPC check finds SERVING; "" is the server.
@@ -25,7 +25,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Takes what holds from now on.
+    /// Makes a state that is valid from now on.
     #[must_use]
     pub fn new(serving: HashSet<String>, is_ready: bool) -> Self {
         Health { serving, is_ready, at: Instant::now() }

@@ -127,7 +127,7 @@ async fn handle(
 ) -> Result<Response<Answer>, Infallible> {
     poll_fn(|cx| {
         if connection.is_blocked() {
-            // Requests that are sent ahead wait while the client leaves answers unread. The socket wakes this task.
+            // Pipelined requests wait while the client leaves answers unread. The socket wakes this task.
             return Poll::Pending;
         }
         if connection.is_turn_over() {
@@ -152,7 +152,7 @@ async fn handle(
     Ok(response)
 }
 
-/// RFC 9112, section 3.2: a request without a Host, or with two, is answered 400. HTTP/1.0 knew none.
+/// Says whether the Host header is valid: one in HTTP/1.1, at most one in HTTP/1.0. Source: RFC 9112, section 3.2.
 fn has_one_host(head: &Parts) -> bool {
     let mut hosts = head.headers.get_all(http::header::HOST).iter();
     let has_one = hosts.next().is_some() || head.version < http::Version::HTTP_11;
@@ -233,7 +233,7 @@ fn model<'h>(shared: &Shared, head: &'h Parts) -> &'h str {
     rest.and_then(|rest| rest.split(['/', ':']).next()).map_or("", |name| shared.known_model(name))
 }
 
-/// uvicorn's words for what is no request.
+/// Returns the answer that uvicorn gives to a malformed request.
 fn bad_request(open: Open) -> Response<Answer> {
     let mut refusal = Response::new(Answer::whole(Bytes::from_static(b"Invalid HTTP request received."), open));
     *refusal.status_mut() = StatusCode::BAD_REQUEST;
@@ -253,11 +253,11 @@ enum Gathered {
     /// The first part of a body beyond the limit. The reference refuses it; the rest may follow.
     TooMuch(Bytes),
     NoRoom,
-    /// Large work that would wait too long: its body is not read.
+    /// The request is large work that would wait too long, so its body is not read.
     Refused(Refusal),
     /// The client is gone.
     Lost,
-    /// It came in too many parts.
+    /// The body came in too many tiny parts.
     Flood,
 }
 
@@ -267,7 +267,7 @@ impl Exchange {
             return self.page(&head.headers, text, open);
         }
         let plain = plain(&self.shared, &self.connection, &head, self.draws);
-        // Work is forwarded with its whole body, so that a client that dribbles holds no slot of the reference.
+        // The body of a predict or lookup is read whole first, so that a slow sender holds no slot of the reference.
         if plain.is_none() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
@@ -285,7 +285,7 @@ impl Exchange {
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
-                // The client left, or what it sent is no body: then it may still read this.
+                // The client left or sent a malformed body; in the second case it may still read this answer.
                 return bad_request(open);
             }
             Gathered::Flood => return self.malformed(Event::FloodParts, open),
@@ -347,7 +347,7 @@ impl Exchange {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(NotRun::Refused(refusal))) => Err(self.too_long(&model, refusal)),
             Err(_) => Err(self.too_long(&model, Refusal::Late)),
-            // The client reads nothing, or the server stops.
+            // The client leaves answers unread, or the server stops.
             Ok(Err(NotRun::Unread | NotRun::Closed)) => Err(shared::no_upstream()),
         }
     }
@@ -363,7 +363,7 @@ impl Exchange {
         Ask::new(model(&self.shared, head), &self.connection.peer, size, Some(deadline))
     }
 
-    /// Returns the body of a health check's answer, where the core knows it.
+    /// Returns the body of the answer to a health check; None if the core can not answer the check.
     fn health(&self, head: &Parts, body: &Incoming) -> Option<&'static str> {
         let is_plain = head.method == http::Method::GET && head.uri.query().is_none() && body.is_end_stream();
         if !is_plain {
@@ -397,7 +397,7 @@ impl Exchange {
         refusal
     }
 
-    /// Reads a body. `plain` is the head of a request that the core answers itself.
+    /// Reads a body. `plain` is the head of the request if the core answers it; None if the reference does.
     async fn gather(&self, body: &mut Incoming, plain: Option<&Parts>) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
@@ -469,7 +469,7 @@ impl Exchange {
         Upload::streamed(begun, rest, Box::new(left))
     }
 
-    /// Refuses what is no request, and closes the connection.
+    /// Refuses a malformed request, and closes the connection.
     fn malformed(&self, event: Event, open: Open) -> Response<Answer> {
         self.shared.statistics.count(event);
         self.connection.note_unread();

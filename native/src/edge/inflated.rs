@@ -1,10 +1,13 @@
-//! Says how large a compressed gRPC message is, without keeping it: the reference inflates messages whole.
+//! Counts the bytes that a compressed gRPC message inflates to, without keeping them.
+//!
+//! The reference inflates messages whole, so one that is too large must be refused before.
 
 use std::io::Read;
 
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 
-/// Beyond so many bytes, how many times its size a message may inflate to: as HTTP bodies in the reference.
+/// Times its own size that a message may inflate to, beyond `UNJUDGED_BYTES`. The reference has the same limit for
+/// HTTP bodies.
 const RATIO: usize = 100;
 const UNJUDGED_BYTES: usize = 4 << 20;
 const SLICE_BYTES: usize = 64 << 10;
@@ -12,9 +15,9 @@ const SLICE_BYTES: usize = 64 << 10;
 /// A compression that gRPC names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
-    /// RFC 1952.
+    /// The gzip format of RFC 1952.
     Gzip,
-    /// RFC 1950.
+    /// The zlib format of RFC 1950.
     Deflate,
 }
 
@@ -40,11 +43,11 @@ impl TooLarge {
     }
 }
 
-/// Inflates a message slice by slice, and returns its size. What is no such data counts as far as it goes: the reference
-/// refuses it.
+/// Inflates a message slice by slice, and returns its inflated size. Of invalid data only the valid beginning counts:
+/// the reference refuses such a message.
 ///
 /// # Errors
-/// [`TooLarge`], as soon as that is known.
+/// [`TooLarge`], as soon as a limit is passed.
 pub fn size(coding: Coding, data: &[u8], limit: usize) -> Result<usize, TooLarge> {
     match coding {
         Coding::Gzip => count(MultiGzDecoder::new(data), data.len(), limit),

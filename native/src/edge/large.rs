@@ -9,8 +9,8 @@ use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 /// The nice value of these threads: threads that serve connections run first.
 const NICENESS: i32 = 5;
 
-/// Work. It is told why it must not run any more, or how long it waited.
-/// It says whether it ran.
+/// A function that does large work. It gets the time that it waited, or the reason why it must not run any more.
+/// It returns whether it ran.
 type Job = Box<dyn FnOnce(Result<Duration, Refusal>) -> bool + Send>;
 
 struct State {
@@ -35,7 +35,7 @@ pub struct Pool {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The place of a job in the queue; dropping it takes out a job that has not begun.
+/// The place of a job in the queue. Dropping the ticket removes the job if it has not begun.
 pub struct Ticket {
     inner: Arc<Inner>,
     ask: Ask,
@@ -43,7 +43,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Takes the job out if it has not begun and others wait; says whether it was taken out.
+    /// Removes the job if it has not begun and more jobs wait than there are threads; says whether it was removed.
     #[must_use]
     pub fn give_up(&self) -> bool {
         let mut state = self.inner.lock();
@@ -56,7 +56,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let job = self.inner.lock().queue.remove(&self.ask, self.id);
-        // Not under the lock: a job may hold anything.
+        // Dropped after the lock is free: dropping what a job holds may take time, or the same lock.
         drop(job);
     }
 }
@@ -95,7 +95,7 @@ impl Pool {
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })
     }
 
-    /// Judges a job whose bytes are still to come.
+    /// Says whether a job would be queued, before its request is read.
     ///
     /// # Errors
     /// [`Refusal`].

@@ -14,16 +14,16 @@ use super::frames::Flood;
 
 /// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
-/// How many HTTP/1.1 requests that came together are begun before other connections get their turn.
+/// How many pipelined HTTP/1.1 requests of one connection are begun before other connections get their turn.
 const REQUESTS_A_TURN: usize = 16;
 /// Requests beyond this size are never tried on the thread of their connection.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// Answers below this size are counted for their connection only.
 pub const COUNTED_BYTES: usize = 16 << 10;
-/// Parts of an HTTP/1.1 body below this size are tiny, and how many of them may come, on average over the body.
+/// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` a part on average.
 const TINY_BYTES: usize = 32;
 const TINY_PARTS: usize = 4096;
-/// Time for a client that floods to read why its connection ends.
+/// Time in which a client that floods may still read why the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Compressed messages of one gRPC connection that are held inflated at the same time.
 const MAX_INFLATED: usize = 4;
@@ -49,13 +49,13 @@ pub struct Limits {
     pub max_header_list_bytes: u32,
     /// Answers that one connection may leave unread before its further requests wait.
     pub max_owed_bytes: usize,
-    /// Large requests that may wait for a thread, and forwarded ones of each wire that may wait for the reference.
+    /// Large requests that may wait for a thread; also forwarded requests of each wire that may wait for the reference.
     pub max_queued_requests: usize,
-    /// Time for which one of them may wait.
+    /// Time for which one such request may wait.
     pub max_queue: Duration,
     /// Requests of each wire that the reference runs at the same time.
     pub max_forwarded: usize,
-    /// TLS handshakes at the same time. For one more the oldest is ended: who connects next is not the one to suffer.
+    /// TLS handshakes at the same time. A further handshake ends the oldest, so that new clients can still connect.
     pub max_handshakes: usize,
     /// Time for the handshakes of TLS and HTTP/2.
     pub handshake_timeout: Duration,
@@ -174,7 +174,7 @@ impl Drop for Hold {
     }
 }
 
-/// The parts that a body came in.
+/// Counts the parts in which an HTTP/1.1 body comes, and their bytes.
 #[derive(Debug, Default)]
 pub struct BodyParts {
     count: usize,
@@ -182,7 +182,7 @@ pub struct BodyParts {
 }
 
 impl BodyParts {
-    /// Counts one; says whether there are too many for their size: each costs as much as a small request.
+    /// Counts a part; says whether the body has too many tiny parts. Each part costs as much as a small request.
     pub fn is_flood(&mut self, size: usize) -> bool {
         self.count += 1;
         self.bytes += size;
@@ -209,7 +209,7 @@ pub enum Order {
 pub struct Connection {
     /// The client's address, as the reference logs it.
     pub peer: String,
-    /// Compressed messages that may be inflated, and held so, at the same time.
+    /// Permits for compressed messages of this connection that are held inflated at the same time.
     pub inflating: Arc<Semaphore>,
     /// Held by the one request that may go on while too many answers are unread.
     pub turn: tokio::sync::Mutex<()>,
@@ -261,7 +261,7 @@ impl Connection {
         self.names.get_or_init(|| certificate::names(der));
     }
 
-    /// The names of the client's verified certificate; none where it showed none.
+    /// The names in the client's verified certificate; empty if the client showed no certificate.
     #[must_use]
     pub fn names(&self) -> &[String] {
         self.names.get().map_or(&[], Vec::as_slice)
@@ -280,25 +280,25 @@ impl Connection {
         if self.is_blocked.swap(false, Relaxed)
             && let Some(waker) = self.waker.get()
         {
-            // A request may wait until the answers before it are out.
+            // A pipelined request may wait until the answers before it are sent.
             waker.wake_by_ref();
         }
     }
 
-    /// Says whether the socket takes nothing now.
+    /// Says whether the socket's send buffer is full.
     #[must_use]
     #[inline]
     pub fn is_blocked(&self) -> bool {
         self.is_blocked.load(Relaxed)
     }
 
-    /// Notes that the connection's task runs again. Only that task calls this.
+    /// Starts the connection's next turn: sets its count of requests to 0. Only the connection's task calls this.
     #[inline]
     pub fn begin_turn(&self) {
         self.begun.store(0, Relaxed);
     }
 
-    /// Counts a request; says whether it waits for the next turn. Only the connection's task calls this.
+    /// Counts a request; says whether the request must wait for the next turn. Only the connection's task calls this.
     #[inline]
     pub fn is_turn_over(&self) -> bool {
         let begun = self.begun.load(Relaxed);
@@ -306,20 +306,20 @@ impl Connection {
         begun >= REQUESTS_A_TURN
     }
 
-    /// Notes what the client sends too much of; its connection is to be ended.
+    /// Notes the type of frame that the client floods with; the connection's task then ends the connection.
     pub fn note_flood(&self, flood: Flood) {
         self.flood.store(flood as u8, Relaxed);
         self.note_unread();
     }
 
-    /// What the client sent too much of.
+    /// Returns the type of frame that the client flooded with; None: it did not.
     #[must_use]
     #[inline]
     pub fn flood(&self) -> Option<Flood> {
         Flood::of(self.flood.load(Relaxed))
     }
 
-    /// Notes that the socket takes nothing now. Only the connection's task calls this.
+    /// Notes that the socket's send buffer is full. Only the connection's task calls this.
     pub fn note_blocked(&self) {
         self.is_blocked.store(true, Relaxed);
     }

@@ -1,7 +1,7 @@
-//! Draws the requests that are traced or logged: the core forwards them to the reference, which does both.
+//! Chooses the requests that are sampled for a trace or a request log, and draws the random numbers for that.
 //!
-//! The core draws numbers, and tells them to the reference with a request that it forwards for any reason. The
-//! reference judges the same numbers by the same rates, so no request is drawn twice.
+//! The core forwards sampled requests to the reference, which traces and logs them. Every forwarded request carries its
+//! numbers. The reference applies the same rates to the same numbers, so both make the same choice.
 
 use http::HeaderMap;
 use serde::Deserialize;
@@ -10,23 +10,24 @@ use super::request_id::trace_id;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// The shares of traces that are sampled, from 0 to 1: OpenTelemetry's samplers, as `service/dataplane/sampling.py`
-/// reads them. A trace is sampled if the lower half of its id is below the share of all numbers.
+/// The sampling rates of an OpenTelemetry sampler, from 0 to 1, as `service/dataplane/sampling.py` reads them.
+///
+/// A trace is sampled if the lower 64 bits of its id are below its rate times `2**64`.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Tracing {
-    /// Of requests without a parent.
+    /// The rate of requests without a parent.
     pub root: f64,
-    /// Of requests whose parent is sampled.
+    /// The rate of requests whose parent is sampled.
     pub sampled_parent: f64,
-    /// Of requests whose parent is not sampled.
+    /// The rate of requests whose parent is not sampled.
     pub unsampled_parent: f64,
 }
 
-/// The numbers that were drawn for one request.
+/// The random numbers of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draws {
-    /// The id of the trace that the request begins where it has no parent; 0: nothing is traced.
+    /// The trace id for a request without a parent; 0: the server traces nothing.
     pub trace_id: u128,
     /// A request is logged if this number, from 0 to below 1, is below its model's rate.
     pub log: f64,
@@ -36,7 +37,7 @@ impl Draws {
     /// Draws the numbers of a request.
     #[must_use]
     pub fn new(tracing: Option<&Tracing>) -> Self {
-        // 0 is no id of a trace.
+        // 0 is not a valid trace id.
         let trace_id = if tracing.is_some() { fastrand::u128(1..) } else { 0 };
         Draws { trace_id, log: fastrand::f64() }
     }
@@ -50,7 +51,7 @@ impl Tracing {
         let Some(parent) = parents.next().map(http::HeaderValue::as_bytes) else {
             return is_below(draws.trace_id, self.root);
         };
-        // Anything but one parent of version 0 is the reference's to read.
+        // Only a single traceparent of version 00 is read here; the reference reads anything else.
         let Some(id) = trace_id(parent).filter(|_| parents.next().is_none() && parent.len() == 55) else {
             return true;
         };
@@ -65,7 +66,7 @@ impl Tracing {
     }
 }
 
-/// Source: `opentelemetry.sdk.trace.sampling.TraceIdRatioBased`, of 1.45.
+/// Source: `opentelemetry.sdk.trace.sampling.TraceIdRatioBased` in version 1.45.
 fn is_below(trace_id: u128, share: f64) -> bool {
     const NUMBERS: f64 = 18_446_744_073_709_551_616.0;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number from 0 to 2**64")]
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn the_share_of_drawn_traces_is_the_samplers() {
-        // Each share against evenly spaced ids: the count is exact.
+        // Each rate is tried with evenly spaced ids, so the number of sampled ids is exact.
         for (share, expected) in [(0.0, 0), (1.0, 1000), (0.25, 250), (0.001, 1)] {
             let tracing = Tracing { root: share, sampled_parent: 1.0, unsampled_parent: 0.0 };
             let ids = (0..1000).map(|number| (7 << 64) | (((number << 64) + (1 << 63)) / 1000));
@@ -107,7 +108,7 @@ mod tests {
         assert!(sampled(&tracing, &[&parent("01")], 1) && sampled(&tracing, &[&parent("03")], 1));
         assert!(!sampled(&tracing, &[&parent("00")], 1) && !sampled(&tracing, &[&parent("02")], 1));
         assert!(!sampled(&tracing, &[], 1));
-        // By the id of the parent's trace, whose lower half is 0x8448..., a little more than half of all numbers.
+        // The parent's trace id decides. Its lower 64 bits are 0x8448..., a little more than half of 2**64.
         let by_id = |share| Tracing { root: 0.0, sampled_parent: share, unsampled_parent: share };
         assert!(sampled(&by_id(0.52), &[&parent("00")], u128::MAX) && !sampled(&by_id(0.51), &[&parent("01")], 1));
     }
@@ -131,7 +132,7 @@ mod tests {
         let traced = draws.iter().filter(|draws| tracing.may_sample(&HeaderMap::new(), **draws)).count();
         let logged = draws.iter().filter(|draws| draws.log < 0.1).count();
         let both = draws.iter().filter(|d| d.log < 0.1 && tracing.may_sample(&HeaderMap::new(), **d)).count();
-        // Of the seed 7. Each is binomial: n = 10,000 and p = 0.1, 0.1 and 0.01.
+        // The counts are those of seed 7. Each is binomial, with n = 10,000 and p = 0.1, 0.1 and 0.01.
         assert!((900..1100).contains(&traced) && (900..1100).contains(&logged), "{traced} {logged}");
         assert!((60..140).contains(&both), "{both}");
         assert!(draws.iter().all(|draws| draws.trace_id != 0 && (0.0..1.0).contains(&draws.log)));

@@ -159,12 +159,12 @@ impl Server {
         self.hub.shared.routes.store(Arc::new(routes));
     }
 
-    /// Swaps the callers that may come in, for every request that begins later.
+    /// Replaces the list of known callers, for every request that begins later.
     pub fn set_access(&self, access: Access) {
         self.hub.shared.access.store(Some(Arc::new(access)));
     }
 
-    /// Publishes what health checks are answered for the next seconds; None: the reference answers them.
+    /// Publishes the health from which the core answers checks for some seconds; None: the reference answers them.
     pub fn set_health(&self, health: Option<Health>) {
         self.hub.shared.health.store(health.map(Arc::new));
     }
@@ -257,7 +257,7 @@ impl Hub {
         self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a handshake; an error where newer ones took its place.
+    /// Waits for a handshake to end. Returns an error if it is cut because too many newer ones have begun.
     async fn unless_cut<T>(
         &self,
         number: u64,
@@ -359,7 +359,7 @@ impl Hub {
     }
 }
 
-/// A handshake in the list, until this is dropped.
+/// An entry in the list of handshakes; dropping it removes the handshake from the list.
 struct Handshake<'h>(&'h Hub, u64);
 
 impl Drop for Handshake<'_> {
@@ -434,7 +434,7 @@ async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
             _ = stop.wait_for(|stop| *stop) => continue,
         };
         left -= i32::from(is_stopping);
-        // What is open comes first: each new connection waits for one round of them.
+        // Open connections come first: before the next is accepted, the runtime's other tasks get a turn.
         tokio::task::yield_now().await;
         if let Err(error) = accepted {
             tracing::warn!(%error, "no connection can be accepted");

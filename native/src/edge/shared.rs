@@ -29,15 +29,16 @@ use crate::plan::{Effort, Grant, Routes};
 pub const OWN_HEADERS: &str = "x-embedding-server-";
 /// Tells the reference who sent a request.
 pub const PEER_HEADER: &str = "x-embedding-server-peer";
-/// Tells the reference the names of callers in the client's verified certificate: percent-encoded, with spaces between.
+/// Tells the reference which names in the client's verified certificate are those of callers. Names are
+/// percent-encoded and separated by spaces.
 pub const NAMES_HEADER: &str = "x-embedding-server-names";
-/// Tells the reference the number that was drawn for the log of the model.
+/// Tells the reference the random number that decides whether the model's request log has this request.
 pub const LOG_DRAW_HEADER: &str = "x-embedding-server-log-draw";
-/// Tells the reference the id of the trace that the request begins where it has no parent: 32 hexadecimal digits.
+/// Tells the reference the trace id for a request without a parent trace, in 32 hexadecimal digits.
 pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
-/// Proves to the reference that the edge wrote the other headers: it also listens where clients come by themselves.
+/// Proves to the reference that the edge wrote the other headers: clients may also connect to the reference directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
-/// More names than these are not told: gRPC's metadata holds 8 KiB.
+/// Names of more bytes than this are not sent: gRPC metadata may have 8 KiB in total.
 const MAX_NAMES_BYTES: usize = 4096;
 
 /// The parts of a server that all connections share.
@@ -68,7 +69,7 @@ pub struct Shared {
     pub large: Pool,
     /// Makes ids of requests.
     pub ids: RequestIds,
-    /// What health checks are answered.
+    /// The state that health checks are answered from.
     pub health: ArcSwapOption<Health>,
     /// Bounds the calls that are forwarded over gRPC.
     pub grpc_gates: Gates,
@@ -92,7 +93,7 @@ pub enum Failed {
 /// The reason why large work was not run.
 #[derive(Debug)]
 pub enum NotRun {
-    /// It waits too long.
+    /// The queue refused it, because it would wait too long or has waited too long.
     Refused(Refusal),
     /// Its client has left too many answers unread since it was queued.
     Unread,
@@ -100,7 +101,7 @@ pub enum NotRun {
     Closed,
 }
 
-/// The terms on which the core answers a request.
+/// What the headers of a request say about how the core may answer it.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// See [`Call::as_content`].
@@ -113,7 +114,7 @@ pub struct Terms {
 pub type Outcome = Result<(Answered, Duration), Failed>;
 
 impl Shared {
-    /// Returns the terms of a request; None where the reference must take it, to refuse or to trace it.
+    /// Returns the terms of a request; None if the reference must refuse or trace the request.
     pub fn terms(&self, headers: &HeaderMap, connection: &Connection, draws: Draws) -> Option<Terms> {
         let grant = match &*self.access.load() {
             None => None,
@@ -196,7 +197,7 @@ impl Shared {
         }
     }
 
-    /// Calls a form on a thread for large work. Dropping the future gives its place in the queue up.
+    /// Calls a form on a thread for large work. Dropping the future removes the work from the queue.
     ///
     /// # Errors
     /// [`NotRun`].
@@ -218,7 +219,7 @@ impl Shared {
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
                     let outcome = shared.call(Effort::Any, &terms, form);
-                    // The runtime must not be kept alive, nor dropped, by this thread.
+                    // Dropped before the answer is sent: this thread must neither keep the runtime alive nor drop it.
                     drop(shared);
                     let _ = sender.send(Ok(outcome));
                     return true;
@@ -230,7 +231,7 @@ impl Shared {
         };
         let begun = Instant::now();
         let ticket = self.large.submit(ask, job).map_err(NotRun::Refused)?;
-        // Busy threads look at nobody who waits.
+        // While all threads are busy none looks at the queue, so the waiting task watches the time itself.
         let told = match tokio::time::timeout(self.large.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,
@@ -239,13 +240,13 @@ impl Shared {
         told.unwrap_or(Err(NotRun::Closed))
     }
 
-    /// Returns what health checks are answered; None where the reference answers, and perhaps traces, them.
+    /// Returns the published health; None if the reference answers health checks, as it does under tracing.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
         if self.tracing.is_some() { None } else { self.health.load_full() }
     }
 
-    /// Returns the name of a model if it is configured, else "": names that clients make up are not kept.
+    /// Returns the name of a model if it is configured, else "", so that invented names use no memory.
     #[must_use]
     pub fn known_model<'m>(&self, model: &'m str) -> &'m str {
         if self.routes.load().model(model).is_some() { model } else { "" }
@@ -259,7 +260,7 @@ impl Shared {
         overloaded(&format!("{held} bytes of requests and answers are in flight, its limit is {limit}"))
     }
 
-    /// Words the refusal of a request that can not be run in time. `late` is said where its deadline passed.
+    /// Words the refusal of a request that can not run in time. `late` gives the text if its deadline has passed.
     #[must_use]
     pub fn refuse(&self, model: &str, refusal: Refusal, late: impl FnOnce() -> String) -> Status {
         self.statistics.refused(model, refusal.reason());

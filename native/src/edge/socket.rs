@@ -22,8 +22,8 @@ const GATHERED_BYTES: usize = 32 << 10;
 /// How many write buffers each thread keeps for reuse.
 const KEPT_BUFFERS: usize = 16;
 
-/// How much is read of an HTTP/2 connection at once beside the frame at hand, and what each frame counts of a turn: small
-/// frames are more work than their bytes.
+/// Bytes that one read of an HTTP/2 connection may take beyond the current frame. Each frame counts as `FRAME_COST`
+/// more bytes of the connection's turn, because small frames cost more than their bytes.
 const READ_AT_ONCE: usize = 8 << 10;
 const FRAME_COST: usize = 256;
 
@@ -44,7 +44,7 @@ pub struct Socket<S> {
     waiting: Vec<u8>,
     start: usize,
     turn: usize,
-    // Of HTTP/2.
+    // Counts the frames of an HTTP/2 connection; None: HTTP/1.1.
     meter: Option<FrameMeter>,
     // Set once the stream is shut down and what still comes is dropped.
     linger: Option<Pin<Box<Sleep>>>,
@@ -57,7 +57,7 @@ impl<S> Socket<S> {
         Socket { stream, connection, waiting: Vec::new(), start: 0, turn: 0, meter: None, linger: None, discarded: 0 }
     }
 
-    /// Takes a stream of HTTP/2, whose frames are counted.
+    /// Takes the stream of an HTTP/2 connection, and counts its frames.
     pub fn metered(stream: S, connection: Arc<Connection>) -> Self {
         Socket { meter: Some(FrameMeter::new(Instant::now())), ..Socket::new(stream, connection) }
     }
@@ -119,7 +119,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
         if me.connection.flood().is_some() {
-            // The connection's task says so to the client, and ends it.
+            // Nothing more is read: the connection's task sends GOAWAY and ends the connection.
             return Poll::Pending;
         }
         if me.turn >= READ_BUDGET {
@@ -133,7 +133,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
         let mut part = buffer.take(most);
         let read = Pin::new(&mut me.stream).poll_read(cx, &mut part);
         let size = part.filled().len();
-        // SAFETY: `part` lies at the unfilled bytes of `buffer`, and has filled that many of them.
+        // SAFETY: `part` is the unfilled part of `buffer`, and its first `size` bytes have been filled.
         unsafe { buffer.assume_init(size) };
         buffer.advance(size);
         if read.is_pending() {
@@ -223,7 +223,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
         me.count(written)
     }
 
-    /// Says yes for HTTP/1.1: hyper then takes no further request before an answer is out, and copies no large one.
+    /// Returns true for HTTP/1.1: hyper then copies no large answer, and sends each before it takes a further request.
     fn is_write_vectored(&self) -> bool {
         self.meter.is_none()
     }

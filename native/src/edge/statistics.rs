@@ -174,10 +174,10 @@ pub struct SubjectSnapshot {
     pub kind: &'static str,
     pub rows: u64,
     pub seconds: f64,
-    /// Counts between the limits of the configuration; one more than limits.
+    /// Counts by bucket: one more than there are limits, as the last bucket has none.
     pub counts: Vec<u64>,
     pub run_seconds: f64,
-    /// As `counts`, of what the requests ran.
+    /// As `counts`, for the run time alone.
     pub run_counts: Vec<u64>,
 }
 
@@ -187,7 +187,7 @@ pub struct SubjectSnapshot {
 pub struct WaitSnapshot {
     pub model: String,
     pub seconds: f64,
-    /// Counts between the limits of the configuration; one more than limits.
+    /// Counts by bucket: one more than there are limits, as the last bucket has none.
     pub counts: Vec<u64>,
 }
 
@@ -204,11 +204,11 @@ pub struct Snapshot {
     pub upstream_failed: Vec<(&'static str, u64)>,
     /// Requests that the edge refused itself, by model ("" where it is not known) and reason, and connections.
     pub refused: Vec<(String, &'static str, u64)>,
-    /// How long the requests that ran had waited for a thread, by model.
+    /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
     /// Connections that were dropped because the client sent or read nothing, by wire.
     pub cut: Vec<(&'static str, u64)>,
-    /// Connections that were ended because of what the client sent, by reason.
+    /// Connections that were ended because of a flood or a malformed request, by reason.
     pub flooded: Vec<(&'static str, u64)>,
     /// TLS or HTTP/2 handshakes that failed, by wire.
     pub handshakes_failed: Vec<(&'static str, u64)>,
@@ -243,7 +243,7 @@ pub struct Statistics {
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
-    // Bounded: only configured models have names. Refused and large requests can afford the lock.
+    // The map stays small: only configured models have names. Only refused and large requests take the lock.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     waited: Mutex<HashMap<Arc<str>, Waits>>,
 }
@@ -265,8 +265,8 @@ fn nanos(time: Duration) -> u64 {
 impl Statistics {
     /// Starts at 0.
     ///
-    /// `limits_s`: ascending bucket limits of durations; a limit itself belongs below it. `wait_limits_s`: of waits for
-    /// a thread. `slow_from`: time from which on a request is slow.
+    /// `limits_s`: ascending upper limits of the buckets for durations, inclusive. `wait_limits_s`: the same for waits
+    /// for a thread. `slow_from`: time from which on a request is slow.
     #[must_use]
     pub fn new(limits_s: Vec<f64>, wait_limits_s: Vec<f64>, slow_from: Duration) -> Self {
         static NUMBERS: AtomicUsize = AtomicUsize::new(1);
@@ -289,7 +289,7 @@ impl Statistics {
         *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Counts how long a request that runs now had waited for a thread.
+    /// Counts the time that a request waited for a thread, when its run begins.
     pub fn waited(&self, model: &Arc<str>, wait: Duration) {
         let seconds = wait.as_secs_f64();
         let place = self.wait_limits_s.partition_point(|limit| *limit < seconds);
@@ -591,7 +591,7 @@ mod tests {
             count(&statistics, &one, Duration::from_millis(10));
         };
         std::thread::scope(|scope| {
-            // Joined, because a scope may end before its threads have let go of their cells.
+            // Joined here, because a scope may end before its threads have dropped their thread-local cells.
             for thread in [(); 3].map(|()| scope.spawn(ask)) {
                 thread.join().unwrap();
             }

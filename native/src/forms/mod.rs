@@ -36,12 +36,12 @@ pub struct Call<'a> {
     pub strict_json: bool,
     /// The models that the caller may run; None: all.
     pub grant: Option<&'a Grant>,
-    /// The number that was drawn for the log of the model; None: the request is not logged.
+    /// The random number that decides whether the model's request log has this request; None: it is not logged.
     pub log_draw: Option<f64>,
 }
 
 impl<'a> Call<'a> {
-    /// Returns the servable that a request means.
+    /// Returns the servable for a model's name and version.
     ///
     /// # Errors
     /// [`Declined::Denied`], [`Declined::Drawn`] and [`Declined::Unknown`].
@@ -102,7 +102,7 @@ mod tests {
     fn callers_find_the_models_that_they_may_run() {
         let (routes, other) = (routes(1.0), Grant::new(["n*"]));
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), Declined::Denied);
-        // Whether there is such a model is not told.
+        // A caller without the right can not find out whether the model exists.
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), Declined::Denied);
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), Declined::Unknown);
         assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);

@@ -52,7 +52,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     })
 }
 
-/// Returns the model that a request names, of which only the first bytes may be there; "" where that can not be read.
+/// Returns the model that a request names, even if only its first bytes are there; "" if the name can not be read.
 #[must_use]
 pub fn model(message: &[u8]) -> &str {
     let spec = Fields::of(message).map_while(Result::ok).find_map(|field| match field {

@@ -1,4 +1,4 @@
-//! Bounds the requests that the reference works on at the same time, so that more are refused early.
+//! Limits how many requests the reference works on at the same time; further requests wait here, or are refused early.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use tokio::sync::oneshot;
 
 use crate::edge::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
-/// Requests of the control lane at the same time. They are short; a reload that takes long holds one.
+/// Slots of the control lane. Its requests are short; only a reload may hold a slot for long.
 const CONTROL_SLOTS: usize = 16;
 
-/// Where a forwarded request waits.
+/// The queue in which a forwarded request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// Predicts and lookups.
     Work,
-    /// Status, metadata, metrics, administration: never behind work.
+    /// Status, metadata, metrics, administration: they never wait for predicts and lookups.
     Control,
-    /// Streams that stay open, as a watch of health: they hold no slot.
+    /// Long-lived streams, such as a health `Watch`: they need no slot.
     Stream,
 }
 
@@ -28,13 +28,13 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// Opens both. `limits` are those of work.
+    /// Opens both gates. `limits` are those of the work lane.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Gates { work: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
     }
 
-    /// Waits for a slot; dropping the future gives its place up. The slot is free again when the permit is dropped.
+    /// Waits for a slot. Dropping the future removes the request from the queue; dropping the permit frees the slot.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -58,7 +58,7 @@ struct Gate(Arc<Inner>);
 
 struct Inner(Mutex<FairQueue<Waiter>>);
 
-/// Told when its turn has come: the run, how long it waited, or why it must not run.
+/// Receives the slot when the request's turn has come, with the time that it waited or why it must not run.
 type Waiter = oneshot::Sender<(Turn, Result<Duration, Refusal>)>;
 
 impl Inner {
@@ -66,14 +66,14 @@ impl Inner {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands free slots to the next requests.
+    /// Gives free slots to the next waiting requests.
     fn pass(self: &Arc<Self>) {
         loop {
             let Some(taken) = self.lock().take(Instant::now()) else {
                 return;
             };
             let turn = Turn { gate: Arc::clone(self), run: Some(taken.run), since: None };
-            // Where the receiver is gone, dropping the turn frees the slot, and this loop finds it free.
+            // If the receiver is gone, the slot is freed and this loop gives it to the next request.
             if let Err(unheard) = taken.value.send((turn, taken.refusal.map_or(Ok(taken.waited), Err))) {
                 unheard.0.free();
             }
@@ -146,7 +146,7 @@ impl Gate {
         self.0.pass();
         let end = begun + patience;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        // A reference that hangs frees no slot, so nobody would look at those that wait.
+        // The wait has its own end: if the reference hangs no slot becomes free, and nothing else ends the wait.
         let told = tokio::time::timeout_at(end.into(), receiver).await;
         drop(place);
         let Ok(Ok((mut turn, waited))) = told else {

@@ -83,8 +83,8 @@ impl GrpcUpstream {
         sender.ready().await.ok()
     }
 
-    /// Hands a call over; says whether the reference took it. `begun` is what was read of the body; `permit` is held until
-    /// the answer begins.
+    /// Forwards a call to the reference; says whether the reference took it. `begun` holds the bytes of the body that
+    /// were read before. `permit` is held until the answer begins.
     pub(crate) async fn forward(
         &self,
         head: Parts,

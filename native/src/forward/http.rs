@@ -33,12 +33,12 @@ pub struct Upload {
     on_left: Option<Box<dyn Fn(Left) + Send>>,
 }
 
-/// The reason why the rest of a body is left alone.
+/// The reason why the rest of a body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// The reference did not read it.
     Unread,
-    /// It came in too many parts.
+    /// The body came in too many tiny parts.
     Flood,
 }
 
@@ -49,7 +49,7 @@ impl Upload {
         Upload { begun: (!data.is_empty()).then_some(data), rest: None, parts: BodyParts::default(), on_left: None }
     }
 
-    /// Takes what was read of a body, and its rest; `on_left` is called if not all of that is read.
+    /// Takes the bytes of a body that were read, and its rest. `on_left` is called if the rest is not read to its end.
     #[must_use]
     pub fn streamed(begun: Bytes, rest: Incoming, on_left: Box<dyn Fn(Left) + Send>) -> Self {
         let mut upload = Upload::whole(begun);
@@ -58,7 +58,7 @@ impl Upload {
         upload
     }
 
-    /// Says whether the client may still be sending.
+    /// Says whether the rest of the body has not been read to its end, so that the client may still be sending it.
     #[must_use]
     pub fn is_unread(&self) -> bool {
         self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream())

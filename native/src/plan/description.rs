@@ -90,7 +90,7 @@ pub struct SignatureDescription {
     pub row_bytes: usize,
     /// Most rows of a request; None: no limit of its own.
     pub max_rows: Option<usize>,
-    /// How many tensors of ids the graph of a predict works out itself, before its rows are looked up.
+    /// Number of id tensors that the graph of a predict computes itself, before rows are looked up.
     #[serde(default)]
     pub num_computed: usize,
     /// Number of the graph session that runs the rest of a predict (see `towers`); None: a lookup.
@@ -153,7 +153,7 @@ pub struct FeatureDescription {
     pub truncates: bool,
     /// L, the rows of a sequence; 0: it is no sequence.
     pub length: usize,
-    /// Rank of the ids input: 1, or 2 for ids of shape `[B, K]`; None: any but 0.
+    /// Rank of the ids input: 1, or 2 for ids of shape `[B, K]`; None: any rank but 0.
     pub ids_rank: Option<usize>,
     /// Rows of ids that the core leaves to the reference when they hold no id: "none", "last" or "all".
     pub needs_ids: String,

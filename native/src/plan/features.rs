@@ -10,7 +10,7 @@ use super::servable::{FeaturePlan, NeedsIds, Reading, Servable, Signature};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, Out, Weights};
 
-/// Ids, row splits and weights of one feature of a lookup, judged but for the ids' rows.
+/// Ids, row splits and weights of one feature. All but the range of the ids has been checked.
 pub(super) struct Sent<'r> {
     pub(super) ids: Octets<'r>,
     /// Sizes of the ids input, `[B]` or `[B, K]`.
@@ -37,7 +37,7 @@ pub(super) fn sent_features<'r>(
     plan: &Signature,
     mut inputs: Inputs<'r>,
 ) -> Result<SmallVec<[Option<Sent<'r>>; 8]>, Declined> {
-    // Several features may read one input, so the last of them takes it and the others copy it.
+    // Several features may read one input: the last feature takes the tensor, the others clone it.
     let mut sent = SmallVec::new();
     for (f, feature) in plan.features.iter().enumerate() {
         let later = &plan.features[f + 1..];
@@ -51,7 +51,7 @@ pub(super) fn sent_features<'r>(
             continue;
         };
         let splits = feature.row_splits.and_then(&mut take).map(|(_, splits)| splits);
-        // No weights at all are the signature's default and mean 1 for every id.
+        // An empty weights tensor is the signature's default, and means weight 1 for every id.
         let weights = feature.weights.and_then(&mut take).map(|(_, weights)| weights).filter(|w| !w.is_empty());
         let one = Sent { ids, sizes, splits, weights };
         if !has_needed_ids(feature, &one) || plan.max_rows.is_some_and(|most| one.rows() > most) {
@@ -108,8 +108,8 @@ pub(super) fn vector_width(servable: &Servable, feature: &FeaturePlan, sent: &Se
     vector_dims(servable, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
 }
 
-/// Where the vectors of one feature lie in an output: the first byte, the bytes from one to the next, and whether the
-/// vectors of a row stand side by side in it.
+/// Where the vectors of one feature lie in an output: the offset of the first byte, the bytes from one row to the next,
+/// and whether the vectors of a row stand side by side.
 pub(super) struct Place {
     pub(super) skip: usize,
     pub(super) stride: usize,
@@ -151,7 +151,7 @@ pub(super) fn read(
         Reading::Sequence { length } => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let width = length * row_bytes;
-            // Joined sequences are flat (see Servable::compile), so one that is not has its output alone.
+            // Joined sequences are flat (see Servable::compile), so a sequence that is not flat fills an output alone.
             let stride = if place.is_flat { place.stride } else { width };
             table.sequence(ids, splits, length, policy, Out::new(to, place.skip, stride, width, splits.len() - 1))
         }
@@ -159,7 +159,7 @@ pub(super) fn read(
     let missing = looked.map_err(|_| Declined::Unfit)?;
     let drops = matches!(policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
-        // All ids of a row may have been dropped, and the reference treats such a row apart.
+        // All ids of a row may have been dropped; only the reference handles such a row.
         return Err(Declined::Unfit);
     }
     Ok(missing)
@@ -173,10 +173,10 @@ pub struct Features<'s, 'r> {
 }
 
 impl<'s, 'r> Features<'s, 'r> {
-    /// Takes the features of inputs that [`Work::prepare`] has judged, and of ids that the graph has worked out.
+    /// Takes the features from inputs that [`Work::prepare`] has checked, and from ids that the graph has computed.
     ///
     /// # Errors
-    /// The reference treats some of their rows apart, or the graph gave other tensors than the signature says.
+    /// Only the reference handles some of the rows, or the graph computed other tensors than the signature says.
     pub fn new(
         servable: &'s Servable,
         plan: &'s Signature,
@@ -194,7 +194,7 @@ impl<'s, 'r> Features<'s, 'r> {
         Ok(Features { servable, plan, sent })
     }
 
-    /// Returns the shape of a feature's vectors; `is_flat`: those of a row are one vector.
+    /// Returns the shape of a feature's vectors; `is_flat`: the vectors of a row count as one long vector.
     ///
     /// # Errors
     /// The feature was not sent, or its ids have another rank.
@@ -216,7 +216,7 @@ impl<'s, 'r> Features<'s, 'r> {
         self.read_at(feature, to, &place)
     }
 
-    /// Writes the vector of each row, which begins `skip` bytes into the memory and `stride` bytes behind the last one.
+    /// Writes one vector for each row: the first at byte `skip` of the memory, each further one `stride` bytes later.
     ///
     /// # Errors
     /// As `read`.
@@ -236,7 +236,7 @@ impl<'s, 'r> Features<'s, 'r> {
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], place: &Place) -> Result<(), Declined> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
         if sent.sizes.iter().product::<usize>() != sent.ids().len() {
-            // Ids of another dtype: fewer would be read than there is memory for.
+            // The ids have another dtype, so that fewer rows would be read than the memory has room for.
             return Err(Declined::NotNative);
         }
         read(self.servable, &self.plan.features[feature], sent, to, place).map(drop)

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-/// The models on which a caller has the right "predict": names, and how names begin.
+/// The models on which a caller has the right "predict", as names and prefixes of names.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Grant {
     names: HashSet<String>,
@@ -10,7 +10,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Reads patterns: a name, or the beginning of names with `*` behind it.
+    /// Reads patterns; each is a name, or a prefix with `*` behind it.
     #[must_use]
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Self {
         let mut grant = Grant::default();
@@ -25,7 +25,7 @@ impl Grant {
         grant
     }
 
-    /// Says whether the caller may run a model of this name, whether there is one or not.
+    /// Says whether the caller may run a model of this name, even if no such model exists.
     #[must_use]
     pub fn allows(&self, model: &str) -> bool {
         self.names.contains(model) || self.prefixes.iter().any(|prefix| model.starts_with(prefix.as_str()))

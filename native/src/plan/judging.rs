@@ -26,8 +26,8 @@ pub(super) fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), D
     Ok(())
 }
 
-/// Numbers of vocabularies, and how many keys of an input each lacks. An input has one vocabulary, and features that
-/// share the input share the count.
+/// Pairs of a vocabulary's number and how many keys of an input the vocabulary lacks. An input has one vocabulary;
+/// features that share the input share the count.
 pub(super) type Strangers = SmallVec<[(usize, usize); 2]>;
 
 /// Returns the inputs with keys as ids, after dtypes, ranks, sizes and the ids of a predict were checked.

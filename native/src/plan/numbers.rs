@@ -1,4 +1,4 @@
-//! Reads the numbers of tensors, where they lie in the request if that is possible.
+//! Reads the numbers of tensors, in place in the request's bytes if that is possible.
 
 use std::borrow::Cow;
 
@@ -51,7 +51,7 @@ pub(super) fn int64_bytes<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [u8]> {
     }
 }
 
-/// Returns little-endian int64 of an integer tensor, and float32 of weights, without a copy where that is possible.
+/// Returns an integer tensor as little-endian int64, or weights as float32, without a copy if possible.
 pub(super) fn octets_of(tensor: Tensor<'_>) -> Octets<'_> {
     match (tensor.data, tensor.dtype) {
         (Data::Raw(bytes), DataType::Int32) => Octets::Ints(widened(bytes, DataType::Int32)),

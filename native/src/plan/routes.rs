@@ -13,12 +13,12 @@ pub struct ModelRoutes {
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Label to version.
     pub labels: Vec<(String, i64)>,
-    /// The share of requests that the reference keeps in a log, from 0 to 1.
+    /// The rate of requests that are written to the model's request log, from 0 to 1.
     pub log_rate: f64,
 }
 
 impl ModelRoutes {
-    /// Returns the servable of a version; None where the reference must say what is wrong, or answer itself.
+    /// Returns the servable of a version; None if the reference must answer or refuse the request.
     #[must_use]
     pub fn find(&self, version: Version<'_>) -> Option<&Arc<Servable>> {
         let wanted = match version {

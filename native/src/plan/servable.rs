@@ -64,7 +64,7 @@ pub enum NeedsIds {
 pub enum Reading {
     /// One row of the table for each id; ids of the given rank.
     Gather {
-        /// 1, or 2 for ids of shape `[B, K]`; None: any but 0.
+        /// The rank of the ids: 1, or 2 for shape `[B, K]`; None: any rank but 0.
         ids_rank: Option<usize>,
     },
     /// One vector for each row of ids.
@@ -138,10 +138,10 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Says whether a thread that may do so much may answer it. Forms ask before they read the inputs.
+    /// Checks that a thread of this effort may answer the signature. Forms call this before they read the inputs.
     ///
     /// # Errors
-    /// [`Declined::TooLarge`]: it runs a graph.
+    /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`].
     #[inline]
     pub fn admit(&self, effort: Effort) -> Result<(), Declined> {
         if self.graph.is_some() && effort == Effort::Small { Err(Declined::TooLarge) } else { Ok(()) }

@@ -18,19 +18,19 @@ pub struct GraphDescription {
     pub outputs: Vec<String>,
     /// Operations that run besides, because they may refuse a request.
     pub targets: Vec<String>,
-    /// Rows up to which requests that are there at the same time share a run; 0: each runs by itself.
+    /// Most rows of a run that several waiting requests share; 0: each request has a run of its own.
     pub batch_rows: usize,
 }
 
-/// The part of a graph that works out ids.
+/// The part of a graph that computes ids. It runs first, before rows are looked up.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComputingDescription {
-    /// Tensors that it is fed.
+    /// Tensors that this part is fed, from inputs of the request.
     pub inputs: Vec<FedInput>,
-    /// The tensors of ids, as the signature numbers them behind its inputs.
+    /// The id tensors that it computes, in the order in which the signature numbers them behind its inputs.
     pub ids: Vec<String>,
-    /// Further tensors of this run, which the last run is fed.
+    /// Further tensors that this run fetches and the second run is fed.
     pub carried: Vec<String>,
 }
 

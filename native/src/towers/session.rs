@@ -20,7 +20,7 @@ pub struct GraphError {
 }
 
 impl GraphError {
-    /// Returns `INVALID_ARGUMENT`, as Python's session answers a call that the graph does not fit.
+    /// Returns an `INVALID_ARGUMENT` error, as Python's session raises for a call that does not fit the graph.
     fn invalid(message: impl Into<String>) -> Self {
         GraphError { code: 3, message: message.into() }
     }

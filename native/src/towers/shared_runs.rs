@@ -1,9 +1,9 @@
-//! Lets requests that come during a run share the next one. No request waits for others to come.
+//! Batches requests that come during a run into the next run. No request waits for others to come.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A queue of items in front of one thing that runs at a time. Concurrency: any thread; callers block.
+/// Runs one batch of items at a time; further items queue for the next batch. Concurrency: any thread; callers block.
 pub struct SharedRuns<T, R> {
     max_rows: usize,
     state: Mutex<State<T, R>>,
@@ -20,7 +20,7 @@ struct Waiting<T, R> {
     place: Arc<Place<T, R>>,
 }
 
-/// Where the caller of a waiting item finds what became of it.
+/// Where the caller of a waiting item receives its result, or its turn to run the next batch.
 struct Place<T, R> {
     turn: Mutex<Turn<T, R>>,
     changed: Condvar,
@@ -28,22 +28,23 @@ struct Place<T, R> {
 
 enum Turn<T, R> {
     Waits,
-    /// The caller runs its item, and those that may share the run.
+    /// The caller runs its own item, together with waiting items that fit.
     Leads(T),
-    /// None: the caller that ran it failed.
+    /// The item's result; None: the caller that ran the batch failed.
     Done(Option<R>),
 }
 
 impl<T, R> SharedRuns<T, R> {
-    /// Starts without items; `max_rows` is the most that one run takes.
+    /// Starts without items; `max_rows` is the most rows of one run.
     pub fn new(max_rows: usize) -> Self {
         SharedRuns { max_rows, state: Mutex::new(State { is_running: false, waiting: VecDeque::new() }) }
     }
 
     /// Runs an item, at once or as soon as the runs before have ended, and returns its result.
     ///
-    /// Arguments: `rows` of the item; `fits` says whether a waiting item may share the item's run; `run` returns one
-    /// result for each item, in their order. None: `run` panicked in another thread, or returned too few results.
+    /// `rows` is the number of rows of the item. `fits` says whether a waiting item may share the item's run. `run`
+    /// returns one result for each item, in their order. None: `run` panicked in another thread, or returned too few
+    /// results.
     pub fn run(
         &self,
         item: T,
@@ -96,7 +97,7 @@ impl<T, R> Place<T, R> {
 struct Group<'a, T, R> {
     runs: &'a SharedRuns<T, R>,
     items: Vec<T>,
-    /// Those of the items behind the first.
+    /// The places of all items but the first.
     places: Vec<Arc<Place<T, R>>>,
 }
 
@@ -147,7 +148,7 @@ mod tests {
         one % 2 == other % 2
     }
 
-    /// Doubles 1 in a run that ends when told, lets the others come meanwhile, and returns what was run together.
+    /// Starts a run with 1, queues the others behind it, and ends it by `first`; returns the later batches and results.
     fn beside_a_run(runs: &Runs, others: &[u32], first: impl FnOnce() + Send) -> (Vec<Vec<u32>>, Vec<Option<u32>>) {
         let groups = Mutex::new(Vec::new());
         let double = |items: &[u32]| {

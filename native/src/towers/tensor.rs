@@ -47,13 +47,13 @@ impl Block {
         Block::joined(&[bytes])
     }
 
-    /// Allocates a copy of these bytes, end to end.
+    /// Allocates a block and copies these parts into it, one after another.
     #[must_use]
     pub fn joined(parts: &[&[u8]]) -> Self {
         let block = Block::new(parts.iter().map(|part| part.len()).sum());
         let mut end = 0;
         for part in parts {
-            // SAFETY: the parts together have as many bytes as the block, which overlaps none of them.
+            // SAFETY: the block was allocated for the sum of the parts' lengths, and overlaps no part.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), block.start.as_ptr().add(end), part.len()) };
             end += part.len();
         }

@@ -23,7 +23,7 @@ type Wanted = SmallVec<[usize; 8]>;
 pub struct Tower {
     session: Arc<Session>,
     description: GraphDescription,
-    /// Works out ids, where the graph does so.
+    /// The call that computes ids; None: the graph computes none.
     computing: Option<Call>,
     calls: RwLock<HashMap<Wanted, Arc<Call>>>,
     shared: Option<SharedRuns<Request, Result<Vec<RanOutput>, Declined>>>,
@@ -92,7 +92,7 @@ impl Tower {
         Ok(Arc::clone(calls.entry(wanted.clone()).or_insert_with(|| Arc::new(call))))
     }
 
-    /// Returns the ids that the graph works out, and what else of this run the last one is fed.
+    /// Runs the part of the graph that computes ids; returns the ids, and further tensors that the second run is fed.
     fn compute(
         &self,
         signature: &Signature,
@@ -164,7 +164,7 @@ impl Tower {
             let found = self.session.run(call, &feeds).map_err(|_| Declined::Graph)?;
             split(found, requests)
         });
-        // A request that the graph refuses fails all of them; the reference then runs each.
+        // If the graph refuses one request the whole batch fails; the reference then runs each request alone.
         parts.map_or_else(
             |declined| requests.iter().map(|_| Err(declined)).collect(),
             |all| all.into_iter().map(Ok).collect(),
@@ -184,7 +184,7 @@ impl Tower {
     }
 }
 
-/// Returns each request's rows of the outputs of their common run.
+/// Splits the outputs of a shared run by request.
 fn split(found: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<RanOutput>>, Declined> {
     let rows: usize = requests.iter().map(|request| request.rows).sum();
     let mut all: Vec<Vec<RanOutput>> = requests.iter().map(|_| Vec::with_capacity(found.len())).collect();
@@ -259,7 +259,7 @@ impl plan::Graph for Tower {
     }
 }
 
-/// Returns how many rows all tensors have; None where they differ, or a tensor can not be joined to others.
+/// Returns the number of rows, which all tensors share; None if it differs, or a tensor can not be joined to others.
 fn rows_of(feeds: &[Tensor]) -> Option<usize> {
     let mut rows = None;
     for tensor in feeds {

@@ -392,7 +392,7 @@ async fn a_flood_of_frames_ends_its_connection_and_no_other() {
     let mut answer = Vec::new();
     let _ = reader.read_to_end(&mut answer).await;
     sending.await.unwrap();
-    // GOAWAY, its last stream 0, and ENHANCE_YOUR_CALM.
+    // A GOAWAY frame with last stream 0 and the error code ENHANCE_YOUR_CALM.
     assert!(answer.windows(17).any(|part| part == b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b"));
     assert_eq!(setup.count(|s| s.flooded.clone(), "ping"), 1);
     assert_eq!(call(&other, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
@@ -414,7 +414,7 @@ async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
         let small = gzip(b"hello");
         let reply = call(&sender, path, &headers, small.clone()).await.unwrap();
         assert_eq!((reply.data, &reply.headers["x-from"]), (small, &"reference".parse().unwrap()));
-        // Runs of one byte: a twentieth or so is left of them.
+        // Runs of equal bytes, which gzip compresses to about a twentieth.
         let runs = (0..9_u32 << 20).map(|n| (n / 48).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
         for (data, word) in [(runs, "limit of 8388608 bytes"), (vec![0; 7 << 20], "100 times its size")] {
             let reply = call(&sender, path, &headers, gzip(&data)).await.unwrap();

@@ -38,7 +38,7 @@ async fn forwarded_calls_are_bounded_and_control_calls_pass() {
         assert_eq!(grpc::call(&sender, path, &[], grpc::framed(b"")).await.unwrap().status(), "0", "{path}");
     }
     assert_eq!(grpc::call(&sender, PREDICT, &[], grpc::framed(b"small")).await.unwrap().status(), "0");
-    // Four times the longest wait.
+    // The second request is refused after four times `max_queue`.
     assert_eq!(second.await.unwrap().unwrap().status(), "14");
     assert_eq!(setup.seen.resets.load(SeqCst), 0);
     first.abort();

@@ -22,7 +22,7 @@ class ContextGuard:
     """Guard over grpcio's contexts. Concurrency: any thread.
 
     Args:
-      forwarding: reads the names in the certificates of the native core's clients.
+      forwarding: reads the names in client certificates, which the native core passes on in headers.
     """
 
     def __init__(self, guard: Guard, forwarding: Forwarding) -> None:

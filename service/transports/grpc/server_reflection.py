@@ -70,7 +70,7 @@ class Reflection:
 
 
 class _PoolWithMethods:
-    """A descriptor pool that also finds the file of a method, which ghz asks for and protobuf's pool does not know."""
+    """A descriptor pool that also finds a file by a method's name, as ghz asks for it. Protobuf's pool can not."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

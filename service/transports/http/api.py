@@ -1,8 +1,8 @@
-"""What the rest of the server knows of the HTTP API; it imports neither Starlette nor FastAPI."""
+"""Holds the HTTP API's constants for the rest of the server, without importing Starlette or FastAPI."""
 
 from __future__ import annotations
 
-# Its name in metrics and logs.
+# The API's name in metrics and logs.
 API = "http"
-# Most rows of a table that one request reads by their numbers.
+# Most rows that one request may read from a table by row number.
 DEFAULT_MAX_TABLE_ROWS = 65536

@@ -21,7 +21,7 @@ class RequestIds:
     """Takes X-Request-Id from the client, else the id of its trace, or makes one. Concurrency: any thread.
 
     Args:
-      forwarding: reads what the native core drew for a request.
+      forwarding: reads the random numbers that the native core drew for a request.
     """
 
     def __init__(self, forwarding: Forwarding = NO_FORWARDING) -> None:

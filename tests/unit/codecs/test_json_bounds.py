@@ -1,4 +1,4 @@
-"""How many keys and lists one JSON document may have."""
+"""Limits on the keys and lists of one JSON document."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from service.core.errors import PayloadTooLarge
 
 
 def document(keys: int, lists: int) -> bytes:
-    """Returns JSON with so many of each, beside the outermost object."""
+    """Returns a JSON object with so many empty lists under the key "a", and so many further keys."""
     return b'{"a":[%s],%s}' % (b",".join([b"[]"] * lists), b",".join(b'"%d":1' % number for number in range(keys)))
 
 

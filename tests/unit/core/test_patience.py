@@ -1,4 +1,4 @@
-"""Calls that may never come back."""
+"""Calls that may hang."""
 
 from __future__ import annotations
 

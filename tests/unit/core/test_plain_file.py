@@ -1,4 +1,4 @@
-"""Reading files that are none."""
+"""Reading pipes, devices and folders as if they were files."""
 
 from __future__ import annotations
 

@@ -438,7 +438,7 @@ def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
         answer.wait()
         return {}
 
-    # A mount without its server can be had from no test.
+    # A test can not mount a file system without a server, so the look at the folder hangs here.
     monkeypatch.setattr(repository, "find_versions", hang)
     for _ in range(3):
         watcher.poll_once()
@@ -458,7 +458,7 @@ def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) 
     answer, looks = threading.Event(), []
 
     def wall_clock() -> float:
-        # Of the first look at version 2, which is the newest.
+        # The first call is from the first look at version 2, the newest.
         looks.append("look")
         if len(looks) == 1:
             answer.wait()

@@ -1,4 +1,4 @@
-"""The native core draws by OpenTelemetry's own samplers; those that it does not know get every request."""
+"""The native core samples by the rates of OpenTelemetry's samplers, and forwards all requests of an unknown one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The licences of what is linked into the native core, as far as they can be known without cargo."""
+"""Checks the file of licences of the native core's crates, as far as that is possible without cargo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference servers believe the native core, which shows its seal, and nobody else."""
+"""The reference servers trust the headers of requests with the native core's seal, and of no others."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ const MAX_KEYS: usize = 32;
 /// Nested lists of more levels are left to the reference.
 const MAX_LEVELS: usize = 16;
 
-/// A place in a body. White space behind a token is passed with it.
+/// A position in a JSON body. Reading a token also skips the white space behind it.
 #[derive(Clone)]
 pub struct Cursor<'a> {
     text: &'a str,
@@ -84,7 +84,7 @@ impl<'a> Cursor<'a> {
     /// another element.
     ///
     /// # Errors
-    /// Neither stands there.
+    /// The next byte is neither a comma nor `end`.
     #[inline]
     pub fn has_next(&mut self, end: u8) -> Read<bool> {
         if self.take(b',') {
@@ -105,7 +105,7 @@ impl<'a> Cursor<'a> {
     /// Reads a string, borrowed where it has no escapes.
     ///
     /// # Errors
-    /// There is none, or it is none of JSON.
+    /// Here is no string, or the string is not valid JSON.
     pub fn string(&mut self) -> Read<Cow<'a, str>> {
         if self.peek() != b'"' {
             return Err(Declined::Unusual);
@@ -137,7 +137,7 @@ impl<'a> Cursor<'a> {
     /// Reads the key of a member and the colon behind it.
     ///
     /// # Errors
-    /// There is none.
+    /// Here is no key.
     pub fn key(&mut self) -> Read<Cow<'a, str>> {
         let key = self.string()?;
         self.expect(b':')?;
@@ -199,7 +199,7 @@ impl<'a> Cursor<'a> {
     /// Reads a number as a float64, rounded once.
     ///
     /// # Errors
-    /// There is none, or it is beyond float64.
+    /// Here is no number, or the number is beyond float64.
     pub fn float(&mut self) -> Read<f64> {
         let begin = self.at;
         self.at += usize::from(self.peek() == b'-');
@@ -217,7 +217,7 @@ impl<'a> Cursor<'a> {
     /// Reads a whole number.
     ///
     /// # Errors
-    /// There is none, or N does not hold it.
+    /// Here is no whole number, or it does not fit into N.
     #[inline]
     pub fn whole<N: TryFrom<i128>>(&mut self) -> Read<N> {
         let is_negative = self.peek() == b'-';
@@ -264,7 +264,7 @@ impl<'a> Cursor<'a> {
     /// Reads true or false.
     ///
     /// # Errors
-    /// Neither stands there.
+    /// Here is neither true nor false.
     pub fn boolean(&mut self) -> Read<bool> {
         let is_true = self.peek() == b't';
         self.word(if is_true { "true" } else { "false" })?;
@@ -274,7 +274,7 @@ impl<'a> Cursor<'a> {
     /// Passes `null`, if it stands here.
     ///
     /// # Errors
-    /// Another word with an n stands here.
+    /// Here is a word that begins with n and is not `null`.
     pub fn is_null(&mut self) -> Read<bool> {
         let is_null = self.peek() == b'n';
         if is_null {
@@ -360,11 +360,12 @@ impl<'a> Cursor<'a> {
     /// Reads a list whose lists of each level are equally long, and calls `leaf` where an element begins.
     ///
     /// # Errors
-    /// The lists are uneven or too many, or as `leaf`.
+    /// The lists are uneven or too deep, or `leaf` fails.
     #[inline]
     pub fn even_list(&mut self, mut leaf: impl FnMut(&mut Self) -> Read<()>) -> Read<()> {
         self.expect(b'[')?;
-        // Of each level: how long its lists are, once one has ended. Of the open lists: how many elements they have.
+        // `lengths` has the length of the lists of each level, once one has ended. `counts` has the number of elements
+        // so far in each open list.
         let mut lengths: SmallVec<[Option<usize>; MAX_LEVELS]> = SmallVec::from_elem(None, 1);
         let mut counts: SmallVec<[usize; MAX_LEVELS]> = SmallVec::new();
         let mut count = 0;
@@ -402,10 +403,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads an object without a key that comes twice, and calls `each` where a value begins.
+    /// Reads an object whose keys all differ, and calls `each` where a value begins.
     ///
     /// # Errors
-    /// There is none, or it has too many keys, or as `each`.
+    /// Here is no object, it has too many keys or one key twice, or `each` fails.
     pub fn object(&mut self, mut each: impl FnMut(&mut Self, &str) -> Read<()>) -> Read<()> {
         self.expect(b'{')?;
         if self.take(b'}') {
@@ -428,7 +429,7 @@ impl<'a> Cursor<'a> {
     /// Reads a list, and calls `each` where an element begins.
     ///
     /// # Errors
-    /// There is none, or as `each`.
+    /// Here is no list, or `each` fails.
     pub fn each(&mut self, mut each: impl FnMut(&mut Self) -> Read<()>) -> Read<()> {
         self.expect(b'[')?;
         if self.take(b']') {
@@ -445,7 +446,7 @@ impl<'a> Cursor<'a> {
     /// Passes a list whose elements are read later; brackets in strings do not count.
     ///
     /// # Errors
-    /// There is none, or it has no end.
+    /// Here is no list, or the list has no end.
     pub fn skip_list(&mut self) -> Read<()> {
         self.expect(b'[')?;
         let mut depth = 1_usize;
@@ -469,7 +470,7 @@ impl<'a> Cursor<'a> {
     /// Passes a value that is no list and no object.
     ///
     /// # Errors
-    /// There is none.
+    /// Here is no such value.
     pub fn skip_scalar(&mut self) -> Read<()> {
         match self.peek() {
             b'"' => self.string().map(drop),
