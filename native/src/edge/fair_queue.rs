@@ -120,16 +120,22 @@ struct Waiting<T> {
     deadline: Option<Instant>,
 }
 
+/// The virtual time of a child's next turn, and its number.
+type Turn = (u64, u64);
+
 /// A level of the tree: the root has models, a model addresses, an address connections, a connection requests.
 #[derive(Debug)]
 struct Node<T> {
     waiting: usize,
     // Expected nanoseconds of the runs of all that waits here.
     cost: u64,
-    // The virtual time of the last turn: run time given to each busy child so far. A new child starts from it.
+    // Virtual time: the run time that each busy child has had so far. A new child starts from it, so that a client with
+    // one request at a time neither overtakes a client with many waiting requests for ever, nor waits for all of them.
     clock: u64,
-    turns: BTreeSet<(u64, Arc<str>)>,
-    children: HashMap<Arc<str>, (u64, Node<T>)>,
+    // The number of turns that were given out. Of two children with the same time the one that came first is first.
+    given: u64,
+    turns: BTreeSet<(Turn, Arc<str>)>,
+    children: HashMap<Arc<str>, (Turn, Node<T>)>,
     requests: VecDeque<Waiting<T>>,
 }
 
@@ -139,6 +145,7 @@ impl<T> Default for Node<T> {
             waiting: 0,
             cost: 0,
             clock: 0,
+            given: 0,
             turns: BTreeSet::new(),
             children: HashMap::new(),
             requests: VecDeque::new(),
@@ -153,11 +160,12 @@ impl<T> Node<T> {
         let Some((name, rest)) = path.split_first() else {
             return self.requests.push_back(request);
         };
-        let clock = self.clock;
-        let turns = &mut self.turns;
+        let turn = (self.clock, self.given);
+        let (turns, given) = (&mut self.turns, &mut self.given);
         let child = self.children.entry(Arc::clone(name)).or_insert_with(|| {
-            turns.insert((clock, Arc::clone(name)));
-            (clock, Node::default())
+            *given += 1;
+            turns.insert((turn, Arc::clone(name)));
+            (turn, Node::default())
         });
         child.1.push(rest, request);
     }
@@ -165,11 +173,14 @@ impl<T> Node<T> {
     fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
         let (request, name) = match self.turns.pop_first() {
             None => (self.requests.pop_front()?, None),
-            Some((time, name)) => {
-                self.clock = time;
+            Some(((time, _), name)) => {
+                let busy = self.children.len() as u64;
                 let child = self.children.get_mut(&name)?;
                 let (request, _) = child.1.take()?;
-                child.0 = time + request.cost.max(LEAST_NANOS);
+                let cost = request.cost.max(LEAST_NANOS);
+                self.clock = self.clock.max(time) + cost / busy;
+                child.0 = (time + cost, self.given);
+                self.given += 1;
                 if child.1.waiting == 0 {
                     self.children.remove(&name);
                 } else {
@@ -438,6 +449,29 @@ mod tests {
         }
         assert_eq!(order(&mut queue), [0, 4, 3, 2, 1, 5]);
         assert_eq!(queue.num_waiting(), 0);
+    }
+
+    #[test]
+    fn clients_with_one_request_at_a_time_take_turns_with_each_other_and_with_a_busy_one() {
+        // One slot is taken, and one serves these clients.
+        let (mut queue, mut now) = busy(Limits { slots: 2, wait: Duration::MAX, ..LIMITS }, &[("m", 10)]);
+        let peers = ["c:1", "a:1", "d:1", "b:1"];
+        for (number, peer) in peers.iter().enumerate() {
+            queue.push(&ask("m", peer), now, number).unwrap();
+        }
+        for _ in 0..20 {
+            queue.push(&ask("m", "e:1"), now, 4).unwrap();
+        }
+        let mut served = [0; 5];
+        for _ in 0..50 {
+            now += Duration::from_millis(10);
+            let taken = queue.take(now).unwrap();
+            served[taken.value] += 1;
+            queue.done(taken.run, Some(Duration::from_millis(10)));
+            let peer = peers.get(taken.value).unwrap_or(&"e:1");
+            queue.push(&ask("m", peer), now, taken.value).unwrap();
+        }
+        assert!(served.iter().all(|count| (8..=12).contains(count)), "{served:?}");
     }
 
     #[test]
