@@ -11,6 +11,15 @@ class Servable:
     def counts(self) -> list[tuple[str, int, int, int]]: ...
     def strangers(self) -> list[int]: ...
 
+class Forms:
+    """The forms without a socket; models as in Server.set_routes."""
+
+    def __init__(
+        self, models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float]]
+    ) -> None: ...
+    def grpc(self, path: str, message: bytes) -> bytes:
+        """Returns the answer to one message; raises ValueError with the reason why the reference must answer it."""
+
 class Server:
     def __init__(self, config: str) -> None: ...
     @property

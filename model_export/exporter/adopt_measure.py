@@ -54,7 +54,7 @@ def measured(
     towers = open_towers(artifact, manifest, lookups, predicts, tags, threads=1) if predicts else None
     adopted = _adopted(lookups, towers)
     original = Servable(_MODEL, 1, specs, dict.fromkeys(specs, whole))
-    answers = answering(adopted), answering(original)
+    answers = answering(adopted, lookups), answering(original, None)
     found = dict(served)
     try:
         for name, one in served.items():

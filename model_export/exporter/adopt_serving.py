@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from service.codecs.protos import message_class
 from service.codecs.tensor_proto import encode_tensor
@@ -10,6 +11,10 @@ from service.core.engine import Engine
 from service.core.registry import Registry
 from service.core.servable import Servable
 from service.core.types import Array, SignatureKind
+from service.dataplane.choice import has_core
+from service.dataplane.native_servable import CompiledServable, compile_native
+from service.loading.native_graphs import native_graphs
+from service.lookup.backend import OpenedLookups
 from service.transports.grpc.methods import service_methods
 from service.transports.grpc.paths import PREDICT
 
@@ -35,8 +40,40 @@ class _Unobserved:
         """Counts nothing."""
 
 
-def answering(servable: Servable) -> Answer:
-    """Returns a function that answers a version's Predict requests as the reference gRPC server does."""
+def answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
+    """Returns a function that answers a version's Predict requests as a server does: the native core, or Python.
+
+    Args:
+      lookups: of the version's manifest, if it has one.
+    """
+    reference, forms = _reference(servable), _native_forms(servable, lookups)
+    if forms is None:
+        return reference
+
+    def answer(request: bytes) -> bytes:
+        try:
+            answered: bytes = forms.grpc(PREDICT, request)
+        except ValueError:
+            # The core forwards this request.
+            return reference(request)
+        return answered
+
+    return answer
+
+
+def _native_forms(servable: Servable, lookups: OpenedLookups | None) -> Any:
+    """Returns the native core's forms over a version; None where the core is not built or can not serve the version."""
+    if not has_core():
+        return None
+    from service import _native
+
+    native = compile_native(servable, lookups, native_graphs(servable)).native
+    if not isinstance(native, CompiledServable):
+        return None
+    return _native.Forms([(servable.name, [(servable.version, native.compiled)], {}, 0.0)])
+
+
+def _reference(servable: Servable) -> Answer:
     registry = Registry(lambda model, status: None)
     registry.add_model(servable.name)
     registry.start(servable.name, servable.version)

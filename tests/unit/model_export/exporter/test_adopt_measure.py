@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.exporter import adopt_measure
+from model_export.exporter import adopt_measure, adopt_serving
 from model_export.exporter.adopt_serving import Answer
 from model_export.exporter.adopt_summary import Served
 from service.codecs.protos import message_class
 from service.codecs.tensor_proto import decode_tensor
 from service.core.manifest import Manifest
+from service.dataplane.choice import has_core
 from service.graph.run_comparison import Rates
 from tests.tower_model import write_tower_model
 
@@ -62,3 +63,18 @@ def test_a_predict_is_cut_where_that_is_slower_at_no_size(
     assert score.times is not None and score.times.before_s == 1e-3
     assert score.times.after_s == (1e-3 if run == "whole" else 1e-3 / ratios[-1])
     assert {one.entry.run for one in found.values() if one.entry.kind == "lookup"} <= {"cut"}
+
+
+def test_signatures_are_timed_as_the_native_core_serves_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_core():
+        pytest.skip("the native core is not built here (no cargo)")
+    asked_of_python = []
+    monkeypatch.setattr(adopt_serving, "_reference", lambda servable: asked_of_python.append)
+
+    def compare(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, turns: int) -> dict[int, Rates]:
+        for request in requests.values():
+            assert outputs(adopted(request))
+        return {rows: Rates(1e3, 1e3) for rows in requests}
+
+    timed(folder, compare, monkeypatch)
+    assert asked_of_python == []
