@@ -96,6 +96,7 @@ RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/lib/python3/dist-packa
 
 # From scratch: files that a layer removes still count in the size of an image, and files that were never there do not.
 FROM scratch AS runtime
+# hadolint ignore=DL3067
 COPY --from=stripped / /
 # What is served unless a flag or a variable says otherwise. HOME: TensorFlow's dependencies write there.
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
