@@ -28,7 +28,7 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
         address=f"{_bracketed(settings.host)}:{settings.port}",
         socket_path=settings.grpc_socket_path,
         channel_arguments=[
-            # What was given comes later and wins.
+            # An argument of the user stands behind ours, and grpcio takes the last.
             ("grpc.server_handshake_timeout_ms", round(settings.tls_handshake_timeout_s * 1e3)),
             *settings.channel_arguments,
         ],

@@ -224,7 +224,7 @@ class Attacker:
         for conn in conns:
             conn.end()
         refused = [status for status in statuses if status >= "4"]
-        # Of many connections, the last may not have been closed yet.
+        # The server may not have closed the last of many connections yet.
         is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
         is_out = is_closed or bool(goaways) or (bool(refused) and len(refused) == len(statuses))
         return Outcome(", ".join(words), is_out, sum(conn.sent for conn in conns))

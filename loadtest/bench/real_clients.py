@@ -46,7 +46,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a client asks. body: one message without gRPC's prefix."""
+    """One measurement of a client. body: the message of each call, without gRPC's prefix of five bytes."""
 
     port: int
     body: bytes

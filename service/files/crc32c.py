@@ -57,7 +57,7 @@ def _table() -> Array:
 
 @cache
 def _shifted_past_a_lane() -> Array:
-    """What zeros of one lane make of each of the 32 bits."""
+    """Returns the checksum of each single bit after one more lane of zeros, [32] uint32."""
     return _added(np.uint32(1) << np.arange(32, dtype=np.uint32), np.zeros((32, _LANE_BYTES), np.uint8))
 
 

@@ -36,5 +36,5 @@ def new_dict(size: int) -> Any:
     return {}
 
 
-# What index_strings and index_integers fill.
+# Makes the empty index that index_strings and index_integers fill.
 new_index = native_slots if NATIVE_TABLES else new_dict

@@ -46,12 +46,12 @@ from service.lookup.kernel_codes import (
     WRAP,
 )
 
-# What a bad id reads where it reads no row.
+# Stand in place of a row number: the id has no row and reads zeros, or the request is refused.
 NO_ROW, REFUSED = -1, -2
 
 # By dtype; two numbers of INT4 share a byte.
 _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
-# What is left of a combiner's number without the order of additions.
+# This mask takes the order of additions out of a combiner's number.
 _COMBINER_BITS = 3
 # Ones that are added up in float32 end here.
 _MOST_ONES = 1 << 24

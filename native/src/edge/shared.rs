@@ -101,7 +101,7 @@ pub enum NotRun {
     Closed,
 }
 
-/// What the headers of a request say about how the core may answer it.
+/// The terms on which the core may answer a request, read from its headers.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// See [`Call::as_content`].

@@ -133,7 +133,7 @@ pub struct Signature {
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
     output_names: Names,
-    /// Of features with row splits.
+    /// Names of the features that have row splits.
     ragged_names: Names,
 }
 
@@ -198,7 +198,7 @@ pub struct Shared {
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
-    /// What lookups read, by signature and feature.
+    /// Counts of the ids that lookups read, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
     /// By vocabulary: keys that it lacks, each counted once for the input that it was sent in.
     pub strangers: Vec<AtomicU64>,

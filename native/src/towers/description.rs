@@ -8,7 +8,7 @@ use serde::Deserialize;
 pub struct GraphDescription {
     /// Number of the open session.
     pub session: u64,
-    /// What is run before the lookups, where the graph works out ids itself.
+    /// The part of the graph that works out ids, and so runs before the lookups; None: requests bring all ids.
     pub computing: Option<ComputingDescription>,
     /// Tensors that are fed rows of tables.
     pub rows: Vec<FedRows>,

@@ -1,4 +1,4 @@
-"""Who makes a call, and the engine that this caller gets."""
+"""Finds the caller of a gRPC call, and the engine that this caller may use."""
 
 from __future__ import annotations
 
