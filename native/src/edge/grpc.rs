@@ -24,7 +24,7 @@ use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
 use super::request_id;
 use super::sampling::Draws;
 use super::shared::{self, Begun, Failed, NotRun, Outcome, Shared, Terms};
-use super::socket::Socket;
+use super::socket::{Flushes, Socket};
 use super::statistics::Event;
 use crate::declined::Declined;
 use crate::forward::Lane;
@@ -44,13 +44,15 @@ const TRUSTED_BYTES: usize = 1 << 20;
 /// Serves one connection to its end.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
     let limits = &shared.limits;
+    let flushes = Arc::new(Flushes::default());
+    let socket = Socket::metered(stream, Arc::clone(&connection), Arc::clone(&flushes));
     let handshake = h2::server::Builder::new()
         .max_concurrent_streams(limits.max_streams)
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_BYTES)
         .max_header_list_size(limits.max_header_list_bytes)
-        .handshake::<_, Payload>(Socket::metered(stream, Arc::clone(&connection)));
+        .handshake::<_, Payload>(socket);
     let Ok(Ok(mut h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
         shared.statistics.count(Event::HandshakeFailedGrpc);
         return;
@@ -98,6 +100,9 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
                 }
             }
             if state.is_pending() && batch.is_empty() && !is_ending && connection.flood().is_some() {
+                continue;
+            }
+            if state.is_pending() && flushes.make_due() {
                 continue;
             }
             if batch.is_empty() || state.is_ready() {

@@ -6,6 +6,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,13 @@ use tokio::time::Sleep;
 use super::frames::FrameMeter;
 use super::limits::{Connection, READ_BUDGET};
 
-/// Writes up to this size are appended to the bytes that wait; h2 writes a frame's head, data and trailers one by one.
-const SMALL_BYTES: usize = 8 << 10;
+/// Writes up to this size are appended to the bytes that wait. h2 writes the head, data and trailers of a frame one by
+/// one, and most clients take frames of 16 KiB.
+const SMALL_BYTES: usize = 16 << 10;
 /// How many bytes may wait before they are written.
-const GATHERED_BYTES: usize = 32 << 10;
+const GATHERED_BYTES: usize = 64 << 10;
+/// A flush is put off after a write of this size.
+const LARGE_BYTES: usize = 8 << 10;
 /// How many write buffers each thread keeps for reuse.
 const KEPT_BUFFERS: usize = 16;
 
@@ -37,9 +41,36 @@ thread_local! {
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Lets h2 write several frames in one system call: h2 flushes after each frame, and the socket puts these flushes off
+/// until the connection's task has polled h2 to its end.
+pub struct Flushes {
+    is_put_off: AtomicBool,
+    is_due: AtomicBool,
+}
+
+impl Default for Flushes {
+    /// The first flush is a real one: it sends the server's SETTINGS during the handshake.
+    fn default() -> Self {
+        Flushes { is_put_off: AtomicBool::new(false), is_due: AtomicBool::new(true) }
+    }
+}
+
+impl Flushes {
+    /// Says whether a flush was put off. Then h2 has to be polled once more: its next flush is a real one.
+    pub fn make_due(&self) -> bool {
+        let is_put_off = self.is_put_off.swap(false, Relaxed);
+        self.is_due.store(is_put_off, Relaxed);
+        is_put_off
+    }
+}
+
 /// A stream whose traffic is counted for its connection.
 pub struct Socket<S> {
     stream: S,
+    // None: HTTP/1.1, whose flushes are never put off.
+    flushes: Option<Arc<Flushes>>,
+    // Whether the last write was a part of a large answer, after which more is likely to come.
+    is_amid: bool,
     connection: Arc<Connection>,
     waiting: Vec<u8>,
     start: usize,
@@ -54,12 +85,25 @@ pub struct Socket<S> {
 impl<S> Socket<S> {
     /// Takes a stream.
     pub fn new(stream: S, connection: Arc<Connection>) -> Self {
-        Socket { stream, connection, waiting: Vec::new(), start: 0, turn: 0, meter: None, linger: None, discarded: 0 }
+        let (flushes, meter, linger) = (None, None, None);
+        Socket {
+            stream,
+            flushes,
+            is_amid: false,
+            connection,
+            waiting: Vec::new(),
+            start: 0,
+            turn: 0,
+            meter,
+            linger,
+            discarded: 0,
+        }
     }
 
-    /// Takes the stream of an HTTP/2 connection, and counts its frames.
-    pub fn metered(stream: S, connection: Arc<Connection>) -> Self {
-        Socket { meter: Some(FrameMeter::new(Instant::now())), ..Socket::new(stream, connection) }
+    /// Takes the stream of an HTTP/2 connection, counts its frames, and puts its flushes off.
+    pub fn metered(stream: S, connection: Arc<Connection>, flushes: Arc<Flushes>) -> Self {
+        let meter = Some(FrameMeter::new(Instant::now()));
+        Socket { meter, flushes: Some(flushes), ..Socket::new(stream, connection) }
     }
 
     fn append(&mut self, data: &[u8]) {
@@ -177,6 +221,7 @@ impl<S: AsyncRead + Unpin> Socket<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let me = self.get_mut();
+        me.is_amid = data.len() >= LARGE_BYTES;
         if data.len() <= SMALL_BYTES {
             if me.waiting.len() + data.len() > GATHERED_BYTES {
                 ready!(me.drain(cx))?;
@@ -230,7 +275,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
+        if let Some(flushes) = &me.flushes
+            && me.is_amid
+            && !me.waiting.is_empty()
+            && !flushes.is_due.load(Relaxed)
+        {
+            flushes.is_put_off.store(true, Relaxed);
+            return Poll::Ready(Ok(()));
+        }
         ready!(me.drain(cx))?;
+        if let Some(flushes) = &me.flushes {
+            flushes.is_due.store(false, Relaxed);
+            flushes.is_put_off.store(false, Relaxed);
+        }
         Pin::new(&mut me.stream).poll_flush(cx)
     }
 
@@ -244,5 +301,71 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
             ready!(me.discard(cx));
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+    use crate::edge::limits::Limits;
+
+    /// Keeps the size of each write.
+    #[derive(Default)]
+    struct Writes(Vec<usize>);
+
+    impl AsyncRead for Writes {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Writes {
+        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+            self.0.push(data.len());
+            Poll::Ready(Ok(data.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Writes as h2 does: the parts of one frame, then a flush.
+    fn send(socket: &mut Socket<Writes>, parts: &[usize]) {
+        let mut cx = Context::from_waker(Waker::noop());
+        for &size in parts {
+            assert!(
+                matches!(Pin::new(&mut *socket).poll_write(&mut cx, &vec![0; size]), Poll::Ready(Ok(n)) if n == size)
+            );
+        }
+        assert!(Pin::new(socket).poll_flush(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn frames_of_one_answer_are_written_together() {
+        let flushes = Arc::new(Flushes::default());
+        let connection = Connection::new(String::new(), &Limits::default());
+        let mut socket = Socket::metered(Writes::default(), connection, Arc::clone(&flushes));
+        send(&mut socket, &[9, 24]);
+        assert_eq!(socket.stream.0, [33], "SETTINGS are sent at once");
+        for _ in 0..5 {
+            send(&mut socket, &[9, 16384]);
+        }
+        let (three, two) = (3 * 16393, 2 * 16393);
+        assert_eq!(socket.stream.0, [33, three + 9]);
+        assert!(flushes.make_due());
+        send(&mut socket, &[]);
+        assert_eq!(socket.stream.0, [33, three + 9, two - 9]);
+        assert!(!flushes.make_due(), "nothing waits");
+        send(&mut socket, &[9, 16384]);
+        send(&mut socket, &[9, 10]);
+        assert_eq!(socket.stream.0[3..], [16393 + 19], "a small write ends the answer");
+        assert!(!flushes.make_due(), "nothing waits");
     }
 }
