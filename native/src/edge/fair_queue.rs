@@ -19,8 +19,11 @@ const PATIENCE: u32 = 4;
 /// Only waits with at least this expected length correct later estimates. Real waits are longer than estimated,
 /// because machines are shared and runs wait for locks.
 const TELLING: Duration = Duration::from_millis(5);
-/// The weight of the newest wait in the correction factor, and the largest correction factor.
-const NEWEST_WAIT: f64 = 1.0 / 32.0;
+/// The weight of the newest wait in the correction factor: of one that was longer than corrected, and of any other.
+/// Thus the factor stays near the longest waits, and few requests are accepted that will be refused after a long wait.
+const LONGER_WAIT: f64 = 1.0 / 8.0;
+const SHORTER_WAIT: f64 = 1.0 / 256.0;
+/// The largest correction factor.
 const MOST_CORRECTION: f64 = 16.0;
 /// A turn costs this much at least, so that work of unknown length takes turns too.
 const LEAST_NANOS: u64 = 1_000;
@@ -322,7 +325,8 @@ impl<T> FairQueue<T> {
         let ratio = (waited.as_secs_f64() / expected.as_secs_f64().max(1e-9)).clamp(1.0, MOST_CORRECTION);
         // A wait that was cut short gives a lower bound only, so it may raise the correction but not lower it.
         if expected >= TELLING && (is_over || ratio > self.correction) {
-            self.correction += (ratio - self.correction) * NEWEST_WAIT;
+            let weight = if ratio > self.correction { LONGER_WAIT } else { SHORTER_WAIT };
+            self.correction += (ratio - self.correction) * weight;
         }
     }
 
@@ -539,6 +543,17 @@ mod tests {
             queue.running = 1;
         }
         assert!(most[0] >= 6 && most[399] <= 4, "{most:?}");
+    }
+
+    #[test]
+    fn a_few_long_waits_are_remembered_beside_many_short_ones() {
+        let (mut queue, _) = busy(LIMITS, &[]);
+        let expected = Duration::from_millis(10);
+        for number in 0..1000 {
+            let factor = if number % 20 == 0 { 3 } else { 1 };
+            queue.learn_wait(expected, expected * factor, true);
+        }
+        assert!((2.0..3.0).contains(&queue.correction), "{}", queue.correction);
     }
 
     #[test]

@@ -102,8 +102,12 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             if state.is_pending() && batch.is_empty() && !is_ending && connection.flood().is_some() {
                 continue;
             }
-            if state.is_pending() && flushes.make_due() {
-                continue;
+            if batch.is_empty() && state.is_pending() && flushes.make_due() {
+                if Instant::now() < end {
+                    continue;
+                }
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
             if batch.is_empty() || state.is_ready() {
                 return state;

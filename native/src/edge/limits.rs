@@ -14,6 +14,8 @@ use super::frames::Flood;
 
 /// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
+/// How many bytes one connection writes before other connections get their turn.
+pub const WRITE_BUDGET: usize = 512 << 10;
 /// How many pipelined HTTP/1.1 requests of one connection are begun before other connections get their turn.
 const REQUESTS_A_TURN: usize = 16;
 /// Requests beyond this size are never tried on the thread of their connection.

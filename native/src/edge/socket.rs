@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
 use super::frames::FrameMeter;
-use super::limits::{Connection, READ_BUDGET};
+use super::limits::{Connection, READ_BUDGET, WRITE_BUDGET};
 
 /// Writes up to this size are appended to the bytes that wait. h2 writes the head, data and trailers of a frame one by
 /// one, and most clients take frames of 16 KiB.
@@ -75,6 +75,8 @@ pub struct Socket<S> {
     waiting: Vec<u8>,
     start: usize,
     turn: usize,
+    // Bytes written since the connection's turn began.
+    written: usize,
     // Counts the frames of an HTTP/2 connection; None: HTTP/1.1.
     meter: Option<FrameMeter>,
     // Set once the stream is shut down and what still comes is dropped.
@@ -94,6 +96,7 @@ impl<S> Socket<S> {
             waiting: Vec::new(),
             start: 0,
             turn: 0,
+            written: 0,
             meter,
             linger,
             discarded: 0,
@@ -131,6 +134,7 @@ impl<S> Socket<S> {
 impl<S: AsyncWrite + Unpin> Socket<S> {
     fn drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.start < self.waiting.len() {
+            ready!(self.check_turn(cx));
             let written = Pin::new(&mut self.stream).poll_write(cx, &self.waiting[self.start..]);
             self.start += ready!(self.count(written))?;
         }
@@ -140,10 +144,21 @@ impl<S: AsyncWrite + Unpin> Socket<S> {
         Poll::Ready(Ok(()))
     }
 
+    /// Ends the connection's turn if it has written its budget: other connections of the thread come first.
+    fn check_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.written < WRITE_BUDGET {
+            return Poll::Ready(());
+        }
+        self.written = 0;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
     fn count(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match written {
             Poll::Ready(Ok(0)) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             Poll::Ready(Ok(size)) => {
+                self.written += size;
                 self.connection.note_written(size);
                 if let Some(meter) = &mut self.meter {
                     meter.note_written(size);
@@ -151,6 +166,7 @@ impl<S: AsyncWrite + Unpin> Socket<S> {
                 Poll::Ready(Ok(size))
             }
             Poll::Pending => {
+                self.written = 0;
                 self.connection.note_blocked();
                 Poll::Pending
             }
@@ -222,6 +238,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let me = self.get_mut();
         me.is_amid = data.len() >= LARGE_BYTES;
+        let data = &data[..data.len().min(WRITE_BUDGET)];
         if data.len() <= SMALL_BYTES {
             if me.waiting.len() + data.len() > GATHERED_BYTES {
                 ready!(me.drain(cx))?;
@@ -230,6 +247,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
             return Poll::Ready(Ok(data.len()));
         }
         while me.start < me.waiting.len() {
+            ready!(me.check_turn(cx));
             let parts = [io::IoSlice::new(&me.waiting[me.start..]), io::IoSlice::new(data)];
             let written = Pin::new(&mut me.stream).poll_write_vectored(cx, &parts);
             let size = ready!(me.count(written))?;
@@ -243,6 +261,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
                 return Poll::Ready(Ok(size - waited));
             }
         }
+        ready!(me.check_turn(cx));
         let written = Pin::new(&mut me.stream).poll_write(cx, data);
         me.count(written)
     }
@@ -263,7 +282,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
             }
             return Poll::Ready(Ok(size));
         }
+        if size > WRITE_BUDGET
+            && let Some(first) = parts.iter().find(|part| !part.is_empty())
+        {
+            return Pin::new(me).poll_write(cx, first);
+        }
         ready!(me.drain(cx))?;
+        ready!(me.check_turn(cx));
         let written = Pin::new(&mut me.stream).poll_write_vectored(cx, parts);
         me.count(written)
     }
