@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -34,6 +35,24 @@ def test_other_request_ids_are_replaced(http: Http, bad: str) -> None:
 def test_request_ids_differ_and_stand_on_errors_too(http: Http) -> None:
     ids = [http.get(path).headers["x-request-id"] for path in ("/healthz", "/nothing", "/v1/models")]
     assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (":lookup", {"features": {"user": [1]}}),
+        (":predict", {"instances": [1]}),
+        ("/tables/t:rows", {"ids": [1]}),
+        ("/infer", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}),
+    ],
+)
+def test_an_answer_names_the_version_that_computed_it(http: Http, path: str, body: Any) -> None:
+    response = http.post(f"/{'v2' if path == '/infer' else 'v1'}/models/m{path}", json=body)
+    assert (response.status_code, response.headers["x-model-version"]) == (200, "3"), response.text
+
+
+def test_an_error_names_no_version(http: Http) -> None:
+    assert "x-model-version" not in http.post("/v1/models/m:predict", json={}).headers
 
 
 def test_liveness_is_independent_of_models(http: Http, registry: Registry) -> None:
