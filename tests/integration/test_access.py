@@ -20,8 +20,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from service.client import AsyncEmbeddingClient, EmbeddingClient
-from service.client.errors import Refused
+from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+from embedding_client.errors import Refused
 from service.codecs.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
