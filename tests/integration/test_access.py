@@ -310,6 +310,7 @@ def test_what_is_open_tells_nothing_of_models(guarded: Guarded) -> None:
         answer = guarded.http("GET", path)
         assert answer.status_code == 200, path
         assert not re.search("shown|hidden", answer.text), path
+    assert re.search("shown|hidden", guarded.http("GET", "/openapi.json", "boss").text)
     for path in ("/metrics", "/monitoring/prometheus/metrics", "/nothing", "/v1/models", "/docs/../metrics"):
         assert guarded.http("GET", path).status_code == 401, path
     assert guarded.http("GET", "/metrics", "reader").status_code == 403
