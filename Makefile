@@ -26,14 +26,14 @@ cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml requirements.lock
+$(READY): pyproject.toml client/pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' \
 	  || { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV) (TensorFlow included, a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]' -e 'client[grpc,http]'
 	@touch $@
 
 # Removed first: a running server has the file mapped, so it must not be written over. Where no new one can be built, the
@@ -83,16 +83,17 @@ generated: $(READY)  ## rebuild the generated files
 
 lock:  ## resolve the exact versions anew (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
-	  --upgrade pyproject.toml -o requirements.lock
+	  --upgrade pyproject.toml client/pyproject.toml -o requirements.lock
 
 # build/ goes first: where this build of the core fails, setuptools would take what an earlier one left there.
 wheel: export PATH := $(abspath $(BIN)):$(PATH)
-wheel: $(READY)  ## write a wheel with the native core into dist/, for glibc 2.17 and later
+wheel: $(READY)  ## write the client's wheel, and one with the native core for glibc 2.17 and later, into dist/
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
-	@rm -rf build dist
+	@rm -rf build dist client/build
 	CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
 	  CARGO_ZIGBUILD_ZIG_PATH="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
 	  $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./client
 	$(BIN)/auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(shell uname -m) --wheel-dir dist build/wheel/*.whl
 
 image:  ## build the images embedding-server:serve, :full and :load
@@ -126,4 +127,4 @@ soak: core  ## mixed load for MINUTES while versions are swapped, rows changed: 
 	$(BIN)/python -m loadtest.soak --minutes=$(MINUTES) --sample_seconds=10 $(ARGS)
 
 clean:  ## remove the virtual environment, what was built, caches and demo models
-	rm -rf $(VENV) models build dist native/target native/fuzz/target $(CORE) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) models build dist client/build native/target native/fuzz/target $(CORE) *.egg-info client/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

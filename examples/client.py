@@ -9,10 +9,8 @@ import argparse
 import asyncio
 import json
 import sys
-from typing import Any
 
-from service.client import AsyncEmbeddingClient, EmbeddingClient
-from service.client.errors import EmbeddingError
+from embedding_client import AsyncEmbeddingClient, EmbeddingClient, EmbeddingError, Outputs
 
 # Two rows: one id per row for a plain feature, one list per row for a combined one. Strings go where the feature has a
 # vocabulary.
@@ -59,8 +57,9 @@ async def show_async(options: argparse.Namespace) -> None:
     print_line("lookups at once", len(answers))
 
 
-def show(wire: str, embeddings: dict[str, Any]) -> None:
-    """Prints one line per output."""
+def show(wire: str, embeddings: Outputs) -> None:
+    """Prints the version that answered, and one line per output."""
+    print_line(f"version over {wire}", embeddings.version)
     for name, array in sorted(embeddings.items()):
         print_line(f"{name} over {wire}", f"{array.dtype} {array.shape} {array[0][:3].tolist()} ...")
 

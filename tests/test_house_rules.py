@@ -22,6 +22,9 @@ from service.transports.http.errors import HTTP_STATUS
 from tests.unit.core.test_errors import leaves
 
 ROOT = Path(__file__).parents[1]
+# The client is a distribution of its own, and its package lies deeper.
+CLIENT = Path("client/src")
+OURS = {"service", "model_export", "embedding_client"}
 MAX_CODE_LINES = 300
 
 # Folder or file -> what of ours, and which packages, it may import beside the standard library and its own folder.
@@ -100,10 +103,6 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),
-    "service.client": (
-        {"service.core.types", "service.core.errors", "service.codecs"},
-        {"numpy", "google.protobuf", "orjson", "grpc", "httpx"},
-    ),
     # An optional extra, imported by service.tracing.start alone.
     "service.tracing": (
         {"service.core", "service.configuration.settings", "service.configuration.settings_reading"},
@@ -150,6 +149,9 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "pyarrow", "tensorstore"},
     ),
+    # It knows the wire only, and works beside any version of protobuf (docs/adr/0042). ml_dtypes where it is installed:
+    # bfloat16.
+    "embedding_client": ({"embedding_client"}, {"numpy", "grpc", "httpx", "ml_dtypes"}),
     "model_export": (
         {
             "model_export",
@@ -189,8 +191,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
     ),
 }
-# Packages whose __init__.py names what is public, each name imported on first use (docs/adr/0008).
-PUBLIC_PACKAGES = [Path("model_export"), Path("service/client")]
+# Packages whose __init__.py names what is public. That of model_export imports each name on first use (docs/adr/0008).
+PUBLIC_PACKAGES = [Path("model_export"), CLIENT / "embedding_client"]
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -198,13 +200,19 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(file.relative_to(ROOT) for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
-SOURCES = python_files("service", "model_export")
+SOURCES = python_files("service", "model_export", str(CLIENT))
 by_file = pytest.mark.parametrize("file", SOURCES, ids=str)
 
 
 def module_name(file: Path) -> str:
     """Returns the dotted name of a source file."""
-    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+    inner = file.relative_to(CLIENT) if file.is_relative_to(CLIENT) else file
+    return ".".join(inner.with_suffix("").parts).removesuffix(".__init__")
+
+
+def module_path(name: str) -> Path:
+    """Returns where a module of ours lies, without its ending."""
+    return ROOT / (CLIENT if name.split(".")[0] == "embedding_client" else "") / name.replace(".", "/")
 
 
 @cache
@@ -221,7 +229,7 @@ def imports(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{file}:{node.lineno}: relative import"
             for alias in node.names:
-                as_module = ROOT / node.module.replace(".", "/") / alias.name
+                as_module = module_path(node.module) / alias.name
                 # The native core is a module with a stub beside it.
                 is_module = as_module.is_dir() or any(as_module.with_suffix(end).exists() for end in (".py", ".pyi"))
                 yield f"{node.module}.{alias.name}" if is_module else node.module
@@ -238,11 +246,11 @@ def test_a_layer_imports_only_what_its_row_of_the_table_allows(file: Path) -> No
     row = next(row for row in MAY_IMPORT if is_below(name, {row}))
     ours, packages = MAY_IMPORT[row]
     # A single file may import nothing of its folder but what its row says.
-    own = {row} if (ROOT / row.replace(".", "/")).is_dir() else set()
+    own = {row} if module_path(row).is_dir() else set()
     for imported in imports(file):
         if imported.split(".")[0] in sys.stdlib_module_names:
             continue
-        allowed = ours | own if imported.split(".")[0] in ("service", "model_export") else packages
+        allowed = ours | own if imported.split(".")[0] in OURS else packages
         assert is_below(imported, allowed), f"{file} imports {imported}; {row} may import {sorted(ours | packages)}"
 
 
@@ -255,7 +263,7 @@ def test_only_the_graph_folder_names_tensorflow() -> None:
 def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     # What an example shows: the exporter's public names, or the client's, which is one of the stock clients too.
     shows_client = {"client.py", "stock_clients"}
-    shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"service.client"})}.get(file.parts[1], set())
+    shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"embedding_client"})}.get(file.parts[1], set())
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
         shown = {"service.files", "service.lookup.kernels"}
@@ -265,7 +273,7 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     if file == Path("loadtest/foreign/adopting.py"):
         # A command for each of a hundred models would import TensorFlow a hundred times.
         shown = {"model_export"}
-    ours = [name for name in imports(file) if is_below(name, {"service", "model_export", "tests"})]
+    ours = [name for name in imports(file) if is_below(name, OURS | {"tests"})]
     assert not [name for name in ours if not is_below(name, shown)]
 
 
@@ -290,7 +298,9 @@ def test_the_environment_is_read_in_one_file_of_each_package() -> None:
     assert reading == ["model_export/tensorflow_setup.py", "service/configuration/settings_reading.py"]
 
 
-@pytest.mark.parametrize("file", python_files("service", "model_export", "loadtest", "examples", "tests"), ids=str)
+@pytest.mark.parametrize(
+    "file", python_files("service", "model_export", "client", "loadtest", "examples", "tests"), ids=str
+)
 def test_a_files_name_says_a_thing(file: Path) -> None:
     assert file.stem not in ("utils", "util", "helpers", "helper", "common", "manager", "misc")
 
@@ -329,10 +339,8 @@ def test_a_packages_init_holds_only_its_rule(file: Path) -> None:
     assert isinstance(statement, ast.Expr)
 
 
-@pytest.mark.parametrize("package", PUBLIC_PACKAGES, ids=str)
-def test_a_public_package_imports_nothing_until_a_name_is_used(package: Path) -> None:
-    name = ".".join(package.parts)
-    script = f"import {name}, sys; print([m for m in sys.modules if m.startswith({name!r} + '.')])"
+def test_the_exporter_imports_nothing_until_a_name_is_used() -> None:
+    script = "import model_export, sys; print([m for m in sys.modules if m.startswith('model_export.')])"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
+from embedding_client import EmbeddingClient
 from loadtest.model_samples import Signature
 from loadtest.stock_clients.outcome import Check, Place, Skip, require
-from service.client import EmbeddingClient
 
-CLIENT = "service.client"
+CLIENT = "embedding_client"
 _TIMEOUT_S = 60
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from service.core.admission.admission import Admission
 from service.core.bound import Bound, Observer
@@ -48,6 +49,16 @@ class ModelDescription:
     def signature(self, name: str = "", fallback: str = "") -> SignatureSpec:
         """Returns a signature as Engine.bind chooses it; raises SignatureNotFound."""
         return find_signature(self.signatures, name, fallback)
+
+
+class TableRows(NamedTuple):
+    """Rows of a table, and the version of the model that they are of.
+
+    rows: [N, D] float32.
+    """
+
+    rows: Array
+    version: int
 
 
 class Engine:
@@ -213,8 +224,8 @@ class Engine:
         with self._registry.lease(ref) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
-    def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> Array:
-        """Returns [N, D] rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
+    def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
+        """Returns rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
         with self._registry.lease(ref) as servable:
             table = servable.tables.get(table_name)
             if table is None:
@@ -224,7 +235,7 @@ class Engine:
             if servable.files.mark[0]:
                 self._on_damage(servable.name)
                 raise servable.data_loss()
-            return rows
+            return TableRows(rows, servable.version)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
         """Changes rows of a table for good; blocks until that is on disk, and see core.deltas for what it raises.

@@ -12,7 +12,7 @@ from service.core.access import Grant, Right
 from service.core.admission.admission import Admission
 from service.core.bound import Bound
 from service.core.deltas import Upsert, UpsertReceipt
-from service.core.engine import Engine, ModelDescription
+from service.core.engine import Engine, ModelDescription, TableRows
 from service.core.errors import PermissionDenied, ServiceError
 from service.core.model_config import ModelConfig
 from service.core.tracing import Tracing
@@ -104,7 +104,7 @@ class GuardedEngine(Engine):
         """See Engine: right "metadata"."""
         return self._for(ref.name, "metadata").tables(ref)
 
-    def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> Array:
+    def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
         """See Engine: right "predict"."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 

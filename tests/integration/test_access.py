@@ -20,8 +20,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from service.client import AsyncEmbeddingClient, EmbeddingClient
-from service.client.errors import Refused
+from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+from embedding_client.errors import Refused
 from service.codecs.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
@@ -310,6 +310,7 @@ def test_what_is_open_tells_nothing_of_models(guarded: Guarded) -> None:
         answer = guarded.http("GET", path)
         assert answer.status_code == 200, path
         assert not re.search("shown|hidden", answer.text), path
+    assert re.search("shown|hidden", guarded.http("GET", "/openapi.json", "boss").text)
     for path in ("/metrics", "/monitoring/prometheus/metrics", "/nothing", "/v1/models", "/docs/../metrics"):
         assert guarded.http("GET", path).status_code == 401, path
     assert guarded.http("GET", "/metrics", "reader").status_code == 403

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.client import AsyncEmbeddingClient, EmbeddingClient
-from service.client.errors import (
+from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+from embedding_client.errors import (
     DeadlineExceeded,
     EmbeddingError,
     InvalidRequest,
@@ -29,10 +29,10 @@ from service.client.errors import (
     Unavailable,
     Unimplemented,
 )
-from service.client.retry import RetryPolicy
-from service.client.targets import Tls
+from embedding_client.retry import RetryPolicy
+from embedding_client.targets import Tls
+from embedding_client.types import RaggedIds, State, TableDescription, VersionStatus
 from service.core.engine import Engine
-from service.core.types import RaggedIds, State, VersionStatus
 from service.transports.grpc.grpcio_server import GrpcServer
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
@@ -133,16 +133,28 @@ def test_status_and_metadata(server: ServerProcess, connect: partial[Any]) -> No
         assert metadata.signatures["lookup"].outputs["user"].shape == (None, 2)
 
 
-def test_rows_go_over_http(server: ServerProcess, connect: partial[Any]) -> None:
+def test_an_answer_names_the_version_that_computed_it(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server) as client:
+        assert client.lookup(USER).version == 1
+        assert client.lookup(USER, outputs=["user"]).version == 1
+        assert client.predict(USER, signature="lookup").version == 1
+
+
+def test_tables_and_rows_go_over_http(server: ServerProcess, connect: partial[Any]) -> None:
     http_target = target_of(server, "http") if connect.keywords["wire"] == "grpc" else None
     with connect(server, http_target=http_target) as client:
+        user = TableDescription("user", 5, 2, "float32", 40, ("user",))
+        assert [table for table in client.tables() if table.name == "user"] == [user]
+        assert client.tables(version=1) == client.tables()
         rows = client.rows("tag", [3, 0])
         np.testing.assert_array_equal(rows, np.array([[3, 9, 1], [0, 0, 1]], np.float32), strict=True)
         with pytest.raises(NotFound, match="no table"):
             client.rows("tga", [1])
     if connect.keywords["wire"] == "grpc":
-        with connect(server) as client, pytest.raises(Unimplemented, match="http_target"):
-            client.rows("tag", [3, 0])
+        with connect(server) as client:
+            for read in (client.tables, partial(client.rows, "tag", [3, 0])):
+                with pytest.raises(Unimplemented, match="http_target"):
+                    read()
 
 
 FAULTS: dict[str, tuple[Callable[[Any], Any], type[EmbeddingError], str, str]] = {
@@ -597,6 +609,7 @@ def test_the_example_shows_answers(server: ServerProcess) -> None:
     assert done.returncode == 0, done.stderr
     for wire in ("gRPC", "HTTP"):
         assert f"user over {wire}: float32 (2, 2) [1.0, 10.0] ..." in done.stdout
+        assert f"version over {wire}: 1" in done.stdout
     assert "rows of tag: (2, 3)" in done.stdout
     assert "as expected: INVALID_ARGUMENT" in done.stdout
     assert "lookups at once: 10" in done.stdout
@@ -604,8 +617,8 @@ def test_the_example_shows_answers(server: ServerProcess) -> None:
 
 def test_the_client_brings_no_server_and_no_tensorflow() -> None:
     script = (
-        "import sys; from service.client import AsyncEmbeddingClient, EmbeddingClient\n"
-        "heavy = {'tensorflow', 'tensorflow_serving', 'numba', 'fastapi', 'uvicorn', 'httpx', 'service.core.engine'}\n"
+        "import sys; import embedding_client\n"
+        "heavy = {'service', 'tensorflow', 'google.protobuf', 'orjson', 'grpc', 'httpx'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Path:
     for name, module in PROGRAMS.items():
         program = tmp_path / ".venv/bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {module} "$@"\n')
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:{ROOT}/client/src exec {sys.executable} {module} "$@"\n')
         program.chmod(0o755)
     return tmp_path
 

@@ -55,7 +55,11 @@ class Load:
                 if response.status_code != 200:
                     self.faults.append(response.text)
                     return
-                self._check(response.json()["embeddings"])
+                answer = response.json()["embeddings"]
+                self._check(answer)
+                # Each version's scale is its number.
+                if response.headers["x-model-version"] != str(int(answer["user"][0][0])):
+                    self.faults.append((dict(response.headers), answer))
 
     def _over_grpc(self) -> None:
         inputs = {

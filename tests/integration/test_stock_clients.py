@@ -32,7 +32,7 @@ def test_clients_without_tensorflow_work_on_lookups(base: Path) -> None:
     assert found["reflection list"] == "ok"
     assert found["reflection dynamic call of Predict"] == "ok"
     assert found["grpc_health Check toy"] == "ok"
-    assert found["service.client lookup, grpc = http"] == "ok"
+    assert found["embedding_client lookup, grpc = http"] == "ok"
     if shutil.which("curl"):
         assert found["curl POST /v1/models/{model}:lookup"] == "ok"
 
@@ -52,4 +52,4 @@ def test_a_call_that_fails_fails_the_run(base: Path) -> None:
     given = ("--signatures=serving_default", "--clients=health,own")
     done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off")
     assert done.returncode == 1
-    assert verdicts(done)["service.client predict serving_default, grpc = http"] == "FAILED"
+    assert verdicts(done)["embedding_client predict serving_default, grpc = http"] == "FAILED"

@@ -22,8 +22,8 @@ import httpx
 import numpy as np
 import pytest
 
-from service.client import AsyncEmbeddingClient, EmbeddingClient
-from service.client.targets import Tls
+from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+from embedding_client.targets import Tls
 from tests.certificates import Authority, Issued, ssl_config
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
 from tests.toy_model import write_toy_model

@@ -1,4 +1,4 @@
-"""Every worked example in a docstring of both packages gives what it says."""
+"""Every worked example in a docstring of the packages gives what it says."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ PROGRAMS = {"service.__main__"}
 
 
 def modules() -> list[str]:
-    """Returns the dotted names of the service's modules, and of the tests' own."""
-    files = [*(ROOT / "service").rglob("*.py"), *(ROOT / "tests").glob("*.py")]
-    names = (".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files)
+    """Returns the dotted names of the service's modules, of the client's, and of the tests' own."""
+    client = ROOT / "client" / "src"
+    files = [(ROOT, file) for file in (*(ROOT / "service").rglob("*.py"), *(ROOT / "tests").glob("*.py"))]
+    files += [(client, file) for file in client.rglob("*.py")]
+    names = (".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for root, file in files)
     return sorted(name for name in names if name not in PROGRAMS and not name.startswith("tests.test_"))
 
 

@@ -34,6 +34,7 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
+const MODEL_VERSION: HeaderName = HeaderName::from_static("x-model-version");
 /// How many bytes are reserved for a body before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
@@ -515,6 +516,7 @@ impl Exchange {
         }
         let mut response = Response::new(Answer::whole(body, open));
         let headers = response.headers_mut();
+        headers.insert(MODEL_VERSION, HeaderValue::from(answered.servable.version()));
         match json_length {
             Some(length) => {
                 headers.insert(JSON_LENGTH, HeaderValue::from(length));

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from service.core.admission.room import Room
 from service.core.admission.workers import Workers
@@ -20,6 +21,8 @@ from service.core.errors import DeadlineExceeded, ServiceError
 from service.core.types import ModelRef
 from service.transports.http.api import API
 from service.transports.http.body import read_body
+
+MODEL_VERSION = "X-Model-Version"
 
 # Large bodies are parsed beside the event loop; JSON holds the interpreter's lock, so more threads would not help.
 _NUM_PARSE_THREADS = 2
@@ -35,6 +38,19 @@ class Parsed(Protocol):
 P = TypeVar("P", bound=Parsed)
 A = TypeVar("A")
 T = TypeVar("T")
+
+
+class Answered(NamedTuple, Generic[A]):
+    """What a method answered, and the version of the model that computed it."""
+
+    content: A
+    version: int
+
+
+def json_response(answered: Answered[bytes]) -> Response:
+    """Returns a JSON answer that names the version."""
+    headers = {MODEL_VERSION: str(answered.version)}
+    return Response(answered.content, headers=headers, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +92,8 @@ class Calls:
         self._graph_threads = Workers(graph_threads, name="http-graph", admission=admission, clock=clock)
         self._parse_threads = Workers(_NUM_PARSE_THREADS, name="http-parse", admission=admission, clock=clock)
 
-    async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> A:
-        """Returns what the method answers.
+    async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> Answered[A]:
+        """Returns what the method answers, and the version.
 
         Raises:
           ServiceError: whatever the engine and the codecs raise; DeadlineExceeded after timeout_s.
@@ -88,7 +104,7 @@ class Calls:
         finally:
             room.done()
 
-    async def _answer(self, request: Request, ref: ModelRef, method: Method[P, A], room: Room) -> A:
+    async def _answer(self, request: Request, ref: ModelRef, method: Method[P, A], room: Room) -> Answered[A]:
         deadline_s = self._engine.clock() + self._timeout_s
         started_s = None
         try:
@@ -174,9 +190,9 @@ class Calls:
                 _give_back(bound, late)
 
 
-def _answer(bound: Bound, method: Method[P, A], parsed: P, deadline_s: float) -> A:
+def _answer(bound: Bound, method: Method[P, A], parsed: P, deadline_s: float) -> Answered[A]:
     with bound:
-        return method.answer(bound, parsed, deadline_s)
+        return Answered(method.answer(bound, parsed, deadline_s), bound.version)
 
 
 def _give_back(bound: Bound | None, error: ServiceError) -> None:

@@ -106,6 +106,7 @@ def create_http_app(
     add_admin_routes(app, engine, metrics, metrics_paths)
     if statusz is not None:
         add_statusz_route(app, *statusz)
+    openapi.complete(app, engine, strict_json=strict_json)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -22,7 +22,7 @@ from service.core.engine import Engine
 from service.core.errors import IdsTooMany
 from service.core.types import ModelRef
 from service.transports.http import openapi
-from service.transports.http.calls import Calls, Method
+from service.transports.http.calls import Answered, Calls, Method, json_response
 from service.transports.http.routing import add_route, model_ref
 
 
@@ -36,8 +36,7 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
 
     async def lookup(request: Request) -> Response:
         """Returns the combined embedding of each row, for the features that were sent."""
-        data = await calls.answer(request, model_ref(request), lookup_method)
-        return Response(data, media_type="application/json")
+        return json_response(await calls.answer(request, model_ref(request), lookup_method))
 
     async def tables(request: Request) -> Response:
         """Lists a model's embedding tables."""
@@ -47,7 +46,7 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
         """Returns rows of a table as they are stored."""
         ref = model_ref(request)
         work = partial(_rows, strict_json, engine, ref, request.path_params["table"], max_table_rows)
-        return Response(await calls.read(request, ref.name, work), media_type="application/json")
+        return json_response(await calls.read(request, ref.name, work))
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
@@ -60,9 +59,10 @@ def _lookup(strict_json: bool, bound: Bound, body: LookupBody, deadline_s: float
     return encode_lookup(bound.run(decode_features(body, bound.spec), deadline_s=deadline_s), strict=strict_json)
 
 
-def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> bytes:
+def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> Answered[bytes]:
     ids = decode_rows(body)
     # An id of two bytes asks for a row of thousands, so the body's limit alone would not bound the answer.
     if ids.size > max_rows:
         raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
-    return encode_rows(engine.table_rows(ref, table, ids), strict=strict_json)
+    found = engine.table_rows(ref, table, ids)
+    return Answered(encode_rows(found.rows, strict=strict_json), found.version)

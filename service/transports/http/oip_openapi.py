@@ -1,52 +1,11 @@
-"""What /docs says of the Open Inference Protocol's routes; openapi.py names the example model."""
+"""Describes the Open Inference Protocol's routes in the OpenAPI document; openapi.py names the example model."""
 
 from __future__ import annotations
 
-from service.transports.http.openapi import Json, described
+from service.transports.http.json_schema import Json, ref
+from service.transports.http.openapi import described
 
 _TAG = "Open Inference Protocol"
-_OBJECT: Json = {"type": "object"}
-_PARAMETERS: Json = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
-_DATATYPES = ["BOOL", *(f"{kind}{bits}" for kind in ("UINT", "INT") for bits in (8, 16, 32, 64))]
-_DATATYPES += ["FP16", "BF16", "FP32", "FP64", "BYTES"]
-_INPUT: Json = {
-    "type": "object",
-    "required": ["name", "datatype", "shape"],
-    "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string", "enum": _DATATYPES},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "parameters": _PARAMETERS,
-        "data": {
-            "type": "array",
-            "items": {},
-            "description": "The values, flat or nested; left out where parameters.binary_data_size says how many of "
-            "the bytes behind the JSON are this tensor's.",
-        },
-    },
-}
-_REQUEST: Json = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": {
-            "type": "object",
-            "description": "signature_name chooses the signature: by default serving_default where the model has it, "
-            "else lookup. binary_data_output asks for binary outputs. Others are ignored.",
-            "properties": {"signature_name": {"type": "string"}, "binary_data_output": {"type": "boolean"}},
-        },
-        "inputs": {"type": "array", "items": _INPUT},
-        "outputs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {"name": {"type": "string"}, "parameters": _PARAMETERS},
-            },
-        },
-    },
-}
 _LENGTH_HEADER: Json = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
@@ -71,11 +30,13 @@ def infer(path: str) -> Json:
     answer = {"model_name": "movielens", "model_version": "1", "id": "42"}
     example: Json = answer | {"parameters": {"signature_name": "lookup"}, "outputs": [vectors]}
     route = described(
+        "infer",
         _TAG,
         "Run a signature",
         path,
-        ("The outputs; binary data follows the JSON where it was asked for", _OBJECT, {"two users": example}),
-        body=(_REQUEST, {"two users": lookup, "two rows of genres, the second empty": ragged}),
+        ("The outputs; binary data follows the JSON if you ask for it", ref("InferResponse"), {"two users": example}),
+        body=(ref("InferRequest"), {"two users": lookup, "two rows of genres, the second empty": ragged}),
+        is_computed=True,
     )
     route["openapi_extra"]["parameters"].append(_LENGTH_HEADER)
     route["openapi_extra"]["requestBody"]["content"]["application/octet-stream"] = _BINARY
@@ -94,10 +55,11 @@ def model_metadata(path: str) -> Json:
     }
     return _with_signature(
         described(
+            "describeModel",
             _TAG,
             "Inputs and outputs of a model",
             path,
-            ("Those of one signature", _OBJECT, {"a lookup": example}),
+            ("Those of one signature", ref("ModelMetadata"), {"a lookup": example}),
             errors=(400, 404, 503),
         )
     )
@@ -115,10 +77,11 @@ def model_config(path: str) -> Json:
     }
     return _with_signature(
         described(
+            "getModelConfig",
             _TAG,
             "Configuration of a model",
             path,
-            ("Tensors of one signature, and which inputs may be left out", _OBJECT, {"a lookup": example}),
+            ("Tensors of one signature, and which inputs may be left out", ref("ModelConfig"), {"a lookup": example}),
             errors=(400, 404, 503),
         )
     )
@@ -126,23 +89,25 @@ def model_config(path: str) -> Json:
 
 def model_ready(path: str) -> Json:
     """GET /v2/models/{model}/ready"""
-    answer = ("It can answer", _OBJECT, {"ready": {"name": "movielens", "ready": True}})
-    return described(_TAG, "Whether a model can answer", path, answer, errors=(400, 404, 503))
+    answer = ("It can answer", ref("ModelReady"), {"ready": {"name": "movielens", "ready": True}})
+    return described("isModelReady", _TAG, "Whether a model can answer", path, answer, errors=(400, 404, 503))
 
 
 def server_metadata() -> Json:
     """GET /v2"""
     example = {"name": "embedding-server", "version": "0.1.0", "extensions": ["binary_tensor_data", "parameters"]}
-    return described(
-        _TAG, "About the server", "", ("Name, version and extensions", _OBJECT, {"one": example}), errors=()
-    )
+    answer = ("Name, version and extensions", ref("ServerMetadata"), {"one": example})
+    return described("describeServer", _TAG, "About the server", "", answer, errors=())
 
 
 def health(what: str) -> Json:
     """GET /v2/health/live and /v2/health/ready"""
-    route = described(_TAG, f"Whether the server is {what}", "", ("It is", _OBJECT, {what: {what: True}}), errors=())
+    name = what.capitalize()
+    schema = ref(f"Server{name}")
+    answer = ("It is", schema, {what: {what: True}})
+    route = described(f"is{name}", _TAG, f"Whether the server is {what}", "", answer, errors=())
     if what == "ready":
-        content = {"application/json": {"schema": _OBJECT, "examples": {"not ready": {"value": {"ready": False}}}}}
+        content = {"application/json": {"schema": schema, "examples": {"not ready": {"value": {"ready": False}}}}}
         route["responses"][503] = {"description": "A model can not answer", "content": content}
     return route
 
@@ -150,13 +115,13 @@ def health(what: str) -> Json:
 def repository_index() -> Json:
     """POST /v2/repository/index"""
     entry = {"name": "movielens", "version": "1", "state": "READY", "reason": ""}
-    schema = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
     route = described(
+        "listRepository",
         _TAG,
         "Models, versions and their states",
         "",
-        ("One entry per version", {"type": "array", "items": _OBJECT}, {"one version": [entry]}),
-        body=(schema, {"all": {}, "those that can answer": {"ready": True}}),
+        ("One entry per version", ref("IndexResponse"), {"one version": [entry]}),
+        body=(ref("IndexRequest"), {"all": {}, "those that can answer": {"ready": True}}),
         errors=(400, 413),
     )
     route["openapi_extra"]["requestBody"]["required"] = False

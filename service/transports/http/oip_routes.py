@@ -24,7 +24,7 @@ from service.core.engine import Engine, ModelDescription
 from service.core.errors import MalformedPayload, Unimplemented
 from service.core.types import ModelRef, SignatureSpec
 from service.transports.http import oip_openapi
-from service.transports.http.calls import Calls, Method
+from service.transports.http.calls import MODEL_VERSION, Calls, Method
 from service.transports.http.path_case import IS_ENCODED
 from service.transports.http.routing import add_route
 
@@ -66,8 +66,10 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
             name="infer",
             fallback_signature=oip_models.FALLBACK_SIGNATURE,
         )
-        body, header_length = await calls.answer(request, ref, method)
-        headers = {} if coding is None else {"Content-Encoding": coding.decode(), "Vary": "Accept-Encoding"}
+        (body, header_length), version = await calls.answer(request, ref, method)
+        headers = {MODEL_VERSION: str(version)}
+        if coding is not None:
+            headers |= {"Content-Encoding": coding.decode(), "Vary": "Accept-Encoding"}
         if header_length is None:
             return Response(body, headers=headers, media_type="application/json")
         headers[LENGTH_HEADER] = str(header_length)

@@ -1,15 +1,21 @@
-"""What /docs says of each route: bodies and answers with worked examples, and the errors.
+"""Describes each route in the OpenAPI document: operation, bodies and answers with examples, and errors.
 
-Routes read raw bytes, so nothing of this can be derived from types. The examples are of one model, "movielens":
-features user_id, film_id and occupation have one id per row, genres and recent_films any number.
+Routes read raw bytes, so nothing of this can be derived from types. The examples are of a model "movielens": features
+user_id, film_id and occupation have one id per row, genres and recent_films any number. If a model can answer, its own
+replace them.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from copy import deepcopy
 
-Json = dict[str, Any]
+from fastapi import FastAPI
+
+from service.core.engine import Engine
+from service.transports.http.json_schema import Json, ref
+from service.transports.http.openapi_examples import add_examples
+from service.transports.http.openapi_schemas import schemas
 
 _DESCRIPTION = """
 Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's REST API for everything else.
@@ -20,7 +26,8 @@ Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's R
 * `/tables` shows the embedding tables and their rows.
 * `/v2` is the Open Inference Protocol, as KServe and Triton have it, for the same models.
 
-Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: the client's own, or a new one.
+Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: the client's own, or a new one. Those that
+a version of a model computed carry `X-Model-Version`.
 Bodies may be sent with `Content-Encoding: gzip` or `deflate`. The same models answer TensorFlow Serving's gRPC API.
 """
 _TAGS = [
@@ -29,13 +36,6 @@ _TAGS = [
     {"name": "Open Inference Protocol", "description": "Version 2, with the binary tensor data extension."},
     {"name": "Operations", "description": "For orchestrators and monitoring."},
 ]
-_ERROR_SCHEMA: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string"}},
-    "additionalProperties": False,
-}
-_NUMBERS: Json = {"description": "Number, or nested lists of them."}
 _ERRORS: dict[int, tuple[str, str]] = {
     400: (
         "The request can not succeed as it was sent",
@@ -65,28 +65,22 @@ def application() -> Json:
     }
 
 
+def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
+    """Adds the types of bodies, and examples of the model that is served, to the document that FastAPI makes."""
+    describe_routes = app.openapi
+
+    def describe() -> Json:
+        # A copy, for FastAPI makes its document once, and models change.
+        document = deepcopy(describe_routes())
+        document["components"] = {"schemas": schemas(strict_json=strict_json)}
+        add_examples(document, engine)
+        return document
+
+    app.openapi = describe  # type: ignore[method-assign]
+
+
 def lookup(path: str) -> Json:
     """POST :lookup"""
-    body_schema: Json = {
-        "type": "object",
-        "required": ["features"],
-        "additionalProperties": False,
-        "properties": {
-            "features": {
-                "type": "object",
-                "description": "Ids by feature: one per row, or one list per row for features that are combined or "
-                "sequences. Where the feature has a vocabulary, its keys: strings, or integers. Features may differ in "
-                "their number of rows.",
-                "additionalProperties": {"type": "array", "items": {}},
-            },
-            "weights": {
-                "type": "object",
-                "description": "For combined features: one factor per id, in lists as long as the ids'.",
-                "additionalProperties": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-            },
-            "signature_name": {"type": "string", "default": "lookup"},
-        },
-    }
     examples = {
         "two users and their genres": {"features": {"user_id": [1, 42], "genres": _GENRES}},
         "weighted history": {
@@ -95,12 +89,13 @@ def lookup(path: str) -> Json:
         },
         "as on a TPU": {"features": {"film_id": [50]}, "signature_name": "lookup_tpu_tensor_core"},
     }
-    answer = _answer(
+    answer = _computed(
         "One vector per row, or a list of them for a sequence, for the features that were sent",
-        {"type": "object", "properties": {"embeddings": {"type": "object", "additionalProperties": _NUMBERS}}},
+        ref("LookupResponse"),
         {"two users and their genres": {"embeddings": _EMBEDDINGS}},
     )
-    return _route("Embeddings", "Look embeddings up", path, answer, body=_body(body_schema, examples))
+    body = _body(ref("LookupRequest"), examples)
+    return _route("lookup", "Embeddings", "Look embeddings up", path, answer, body=body)
 
 
 def tables(path: str) -> Json:
@@ -113,40 +108,21 @@ def tables(path: str) -> Json:
         "nbytes": 215424,
         "features": ["film_id", "recent_films"],
     }
-    answer = _answer("The tables, by name", {"type": "object"}, {"one table, two features": {"tables": [table]}})
-    return _route("Embeddings", "List tables", path, answer, errors=(400, 404, 503))
+    answer = _answer("The tables, by name", ref("TablesResponse"), {"one table, two features": {"tables": [table]}})
+    return _route("listTables", "Embeddings", "List tables", path, answer, errors=(400, 404, 503))
 
 
 def rows(path: str) -> Json:
     """POST /tables/{table}:rows"""
-    body_schema: Json = {
-        "type": "object",
-        "required": ["ids"],
-        "additionalProperties": False,
-        "properties": {"ids": {"type": "array", "items": {"type": "integer"}}},
-    }
-    answer = _answer(
-        "The rows, in the order of the ids", {"type": "object"}, {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
+    answer = _computed(
+        "The rows, in the order of the ids", ref("RowsResponse"), {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
     )
-    body = _body(body_schema, {"two rows": {"ids": [50, 1]}})
-    return _route("Embeddings", "Read rows of a table", path + "/tables/{table}", answer, body=body)
+    body = _body(ref("RowsRequest"), {"two rows": {"ids": [50, 1]}})
+    return _route("readRows", "Embeddings", "Read rows of a table", path + "/tables/{table}", answer, body=body)
 
 
 def predict(path: str) -> Json:
     """POST :predict"""
-    body_schema: Json = {
-        "type": "object",
-        "properties": {
-            "signature_name": {"type": "string", "default": "serving_default"},
-            "instances": {
-                "type": "array",
-                "description": "Row format: one object per row, or bare values where the signature has one input.",
-                "items": {},
-            },
-            "inputs": {"description": "Column format: tensors by input name, or the tensor of the only input."},
-        },
-        "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
-    }
     row = {"user_id": 1, "film_id": 50, "occupation": 3, "genres": ["Drama"], "recent_films": [1, 2]}
     columns: Json = {"user_id": [1, 42], "film_id": [50, 1], "occupation": [3, 4]}
     columns |= {"genres": _GENRES, "recent_films": [[1, 2], []]}
@@ -160,41 +136,30 @@ def predict(path: str) -> Json:
         "columns": {"outputs": [4.12, 3.07]},
         "a lookup, by column": {"outputs": _EMBEDDINGS},
     }
-    schema: Json = {"type": "object", "properties": {"predictions": {"type": "array", "items": {}}, "outputs": {}}}
-    answer = _answer("The outputs; a single output has no name", schema, answers)
-    return _route("TensorFlow Serving", "Run a signature", path, answer, body=_body(body_schema, examples))
+    answer = _computed("The outputs; a single output has no name", ref("PredictResponse"), answers)
+    body = _body(ref("PredictRequest"), examples)
+    return _route("predict", "TensorFlow Serving", "Run a signature", path, answer, body=body)
 
 
 def classify(path: str) -> Json:
     """POST :classify"""
     examples = {"two examples": {"results": [[["cat", 0.9], ["dog", 0.1]], [["cat", 0.2], ["dog", 0.8]]]}}
-    return _infer(path, "Classify examples", "[label, score] of each class, for each example", examples)
+    answer = _computed("[label, score] of each class, for each example", ref("ClassifyResponse"), examples)
+    return _route("classify", "TensorFlow Serving", "Classify examples", path, answer, body=_examples())
 
 
 def regress(path: str) -> Json:
     """POST :regress"""
-    examples = {"two examples": {"results": [2.5, 4.0]}}
-    return _infer(path, "Regress over examples", "A value for each example", examples)
+    answer = _computed("A value for each example", ref("RegressResponse"), {"two examples": {"results": [2.5, 4.0]}})
+    return _route("regress", "TensorFlow Serving", "Regress over examples", path, answer, body=_examples())
 
 
-def _infer(path: str, summary: str, about: str, answers: Json) -> Json:
-    feature: Json = {"description": 'A number, bool, string or {"b64": ...}, or a list of one kind of them.'}
-    example: Json = {"type": "object", "additionalProperties": feature}
-    body_schema: Json = {
-        "type": "object",
-        "required": ["examples"],
-        "properties": {
-            "signature_name": {"type": "string", "default": "serving_default"},
-            "context": example | {"description": "Features that all examples share."},
-            "examples": {"type": "array", "minItems": 1, "items": example},
-        },
-    }
+def _examples() -> Json:
     bodies = {
         "two examples": {"signature_name": "regress_x_to_y", "examples": [{"x": 1.0}, {"x": 4.0}]},
         "a context": {"context": {"user": "ann"}, "examples": [{"x": [1.0]}]},
     }
-    schema: Json = {"type": "object", "properties": {"results": {"type": "array", "items": {}}}}
-    return _route("TensorFlow Serving", summary, path, _answer(about, schema, answers), body=_body(body_schema, bodies))
+    return _body(ref("ExamplesRequest"), bodies)
 
 
 def status(path: str) -> Json:
@@ -204,9 +169,11 @@ def status(path: str) -> Json:
         {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
     ]
     answer = _answer(
-        "Versions, newest first", {"type": "object"}, {"a new version loads": {"model_version_status": versions}}
+        "Versions, newest first",
+        ref("StatusResponse"),
+        {"a new version loads": {"model_version_status": versions}},
     )
-    return _route("TensorFlow Serving", "State of a model's versions", path, answer, errors=(400, 404))
+    return _route("getStatus", "TensorFlow Serving", "State of a model's versions", path, answer, errors=(400, 404))
 
 
 def metadata(path: str) -> Json:
@@ -226,34 +193,34 @@ def metadata(path: str) -> Json:
         "model_spec": {"name": "movielens", "signature_name": "", "version": "1"},
         "metadata": {"signature_def": {"signature_def": {"lookup": signature}}},
     }
-    answer = _answer("The signatures", {"type": "object"}, {"one signature": example})
-    return _route("TensorFlow Serving", "Signatures of a model", path, answer, errors=(400, 404, 503))
+    answer = _answer("The signatures", ref("MetadataResponse"), {"one signature": example})
+    return _route("getMetadata", "TensorFlow Serving", "Signatures of a model", path, answer, errors=(400, 404, 503))
 
 
 def healthz() -> Json:
     """GET /healthz"""
-    answer = _answer("The process lives", {"type": "object"}, {"alive": {"status": "ok"}})
-    return _route("Operations", "Liveness", "", answer, errors=())
+    answer = _answer("The process lives", ref("Liveness"), {"alive": {"status": "ok"}})
+    return _route("healthz", "Operations", "Liveness", "", answer, errors=())
 
 
 def readyz() -> Json:
     """GET /readyz"""
-    answer = _answer("Every model can answer", {"type": "object"}, {"ready": {"status": "ready", "problems": {}}})
+    answer = _answer("Every model can answer", ref("Readiness"), {"ready": {"status": "ready", "problems": {}}})
     problems = {"movielens": "version 2 is LOADING"}
-    answer |= _answer(
-        "A model can not answer", {"type": "object"}, {"not ready": {"status": "not ready", "problems": problems}}, 503
-    )
-    return _route("Operations", "Readiness", "", answer, errors=())
+    examples = {"not ready": {"status": "not ready", "problems": problems}}
+    answer |= _answer("A model can not answer", ref("Readiness"), examples, 503)
+    return _route("readyz", "Operations", "Readiness", "", answer, errors=())
 
 
 def metrics() -> Json:
     """GET /metrics"""
     content = {"text/plain": {"schema": {"type": "string"}}}
     answer: dict[int | str, Json] = {200: {"description": "Prometheus text", "content": content}}
-    return _route("Operations", "Metrics", "", answer, errors=())
+    return _route("metrics", "Operations", "Metrics", "", answer, errors=())
 
 
 def described(
+    operation: str,
     tag: str,
     summary: str,
     path: str,
@@ -261,17 +228,22 @@ def described(
     *,
     body: tuple[Json, Json] | None = None,
     errors: tuple[int, ...] = tuple(_ERRORS),
+    is_computed: bool = False,
 ) -> Json:
-    """Returns what a route of another file says of itself.
+    """Returns the description of a route of another file.
 
     Args:
+      operation: its name in generated clients.
       answer: description, schema and examples by name.
       body: schema and examples by name.
+      is_computed: a version of a model computes the answer.
     """
-    return _route(tag, summary, path, _answer(*answer), body=None if body is None else _body(*body), errors=errors)
+    answers = (_computed if is_computed else _answer)(*answer)
+    return _route(operation, tag, summary, path, answers, body=None if body is None else _body(*body), errors=errors)
 
 
 def _route(
+    operation: str,
     tag: str,
     summary: str,
     path: str,
@@ -283,17 +255,18 @@ def _route(
     responses = dict(answer)
     for status_code in errors:
         description, text = _ERRORS[status_code]
-        responses |= _answer(description, _ERROR_SCHEMA, {"error": {"error": text}}, status_code)
+        responses |= _answer(description, ref("Error"), {"error": {"error": text}}, status_code)
     extra: Json = {"parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)]}
     if body is not None:
         extra["requestBody"] = body
+    # One operation has three paths: the latest version, a version, and a label.
+    of_what = "Version" if "{version}" in path else "Label" if "{label}" in path else ""
     return {
+        "operation_id": operation + of_what,
         "tags": [tag],
         "summary": summary,
         "responses": responses,
         "openapi_extra": extra,
-        # A label stands wherever a version does; listing both would make the page half as long again.
-        "include_in_schema": "{label}" not in path,
     }
 
 
@@ -305,6 +278,14 @@ def _parameter(name: str) -> Json:
 
 def _body(schema: Json, examples: Json) -> Json:
     return {"required": True, "content": {"application/json": _content(schema, examples)}}
+
+
+def _computed(description: str, schema: Json, examples: Json) -> dict[int | str, Json]:
+    """Describes the answer of a version of a model."""
+    answer = _answer(description, schema, examples)
+    header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
+    answer[200]["headers"] = {"X-Model-Version": header}
+    return answer
 
 
 def _answer(description: str, schema: Json, examples: Json, status_code: int = 200) -> dict[int | str, Json]:

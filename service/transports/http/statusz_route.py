@@ -40,11 +40,12 @@ def add_statusz_route(
         return Response(data, headers=headers, media_type="text/html" if is_html else "application/json")
 
     answer: tuple[str, dict[str, Any], dict[str, Any]] = (
-        "this server's state; text/html where Accept asks for it",
+        "this server's state; text/html if Accept asks for it",
         _SCHEMA,
         {},
     )
-    add_route(app, PATH, statusz, "GET", **openapi.described("Operations", "Status page", "", answer, errors=()))
+    route = openapi.described("statusz", "Operations", "Status page", "", answer, errors=())
+    add_route(app, PATH, statusz, "GET", **route)
 
 
 def _wants_html(accept: str) -> bool:

@@ -20,7 +20,7 @@ from service.core.engine import Engine
 from service.core.errors import InvalidRequest
 from service.core.inference import CLASSIFY_METHOD, REGRESS_METHOD, UNKNOWN_SIGNATURE
 from service.transports.http import openapi
-from service.transports.http.calls import Calls, Method
+from service.transports.http.calls import Calls, Method, json_response
 from service.transports.http.routing import add_route, model_ref
 
 
@@ -49,18 +49,15 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
 
     async def predict(request: Request) -> Response:
         """Runs a signature on JSON tensors, by row or by column."""
-        data = await calls.answer(request, model_ref(request), predict_method)
-        return Response(data, media_type="application/json")
+        return json_response(await calls.answer(request, model_ref(request), predict_method))
 
     async def classify(request: Request) -> Response:
         """Classifies examples with a signature that takes serialized tf.Examples."""
-        data = await calls.answer(request, model_ref(request), classify_method)
-        return Response(data, media_type="application/json")
+        return json_response(await calls.answer(request, model_ref(request), classify_method))
 
     async def regress(request: Request) -> Response:
         """Regresses over examples with a signature that takes serialized tf.Examples."""
-        data = await calls.answer(request, model_ref(request), regress_method)
-        return Response(data, media_type="application/json")
+        return json_response(await calls.answer(request, model_ref(request), regress_method))
 
     async def status(request: Request) -> Response:
         """Tells the state of a model's versions, newest first."""

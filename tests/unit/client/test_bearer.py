@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.client import EmbeddingClient
-from service.client.bearer import NO_TOKEN, Bearer
+from embedding_client import EmbeddingClient
+from embedding_client.bearer import NO_TOKEN, Bearer
 
 
 def test_a_token_goes_into_the_header_of_each_wire() -> None:

@@ -7,7 +7,7 @@ import pickle
 import grpc
 import pytest
 
-from service.client import errors
+from embedding_client import errors
 
 CODES = [code.name for code in grpc.StatusCode if code.name != "OK"]
 

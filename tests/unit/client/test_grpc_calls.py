@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import pytest
 
-from service.client.answers import TensorDescription
-from service.client.calls import Where
-from service.client.errors import ServerFault, Unimplemented
-from service.client.grpc_calls import GrpcCalls
+from embedding_client.calls import Reply, Where
+from embedding_client.errors import ServerFault, Unimplemented
+from embedding_client.grpc_calls import GrpcCalls
+from embedding_client.types import RaggedIds, State, TensorDescription, VersionStatus
 from service.codecs.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
 from service.codecs.signature_def import encode_metadata
 from service.codecs.status import encode_statuses
-from service.core.types import ModelRef, RaggedIds, SignatureSpec, State, TensorSpec, VersionStatus, ragged_features
+from service.core import types
+from service.core.types import ModelRef, SignatureSpec, TensorSpec, ragged_features
 
 CALLS = GrpcCalls("m")
 
 
-def answer(flow: Generator[Any, Any, Any], *bodies: bytes) -> tuple[Any, list[Any]]:
-    """Drives a flow with answers; returns its result and its calls."""
+def answer(
+    flow: Generator[Any, Any, Any], *bodies: bytes, versions: Sequence[int | None] = ()
+) -> tuple[Any, list[Any]]:
+    """Drives a flow with answers, whose headers name versions; returns its result and its calls."""
     calls = [next(flow)]
-    for body in bodies:
+    for body, version in zip_longest(bodies, versions):
         try:
-            calls.append(flow.send(calls[-1].read(body)))
+            calls.append(flow.send(calls[-1].read(Reply(body, version))))
         except StopIteration as end:
             return end.value, calls
     raise AssertionError("the flow wants more")
@@ -37,6 +41,7 @@ def test_a_lookup_names_the_parts_of_ragged_features() -> None:
     ids = {"user": np.array([1, 2]), "tags": ragged}
     arrays, calls = answer(CALLS.lookup(ids, ("user",), Where(4), "lookup"), body)
     assert arrays["user"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert arrays.version == 4
     assert calls[0].path == "/tensorflow.serving.PredictionService/Predict"
     request = decode_request(calls[0].body)
     assert (request.ref, request.signature_name, request.output_filter) == (ModelRef("m", 4), "lookup", ("user",))
@@ -50,9 +55,12 @@ def test_a_lookup_names_the_parts_of_ragged_features() -> None:
 
 
 def test_statuses_come_as_they_were_sent() -> None:
-    statuses = (VersionStatus(2, State.AVAILABLE), VersionStatus(1, State.END, "FAILED_PRECONDITION", "no file"))
-    got, calls = answer(CALLS.status(2), encode_statuses(statuses))
-    assert got == statuses
+    sent = (
+        types.VersionStatus(2, types.State.AVAILABLE),
+        types.VersionStatus(1, types.State.END, "FAILED_PRECONDITION", "no file"),
+    )
+    got, calls = answer(CALLS.status(2), encode_statuses(sent))
+    assert got == (VersionStatus(2, State.AVAILABLE), VersionStatus(1, State.END, "FAILED_PRECONDITION", "no file"))
     request = parse_message("tensorflow.serving.GetModelStatusRequest", calls[0].body)
     assert (request.model_spec.name, request.model_spec.version.value) == ("m", 2)
 
@@ -72,12 +80,13 @@ def test_metadata_tells_signatures() -> None:
     assert list(request.metadata_field) == ["signature_def"]
 
 
-def test_rows_say_what_they_need() -> None:
+@pytest.mark.parametrize("flow", [CALLS.rows("t", np.array([1]), Where()), CALLS.tables(Where())])
+def test_tables_and_rows_say_what_they_need(flow: Generator[Any, Any, Any]) -> None:
     with pytest.raises(Unimplemented, match='http_target="http://host:port"'):
-        next(CALLS.rows("t", np.array([1]), Where()))
+        next(flow)
 
 
 def test_an_answer_of_other_bytes_is_the_servers_fault() -> None:
     call = next(CALLS.lookup({"user": np.array([1])}, (), Where(), "lookup"))
     with pytest.raises(ServerFault, match="can not be read"):
-        call.read(b"\xff\xff\xff")
+        call.read(Reply(b"\xff\xff\xff"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.client.errors import EmbeddingError
-from service.client.http_answers import checked
+from embedding_client.errors import EmbeddingError
+from embedding_client.http_answers import checked
 from service.core.errors import ArtifactError, ServiceError
 from service.transports.http.errors import HTTP_STATUS, service_error_response
 
@@ -59,4 +59,9 @@ def test_retry_after_is_seconds(header: str | None, seconds: float | None) -> No
 
 
 def test_a_good_answer_is_its_body() -> None:
-    assert checked(200, b"x", {}.get) == b"x"
+    assert checked(200, b"x", {}.get) == (b"x", None)
+
+
+@pytest.mark.parametrize(("header", "version"), [("3", 3), ("0", 0), (None, None), ("x", None), ("-1", None)])
+def test_a_header_names_the_version(header: str | None, version: int | None) -> None:
+    assert checked(200, b"", {"X-Model-Version": header}.get).version == version

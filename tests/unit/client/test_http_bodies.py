@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from service.client.errors import InvalidRequest
-from service.client.http_bodies import lookup_body, predict_body, rows_body
+from embedding_client.errors import InvalidRequest
+from embedding_client.http_bodies import lookup_body, predict_body, rows_body
+from embedding_client.types import RaggedIds
 from service.codecs.json_lookup import decode_lookup, decode_rows
 from service.codecs.json_tensor import decode_inputs, decode_predict
-from service.core.types import RaggedIds, SignatureSpec, TensorSpec
+from service.core.types import SignatureSpec, TensorSpec
 
 
 def test_a_lookup_is_nested_by_row() -> None:
@@ -63,8 +64,9 @@ def test_scalars_and_what_is_not_finite() -> None:
 
 
 def test_what_json_can_not_say() -> None:
-    with pytest.raises(InvalidRequest, match='"x": dtype complex64 has no JSON form; use gRPC'):
-        predict_body({"x": np.zeros(1, np.complex64)}, "")
+    for dtype in (np.complex64, np.longdouble):
+        with pytest.raises(InvalidRequest, match=f'"x": dtype {np.dtype(dtype)} has no JSON form; use gRPC'):
+            predict_body({"x": np.zeros(1, dtype)}, "")
 
 
 def test_rows() -> None:

@@ -8,15 +8,16 @@ import numpy as np
 import orjson
 import pytest
 
-from service.client.answers import TensorDescription
-from service.client.calls import Where
-from service.client.errors import InvalidRequest, ServerFault
-from service.client.http_calls import HttpCalls
-from service.codecs.json_lookup import encode_lookup, encode_rows
+from embedding_client.calls import Reply, Where
+from embedding_client.errors import InvalidRequest, ServerFault
+from embedding_client.http_calls import HttpCalls
+from embedding_client.types import State, TableDescription, TensorDescription, VersionStatus
+from service.codecs.json_lookup import encode_lookup, encode_rows, encode_tables
 from service.codecs.json_tensor import encode_predict
 from service.codecs.signature_def import metadata_json
 from service.codecs.status import statuses_json
-from service.core.types import SignatureSpec, State, TensorSpec, VersionStatus
+from service.core import types
+from service.core.types import SignatureSpec, TableInfo, TensorSpec
 from tests.unit.client.test_grpc_calls import answer
 
 X = {"x": np.array([1.0], np.float32)}
@@ -55,7 +56,8 @@ def test_a_version_is_not_negative() -> None:
 
 def test_a_lookup_takes_one_call() -> None:
     body = encode_lookup({"user": np.array([[0.1, np.nan]], np.float32)})
-    arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "lookup"), body)
+    arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "lookup"), body, versions=[7])
+    assert arrays.version == 7
     np.testing.assert_array_equal(arrays["user"], np.array([[0.1, np.nan]], np.float32), strict=True)
     assert len(calls) == 1
 
@@ -63,7 +65,7 @@ def test_a_lookup_takes_one_call() -> None:
 def test_no_rows_have_the_signatures_width() -> None:
     body = encode_lookup({"user": np.empty((0, 5), np.float32)})
     arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "s"), body, metadata(user=("float32", (None, 5))))
-    assert arrays["user"].shape == (0, 5)
+    assert (arrays["user"].shape, arrays.version) == ((0, 5), None)
     assert [call.path for call in calls] == ["/v1/models/m:lookup", "/v1/models/m/metadata"]
 
 
@@ -121,6 +123,27 @@ def test_a_signature_that_changed_is_asked_for_again() -> None:
     assert {name: array.dtype.name for name, array in arrays.items()} == {"y": "float64", "z": "int64"}
 
 
+def test_each_version_that_answers_is_asked_for_its_signature_once() -> None:
+    calls_of = HttpCalls("m")
+    dtypes = {3: "float32", 4: "float16"}
+    for version, is_new in ((3, True), (3, False), (4, True), (3, False)):
+        bodies = [predicted(y=np.float16([0.5])), metadata(y=(dtypes[version], (None,)))][: 1 + is_new]
+        arrays, calls = answer(calls_of.predict(X, (), Where(), "s"), *bodies, versions=[version])
+        assert (arrays["y"].dtype, arrays.version) == (np.dtype(dtypes[version]), version)
+        assert [call.path for call in calls] == [
+            "/v1/models/m:predict",
+            f"/v1/models/m/versions/{version}/metadata",
+        ][: 1 + is_new]
+
+
+def test_signatures_of_versions_long_gone_are_dropped() -> None:
+    calls_of = HttpCalls("m")
+    body, described = predicted(y=np.float32([1])), metadata(y=("float32", (None,)))
+    for version in range(1000):
+        answer(calls_of.predict(X, (), Where(), "s"), body, described, versions=[version])
+    assert len(calls_of._signatures) <= 256
+
+
 @pytest.mark.parametrize(
     ("body", "described"),
     [
@@ -138,7 +161,14 @@ def test_an_answer_that_is_not_the_signatures_is_the_servers_fault(body: bytes, 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"embeddings": 5}', b'{"embeddings": {"a": ["x"]}}'])
 def test_an_answer_of_another_form_is_the_servers_fault(body: bytes) -> None:
     with pytest.raises(ServerFault, match="can not be read"):
-        next(HttpCalls("m").lookup(IDS, (), Where(), "s")).read(body)
+        next(HttpCalls("m").lookup(IDS, (), Where(), "s")).read(Reply(body))
+
+
+def test_tables() -> None:
+    info = TableInfo("film", 1683, 32, "int8", 60588, ("film_id", "recent"))
+    tables, calls = answer(HttpCalls("m").tables(Where(None, "stable")), encode_tables([info]))
+    assert tables == (TableDescription("film", 1683, 32, "int8", 60588, ("film_id", "recent")),)
+    assert (calls[0].path, calls[0].body) == ("/v1/models/m/labels/stable/tables", None)
 
 
 def test_rows_statuses_and_metadata() -> None:
@@ -147,9 +177,12 @@ def test_rows_statuses_and_metadata() -> None:
     assert calls[0].path == "/v1/models/m/versions/2/tables/a%2Ft:rows"
     assert orjson.loads(calls[0].body) == {"ids": [5]}
 
-    statuses = (VersionStatus(2, State.LOADING), VersionStatus(1, State.END, "FAILED_PRECONDITION", "no file"))
-    got, calls = answer(HttpCalls("m").status(None), statuses_json(statuses))
-    assert got == statuses
+    sent = (
+        types.VersionStatus(2, types.State.LOADING),
+        types.VersionStatus(1, types.State.END, "FAILED_PRECONDITION", "no file"),
+    )
+    got, calls = answer(HttpCalls("m").status(None), statuses_json(sent))
+    assert got == (VersionStatus(2, State.LOADING), VersionStatus(1, State.END, "FAILED_PRECONDITION", "no file"))
     assert (calls[0].path, calls[0].body) == ("/v1/models/m", None)
 
     shapes: dict[str, tuple[str, tuple[int | None, ...] | None]] = {

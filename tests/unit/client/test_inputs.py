@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.client.errors import InvalidRequest
-from service.client.inputs import feature_ids, lookup_ids, tensors
-from service.core.types import RaggedIds
+from embedding_client.errors import InvalidRequest
+from embedding_client.inputs import feature_ids, lookup_ids, tensors
+from embedding_client.types import RaggedIds
 
 ROWS = [[1, 5], [], [7]]
 SPLITS = [0, 2, 2, 3]

@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from service.client.answers import TensorDescription
-from service.client.json_answers import float32_array, typed_array
+from embedding_client.json_answers import float32_array, typed_array
+from embedding_client.types import TensorDescription
 
 # Where the way over float64 gives a neighbour: (bits, what the way over float64 gives).
 ROUNDED_TWICE = [(363742205, 363742206)]

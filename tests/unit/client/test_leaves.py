@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.client.errors import InvalidRequest
-from service.client.leaves import leaf_array, to_array
+from embedding_client.errors import InvalidRequest
+from embedding_client.leaves import leaf_array, to_array
 
 
 @pytest.mark.parametrize(

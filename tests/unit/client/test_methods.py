@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.client.errors import InvalidRequest
-from service.client.methods import Methods
+from embedding_client.errors import InvalidRequest
+from embedding_client.methods import Methods
 
 METHODS = Methods("h:1", "m", None, None)
 ONE: dict[str, Any] = {"version": None, "label": None, "signature": "lookup", "outputs": None}
 
 
 def test_where_each_method_goes() -> None:
-    assert Methods("h:1", "m", None, None).rows_target is None
-    assert Methods("http://h:1", "m", None, None).rows_target is None
+    assert Methods("h:1", "m", None, None).tables_target is None
+    assert Methods("http://h:1", "m", None, None).tables_target is None
     methods = Methods("h:1", "m", None, "http://h:2")
-    assert (str(methods.target), str(methods.rows_target)) == ("h:1", "http://h:2")
+    assert (str(methods.target), str(methods.tables_target)) == ("h:1", "http://h:2")
 
 
 @pytest.mark.parametrize(

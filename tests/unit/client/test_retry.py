@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.client.errors import EmbeddingError, error_of
-from service.client.retry import Attempts, RetryPolicy
+from embedding_client.errors import EmbeddingError, error_of
+from embedding_client.retry import Attempts, RetryPolicy
 from tests.conftest import Clock
 
 CODES = ["INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED"]

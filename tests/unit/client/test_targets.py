@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.client.targets import Tls, parse_target
+from embedding_client.targets import Tls, parse_target
 
 
 @pytest.mark.parametrize(

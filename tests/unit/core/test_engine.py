@@ -279,7 +279,8 @@ def test_describes_a_servable(world: World) -> None:
 
 def test_reads_tables(world: World) -> None:
     assert [info.name for info in world.engine.tables(M)] == ["t"]
-    assert world.engine.table_rows(M, "t", np.array([2])).tolist() == [[2.0]]
+    rows, version = world.engine.table_rows(M, "t", np.array([2]))
+    assert (rows.tolist(), version) == ([[2.0]], 2)
     with pytest.raises(TableNotFound, match='^Model "m" has no table "x". Tables: t.$'):
         world.engine.table_rows(M, "x", np.array([2]))
     assert world.num_leases() == 0

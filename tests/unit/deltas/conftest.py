@@ -57,7 +57,7 @@ class Served:
 
     def rows(self, table: str, *ids: int) -> list[list[float]]:
         """Returns rows as the engine does."""
-        found: list[list[float]] = self.engine.table_rows(ModelRef("toy"), table, np.array(ids)).tolist()
+        found: list[list[float]] = self.engine.table_rows(ModelRef("toy"), table, np.array(ids)).rows.tolist()
         return found
 
 

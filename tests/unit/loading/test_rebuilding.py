@@ -51,12 +51,12 @@ def test_a_signature_with_a_copy_of_its_own_refuses_deltas_unless_forced(
     loader = ServableLoader(frozenset({"serve"}), "auto", 1, deltas=rules(tmp_path / "journal", look))
     registry.publish(loader("toy", 1, version))
     engine = Engine(registry, RecordingObserver(), lambda: 0.0)
-    assert engine.table_rows(TOY, "user", np.arange(3)).tolist() == [[0, 0], [1, 10], [8, 8]]
+    assert engine.table_rows(TOY, "user", np.arange(3)).rows.tolist() == [[0, 0], [1, 10], [8, 8]]
     with pytest.raises(DeltaRefused, match='"serving_default".*force: true'):
         engine.upsert(TOY, "user", CHANGE)
     receipt = engine.upsert(TOY, "user", Upsert(CHANGE.rows, ids=CHANGE.ids, is_forced=True))
     assert receipt.is_visible and receipt.sequence == 3
-    assert engine.table_rows(TOY, "user", np.array([0])).tolist() == [[1, 1]]
+    assert engine.table_rows(TOY, "user", np.array([0])).rows.tolist() == [[1, 1]]
 
 
 @pytest.mark.tf

@@ -1,4 +1,4 @@
-"""What both clients share: their targets, and each method's arguments made into a flow of calls."""
+"""Makes a flow of calls from the arguments of a method, for both clients."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from service.client.answers import ModelMetadata
-from service.client.calls import Arrays, Calls, Flow, where
-from service.client.errors import invalid
-from service.client.grpc_calls import GrpcCalls
-from service.client.http_calls import HttpCalls
-from service.client.inputs import FeatureIds, FeatureWeights, TensorInput, lookup_ids, tensors
-from service.client.leaves import to_array
-from service.client.targets import Target, Tls, parse_target
-from service.core.types import Array, VersionStatus
+from embedding_client.calls import Calls, Flow, where
+from embedding_client.errors import invalid
+from embedding_client.grpc_calls import GrpcCalls
+from embedding_client.http_calls import HttpCalls
+from embedding_client.inputs import FeatureIds, FeatureWeights, TensorInput, lookup_ids, tensors
+from embedding_client.leaves import to_array
+from embedding_client.targets import Target, Tls, parse_target
+from embedding_client.types import Array, ModelMetadata, Outputs, TableDescription, VersionStatus
 
 
 class Methods:
     """The methods of one model at one server. Concurrency: any thread.
 
-    target: where everything but `rows` goes.
-    rows_target: where `rows` goes; None where it goes to target.
+    target: the server, for every method but `tables` and `rows`.
+    tables_target: the server for `tables` and `rows`; None if it is target.
     """
 
     def __init__(self, target: str, model: str, tls: Tls | None, http_target: str | None) -> None:
@@ -30,16 +29,16 @@ class Methods:
             raise ValueError("model is empty: expected the name of a served model")
         self.target = parse_target(target, tls)
         self._calls = _calls(self.target, model)
-        self._rows_calls = self._calls
-        self.rows_target: Target | None = None
+        self._tables_calls = self._calls
+        self.tables_target: Target | None = None
         if http_target is None:
             return
         if self.target.wire == "http":
             raise ValueError(f"http_target {http_target!r} was given although the target speaks HTTP itself")
-        self.rows_target = parse_target(http_target, tls)
-        if self.rows_target.wire != "http":
+        self.tables_target = parse_target(http_target, tls)
+        if self.tables_target.wire != "http":
             raise ValueError(f"http_target {http_target!r}: expected http://host:port or https://host:port")
-        self._rows_calls = _calls(self.rows_target, model)
+        self._tables_calls = _calls(self.tables_target, model)
 
     def lookup(
         self,
@@ -50,7 +49,7 @@ class Methods:
         label: str | None,
         signature: str,
         outputs: Sequence[str] | None,
-    ) -> Flow[Arrays]:
+    ) -> Flow[Outputs]:
         """Returns the flow of a lookup; raises InvalidRequest."""
         return self._calls.lookup(
             lookup_ids(features, weights), _names(outputs), where(version, label), signature or "lookup"
@@ -64,16 +63,20 @@ class Methods:
         label: str | None,
         signature: str,
         outputs: Sequence[str] | None,
-    ) -> Flow[Arrays]:
+    ) -> Flow[Outputs]:
         """Returns the flow of a predict; raises InvalidRequest."""
         return self._calls.predict(tensors(inputs), _names(outputs), where(version, label), signature)
+
+    def tables(self, version: int | None, label: str | None) -> Flow[tuple[TableDescription, ...]]:
+        """Returns the flow of a list of tables; raises InvalidRequest."""
+        return self._tables_calls.tables(where(version, label))
 
     def rows(self, table: str, ids: Any, *, version: int | None, label: str | None) -> Flow[Array]:
         """Returns the flow of a read of rows; raises InvalidRequest."""
         array = to_array("ids", np.empty(0, np.int64) if isinstance(ids, (list, tuple)) and not ids else ids)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise invalid(f"ids: expected a list or an array of integers, got {array.dtype} of rank {array.ndim}.")
-        return self._rows_calls.rows(table, array, where(version, label))
+        return self._tables_calls.rows(table, array, where(version, label))
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
         """Returns the flow of a status."""

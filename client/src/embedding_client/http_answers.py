@@ -1,12 +1,12 @@
-"""An HTTP status as a result or as the error that gRPC would have given."""
+"""Reads an HTTP answer: as a result, or as the error that gRPC would have given."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
-import orjson
-
-from service.client.errors import EmbeddingError, error_of
+from embedding_client.calls import Reply
+from embedding_client.errors import EmbeddingError, error_of
 
 _CODE_OF_STATUS = {
     400: "INVALID_ARGUMENT",
@@ -28,17 +28,18 @@ _PRECONDITIONS = ("Serving signature ", 'Signature "')
 _SHOWN_CHARS = 300
 
 
-def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> bytes:
-    """Returns the body of a good answer.
+def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Reply:
+    """Returns a good answer.
 
     Args:
-      header: a header's value by its name. Of Retry-After a date in place of seconds is not heeded.
+      header: returns a header's value by its name. A Retry-After that is a date is ignored.
 
     Raises:
       EmbeddingError: any other status than 200.
     """
     if status == 200:
-        return body
+        version = header("X-Model-Version")
+        return Reply(body, int(version) if version is not None and version.isdecimal() else None)
     raise _error(status, body, header)
 
 
@@ -58,8 +59,8 @@ def _error(status: int, body: bytes, header: Callable[[str], str | None]) -> Emb
 
 def _text(body: bytes) -> str:
     try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
         # A proxy's page.
         return body.decode("utf-8", "replace")[:_SHOWN_CHARS]
     error = document.get("error") if isinstance(document, dict) else None

@@ -1,7 +1,7 @@
-"""What a caller may pass for ids and tensors, made into arrays.
+"""Makes arrays of the ids and tensors that a caller passes.
 
-For a lookup one rule tells a feature of one id per row from a ragged one, and it looks at the form alone: what is
-nested is ragged.
+For a lookup, one rule tells a feature of one id per row from a ragged one. It looks at the form alone: nested is
+ragged.
 
     [1, 2], np.array([1, 2]), ["a", "b"]            one id per row
     [[1, 5], []], np.array([[1, 5]]), RaggedIds     ragged
@@ -17,16 +17,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from service.client.errors import invalid
-from service.client.leaves import leaf_array, to_array
-from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, RaggedIds
+from embedding_client.errors import invalid
+from embedding_client.leaves import leaf_array, to_array
+from embedding_client.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, RaggedIds
 
 Id: TypeAlias = int | str | bytes
 FeatureIds: TypeAlias = Array | RaggedIds | Sequence[Id] | Sequence[Sequence[Id]] | Sequence[Array]
 FeatureWeights: TypeAlias = Array | Sequence[float] | Sequence[Sequence[float]] | Sequence[Array]
 TensorInput: TypeAlias = Array | RaggedIds | Sequence[Any] | Id | float | bool
 
-# One id per row, or ragged.
+# [B] ids, one per row, or ragged ids.
 Ids: TypeAlias = Array | RaggedIds
 
 _NESTS = (list, tuple, np.ndarray)
@@ -37,7 +37,7 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
     """Returns the ids of each feature, weights with the ragged ones.
 
     Raises:
-      InvalidRequest: no feature, a value of no such form, ids and strings mixed, or weights that do not fit.
+      InvalidRequest: there is no feature, a value has none of these forms, or weights do not fit the ids.
     """
     if not features:
         raise invalid("a lookup needs at least one feature.")
@@ -49,7 +49,7 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
 
 
 def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = None) -> Ids:
-    """Returns one feature's ids: [B] as they are, or ragged.
+    """Returns the ids of one feature: an array [B], or RaggedIds.
 
     >>> feature_ids("genres", [[1, 5], []]).row_splits.tolist()
     [0, 2, 2]
@@ -68,13 +68,13 @@ def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = N
 
 
 def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
-    """Returns the tensors of a predict, a ragged feature as its parts.
+    """Returns the tensors of a predict, by the names of the signature's inputs.
 
-    RaggedIds and nested lists of integers or strings two deep are ragged; every array, and every other list, is the
-    dense tensor that it looks like. Python's floats become float32 and its integers int64.
+    RaggedIds and lists of integers or strings two deep are ragged. Every array, and every other list, is a dense
+    tensor. Python's floats become float32 and its integers int64.
 
     Raises:
-      InvalidRequest: a value that is no tensor.
+      InvalidRequest: a value is no tensor.
     """
     arrays: dict[str, Array] = {}
     for name, value in inputs.items():
@@ -88,7 +88,7 @@ def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
 
 
 def ragged_parts(name: str, ids: RaggedIds) -> dict[str, Array]:
-    """Names the tensors of a ragged feature as signatures do."""
+    """Returns the tensors of a ragged feature, named as signatures name them."""
     parts = {name + VALUES_SUFFIX: ids.values, name + ROW_SPLITS_SUFFIX: ids.row_splits}
     if ids.weights is not None:
         parts[name + WEIGHTS_SUFFIX] = ids.weights
@@ -115,9 +115,9 @@ def _ids(name: str, value: Any) -> Ids:
 
 
 def _flat(what: str, rows: Sequence[Any] | Array) -> tuple[list[Any], Array | None]:
-    """Returns all leaves, and the row splits of what is nested."""
+    """Returns all leaves, and the row splits if the rows are nested."""
     kinds = set(map(type, rows))
-    # The plain cases first: most lookups are a row or two, and then every microsecond counts.
+    # The plain cases first: most lookups have a row or two, and then every microsecond counts.
     if kinds <= _LEAVES:
         return list(rows), None
     if kinds != {list}:

@@ -1,4 +1,4 @@
-"""Where a server is: "host:port", "grpc://host:port", "http://host:port" or "unix:/path", with or without TLS."""
+"""Reads the address of a server: "host:port", "grpc://...", "http://..." or "unix:/path", with or without TLS."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FORMS = "host:port, grpc://host:port, http://host:port, grpcs://..., https://..
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to trust the server and, where it asks, to be trusted; PEM files.
+    """Certificates of a TLS connection, as PEM files.
 
-    ca_file: certificates that may sign the server's; None: the system's (HTTP) or gRPC's own list (gRPC).
-    cert_file, key_file: the client's own, both or neither.
+    ca_file: authorities that may sign the server's certificate; None: the system's (HTTP) or gRPC's own list (gRPC).
+    cert_file, key_file: the client's own certificate for a server that asks for one; both or neither.
     """
 
     ca_file: str | Path | None = None
@@ -34,14 +34,14 @@ class Tls:
             raise ValueError("Tls: cert_file and key_file go together")
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Returns what HTTP needs; raises OSError where a file can not be read."""
+        """Returns the context for HTTP; raises OSError if a file can not be read."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.cert_file is not None:
             context.load_cert_chain(self.cert_file, self.key_file)
         return context
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns the contents of ca_file, key_file and cert_file, as gRPC takes them; raises OSError."""
+        """Returns the contents of ca_file, key_file and cert_file, in gRPC's order; raises OSError."""
         ca, key, cert = (
             None if file is None else Path(file).read_bytes() for file in (self.ca_file, self.key_file, self.cert_file)
         )
@@ -52,8 +52,8 @@ class Tls:
 class Target:
     """A parsed target.
 
-    wire: which protocol.
-    address: as gRPC takes it, "host:port" or "unix:/path".
+    wire: the protocol.
+    address: "host:port" or "unix:/path".
     host, port: "" and 0 for a Unix socket.
     """
 
@@ -74,10 +74,10 @@ def parse_target(text: str, tls: Tls | None = None) -> Target:
     ('grpc', '::1')
 
     Args:
-      tls: also taken as given, with its defaults, where the scheme is grpcs or https.
+      tls: None is Tls() if the scheme is grpcs or https, else no TLS.
 
     Raises:
-      ValueError: none of the forms above, or TLS over a Unix socket.
+      ValueError: the text has none of these forms, or asks for TLS over a Unix socket.
     """
     if text.startswith("unix:"):
         if tls is not None:

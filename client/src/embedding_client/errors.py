@@ -1,7 +1,7 @@
-"""What a call can raise: the same type and code on both wires for the same fault.
+"""Defines the errors of a call: the same class and code on both wires for the same fault.
 
 EmbeddingError
-  InvalidRequest     INVALID_ARGUMENT  FAILED_PRECONDITION  OUT_OF_RANGE   it can not succeed as it was sent
+  InvalidRequest     INVALID_ARGUMENT  FAILED_PRECONDITION  OUT_OF_RANGE   the request can not succeed as it was sent
   NotFound           NOT_FOUND                                             no such model, version or table
   TooLarge           RESOURCE_EXHAUSTED                                    over a limit of the server's
   Refused            UNAUTHENTICATED  PERMISSION_DENIED
@@ -17,12 +17,12 @@ from __future__ import annotations
 
 
 class EmbeddingError(Exception):
-    """Base of all.
+    """Base of all errors of a call.
 
     code: a name of google.rpc.Code.
-    message: the server's text, or what the client found wrong by itself.
-    retry_after_s: how long the server asks to wait before the next try; None where it says nothing.
-    attempts: how often the request was sent; 0 where the client refused it.
+    message: the server's text, or the client's own if it refused the request.
+    retry_after_s: how long the server asks to wait before the next try; None if it does not ask.
+    attempts: how often the request was sent; 0 if the client refused it.
     """
 
     def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
@@ -34,7 +34,7 @@ class EmbeddingError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Says whether the same request may succeed later; the client has then tried as often as it may."""
+        """Whether the same request may succeed later; the client has then tried as often as it may."""
         return self.code == "UNAVAILABLE"
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class TooLarge(EmbeddingError):
 
 
 class Refused(EmbeddingError):
-    """Something on the way to the server wants other credentials."""
+    """The server, or a proxy before it, wants other credentials."""
 
 
 class Unavailable(EmbeddingError):
@@ -89,7 +89,7 @@ _CLASS_OF_CODE: dict[str, type[EmbeddingError]] = {
 
 
 def error_of(code: str, message: str, retry_after_s: float | None = None) -> EmbeddingError:
-    """Returns the error of a code; ServerFault for those that stand for no fault of the client's.
+    """Returns the error of a code; ServerFault for a code that no other class has.
 
     >>> error_of("NOT_FOUND", "Servable not found for request: Latest(m)")
     NotFound('NOT_FOUND', 'Servable not found for request: Latest(m)', None)
@@ -98,5 +98,5 @@ def error_of(code: str, message: str, retry_after_s: float | None = None) -> Emb
 
 
 def invalid(message: str) -> InvalidRequest:
-    """Returns the error of a request that the client refuses by itself."""
+    """Returns the error of a request that the client itself refuses."""
     return InvalidRequest("INVALID_ARGUMENT", message)

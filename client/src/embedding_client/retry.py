@@ -1,6 +1,6 @@
-"""When to try again: only what may succeed later, ever later, and never past the caller's deadline.
+"""Decides whether and when to try again: only errors that may pass, after growing waits, within the deadline.
 
-No loop and no sleep here, so that the blocking and the asynchronous client share it.
+It neither loops nor sleeps, so that the blocking and the asynchronous client share it.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.client.errors import EmbeddingError
+from embedding_client.errors import EmbeddingError
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how soon.
+    """How often and how soon a call is tried again.
 
     retries: tries after the first.
-    first_wait_s: the wait before the first of them, which doubles up to max_wait_s; each is cut by a random part of up
-      to a half, so that clients that failed together do not come back together.
+    first_wait_s: the wait before the first retry. Waits double up to max_wait_s. Each is shortened by a random part of
+      up to a half, so that clients that failed together do not come back together.
     """
 
     retries: int = 2
@@ -54,15 +54,15 @@ class Attempts:
         self._number = 0
 
     def begin(self) -> float:
-        """Counts a try and returns how many seconds it has; 0 or less where the time is up."""
+        """Counts a try and returns how many seconds it has; 0 or less if the time is up."""
         self._number += 1
         return self._deadline_s - self._clock()
 
     def wait_s(self, error: EmbeddingError) -> float:
-        """Returns the seconds to wait before trying again, the server's own wish if it named one.
+        """Returns the seconds to wait before the next try: the server's Retry-After if it sent one.
 
         Raises:
-          EmbeddingError: the error itself, where another try is useless, is one too many, or would come too late.
+          EmbeddingError: the error itself, if another try is useless, is one too many, or would come too late.
         """
         error.attempts = self._number
         retry = self._number - 1

@@ -1,4 +1,4 @@
-"""Python values to arrays of the dtypes that a request can hold."""
+"""Makes arrays of Python values, in the dtypes that a request can hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from service.client.errors import invalid
-from service.core.types import Array
+from embedding_client.errors import invalid
+from embedding_client.types import Array
 
 _STRINGS = (str, bytes)
 _INTS = (int, np.integer)
@@ -16,13 +16,13 @@ _BOOLS = (bool, np.bool_)
 
 
 def leaf_array(what: str, flat: list[Any]) -> Array:
-    """Returns [N] values of one kind: int64, float32, bool, or object (bytes) for strings; none are int64.
+    """Returns [N] values of one kind: int64, float32, bool, or object (bytes) for strings; int64 for an empty list.
 
     Args:
       what: names the values in messages.
 
     Raises:
-      InvalidRequest: kinds are mixed, or a value is of no such kind.
+      InvalidRequest: the values are of several kinds, or of another kind.
     """
     types = set(map(type, flat))
     if types <= {int}:
@@ -41,12 +41,12 @@ def leaf_array(what: str, flat: list[Any]) -> Array:
 
 
 def to_array(what: str, value: Any) -> Array:
-    """Returns an array of any rank as it can be sent: native byte order, strings as objects (bytes).
+    """Returns an array of any rank, ready to send: in native byte order, strings as objects (bytes).
 
-    A numpy array keeps its dtype, lists get leaf_array's.
+    A numpy array keeps its dtype; a list gets the dtype of leaf_array.
 
     Raises:
-      InvalidRequest: rows differ in length, or a value that can not be sent.
+      InvalidRequest: rows differ in length, or a value can not be sent.
     """
     is_typed = isinstance(value, np.ndarray)
     if not is_typed:
@@ -58,7 +58,7 @@ def to_array(what: str, value: Any) -> Array:
     if kind not in "OSU":
         raise invalid(f"{what}: dtype {value.dtype} can not be sent.")
     if is_typed and not value.size:
-        # An array of objects or strings says by its dtype what it would hold; an empty list does not.
+        # The dtype of an empty array tells that it is of strings; an empty list has none.
         return np.empty(value.shape, object)
     return leaf_array(what, value.reshape(-1).tolist()).reshape(value.shape)
 

@@ -1,24 +1,24 @@
-"""A bearer token, as requests carry it."""
+"""Makes the Authorization header of a request from a bearer token."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-# What a token may hold, so that it can not end its header and begin another.
+# No spaces and no line ends: a token must not end its header and begin another.
 _TOKEN = re.compile(r"[!-~]+")
 
 Token = str | Callable[[], str] | None
 
 
 class Bearer:
-    """Gives each request the token of that moment. Concurrency: any thread, if the callable is.
+    """The token of a client. Concurrency: any thread, if the callable is.
 
     Args:
-      token: itself, or what returns it, asked for every request; None: none is sent.
+      token: the token, or a callable that returns it for each request; None: no token is sent.
 
     Raises:
-      ValueError: it is no token; the message does not show it.
+      ValueError: the string is no token; the message does not show it.
     """
 
     __slots__ = ("_token", "_value")
@@ -28,19 +28,19 @@ class Bearer:
         self._value = _value(token) if isinstance(token, str) else None
 
     def value(self) -> str | None:
-        """Returns the value of the Authorization header; None: without one."""
+        """Returns the value of the Authorization header; None if there is no token."""
         if self._value is not None or self._token is None:
             return self._value
         assert callable(self._token)
         return _value(self._token())
 
     def headers(self, others: dict[str, str]) -> dict[str, str]:
-        """Returns headers with it, if there is one."""
+        """Returns headers, with the Authorization header if there is a token."""
         value = self.value()
         return others if value is None else {**others, "Authorization": value}
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Returns it as gRPC's metadata; None: there is none."""
+        """Returns gRPC's metadata with the token; None if there is no token."""
         value = self.value()
         return None if value is None else (("authorization", value),)
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.client.calls import Where
-from service.client.errors import InvalidRequest
-from service.client.grpc_calls import decode_predict
-from service.client.predict_message import encode_model_spec, encode_predict
+from embedding_client.calls import Where
+from embedding_client.errors import InvalidRequest
+from embedding_client.messages import decode_predict, encode_model_spec, encode_predict
 
 pytestmark = pytest.mark.tf
 

@@ -1,4 +1,4 @@
-"""The client for an event loop."""
+"""Asks a server from an event loop."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from service.client.answers import ModelMetadata
-from service.client.bearer import Bearer, Token
-from service.client.calls import Arrays, Call, Flow
-from service.client.errors import EmbeddingError
-from service.client.inputs import FeatureIds, FeatureWeights, TensorInput
-from service.client.methods import Methods
-from service.client.retry import Attempts, RetryPolicy
-from service.client.targets import Target, Tls
-from service.core.types import Array, VersionStatus
+from embedding_client.bearer import Bearer, Token
+from embedding_client.calls import Call, Flow, Reply
+from embedding_client.errors import EmbeddingError
+from embedding_client.inputs import FeatureIds, FeatureWeights, TensorInput
+from embedding_client.methods import Methods
+from embedding_client.retry import Attempts, RetryPolicy
+from embedding_client.targets import Target, Tls
+from embedding_client.types import Array, ModelMetadata, Outputs, TableDescription, VersionStatus
 
 T = TypeVar("T")
 
 
 class _Transport(Protocol):
-    async def send(self, call: Call[Any], timeout_s: float) -> bytes: ...
+    async def send(self, call: Call[Any], timeout_s: float) -> Reply: ...
 
     async def close(self) -> None: ...
 
 
 class AsyncEmbeddingClient:
-    """EmbeddingClient with coroutines; see there for what the arguments and methods mean.
+    """Asks one model of a server, with coroutines; the arguments and methods are those of EmbeddingClient.
 
         async with AsyncEmbeddingClient("localhost:8500", model="movielens") as client:
             answers = await asyncio.gather(*(client.lookup({"user_id": [user]}) for user in users))
 
-    Over HTTP it needs httpx (`pip install 'embedding-server[client]'`); where that is missing, the first call raises
-    ImportError.
-
-    Concurrency: one event loop, any number of tasks; it connects at its first call.
+    Concurrency: one event loop, any number of tasks. It connects at its first call, which raises ImportError if the
+    library of the wire is not installed: grpcio, or httpx over HTTP.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class AsyncEmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Checks the timeout now and not at the first call.
+        # Checks the timeout now, not at the first call.
         self._attempts(None)
         self._transports: dict[Target, _Transport] = {}
         self._is_closed = False
@@ -76,8 +73,8 @@ class AsyncEmbeddingClient:
         signature: str = "lookup",
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
-    ) -> Arrays:
-        """See EmbeddingClient.lookup."""
+    ) -> Outputs:
+        """Looks embeddings up, as EmbeddingClient.lookup."""
         flow = self._methods.lookup(
             features, weights, version=version, label=label, signature=signature, outputs=outputs
         )
@@ -92,10 +89,17 @@ class AsyncEmbeddingClient:
         signature: str = "serving_default",
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
-    ) -> Arrays:
-        """See EmbeddingClient.predict."""
+    ) -> Outputs:
+        """Runs any signature, as EmbeddingClient.predict."""
         flow = self._methods.predict(inputs, version=version, label=label, signature=signature, outputs=outputs)
         return await self._run(flow, self._methods.target, timeout_s)
+
+    async def tables(
+        self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
+    ) -> tuple[TableDescription, ...]:
+        """Returns the embedding tables, as EmbeddingClient.tables."""
+        target = self._methods.tables_target or self._methods.target
+        return await self._run(self._methods.tables(version, label), target, timeout_s)
 
     async def rows(
         self,
@@ -106,22 +110,22 @@ class AsyncEmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """See EmbeddingClient.rows."""
+        """Reads rows of a table, as EmbeddingClient.rows."""
         flow = self._methods.rows(table, ids, version=version, label=label)
-        return await self._run(flow, self._methods.rows_target or self._methods.target, timeout_s)
+        return await self._run(flow, self._methods.tables_target or self._methods.target, timeout_s)
 
     async def status(self, version: int | None = None, *, timeout_s: float | None = None) -> tuple[VersionStatus, ...]:
-        """See EmbeddingClient.status."""
+        """Returns the states of versions, as EmbeddingClient.status."""
         return await self._run(self._methods.status(version), self._methods.target, timeout_s)
 
     async def metadata(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> ModelMetadata:
-        """See EmbeddingClient.metadata."""
+        """Returns the signatures, as EmbeddingClient.metadata."""
         return await self._run(self._methods.metadata(version, label), self._methods.target, timeout_s)
 
     async def close(self) -> None:
-        """Closes the connections. Calls in flight may fail; later ones do."""
+        """Closes the connections. Calls in flight may fail; later calls raise RuntimeError."""
         self._is_closed = True
         for transport in self._transports.values():
             await transport.close()
@@ -135,7 +139,7 @@ class AsyncEmbeddingClient:
         await self.close()
 
     def _transport(self, target: Target) -> _Transport:
-        # Not in the constructor, which may run before the event loop does.
+        # Not in the constructor, which may run before the event loop.
         transport = self._transports.get(target)
         if transport is None:
             transport = self._transports[target] = _open(target, self._bearer)
@@ -168,11 +172,11 @@ class AsyncEmbeddingClient:
 
 
 def _open(target: Target, bearer: Bearer) -> _Transport:
-    # Each brings its library, of which a client needs one.
+    # Imported here, because a client needs only the library of its own wire.
     if target.wire == "grpc":
-        from service.client.grpc_aio_channel import AsyncGrpcTransport
+        from embedding_client.grpc_transport import AsyncGrpcTransport
 
         return AsyncGrpcTransport(target, bearer)
-    from service.client.http_async import AsyncHttpTransport
+    from embedding_client.http_async import AsyncHttpTransport
 
     return AsyncHttpTransport(target, bearer)

@@ -1,4 +1,4 @@
-"""Blocking calls over kept HTTP connections; nothing but the standard library."""
+"""Sends blocking calls over a pool of HTTP connections, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from io import BufferedReader, RawIOBase
 from typing import Any
 
-from service.client.bearer import NO_TOKEN, Bearer
-from service.client.calls import Call
-from service.client.errors import DeadlineExceeded, Unavailable
-from service.client.http_answers import checked
-from service.client.targets import Target
+from embedding_client.bearer import NO_TOKEN, Bearer
+from embedding_client.calls import Call, Reply
+from embedding_client.errors import DeadlineExceeded, Unavailable
+from embedding_client.http_answers import checked
+from embedding_client.targets import Target
 
 _MAX_IDLE = 64
 _GET_HEADERS: dict[str, str] = {}
@@ -23,19 +23,19 @@ _POST_HEADERS = {"Content-Type": "application/json"}
 
 
 class HttpTransport:
-    """A connection per request at the same time, each used again. Concurrency: any thread."""
+    """A pool of connections: one for each concurrent request, kept for the next. Concurrency: any thread."""
 
     def __init__(self, target: Target, clock: Callable[[], float], bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
         self._bearer = bearer
         self._clock = clock
         self._context: ssl.SSLContext | None = None if target.tls is None else target.tls.ssl_context()
-        # The one used last is the one least likely to be closed by the server; a deque's ends need no lock.
+        # The server is least likely to have closed the connection that was used last; a deque's ends need no lock.
         self._idle: deque[HTTPConnection] = deque()
         self._is_closed = False
 
-    def send(self, call: Call[Any], timeout_s: float) -> bytes:
-        """Returns the answer's body; raises EmbeddingError."""
+    def send(self, call: Call[Any], timeout_s: float) -> Reply:
+        """Returns the answer; raises EmbeddingError."""
         deadline_s = self._clock() + timeout_s
         while True:
             connection = self._kept()
@@ -51,8 +51,8 @@ class HttpTransport:
             except (OSError, HTTPException) as error:
                 connection.close()
                 if is_kept:
-                    # The server may close what is idle at any moment; then so are the others, and the request is as
-                    # good as not sent.
+                    # The server may close an idle connection at any moment, and most likely closed all of them. All
+                    # methods only read, so sending the request again does no harm.
                     self._drop_idle()
                     continue
                 reason = f"{type(error).__name__}: {error}"
@@ -64,7 +64,7 @@ class HttpTransport:
             return checked(status, body, header)
 
     def close(self) -> None:
-        """Closes idle connections now and the others when their request is done."""
+        """Closes idle connections now, and each other one when its request is done."""
         self._is_closed = True
         self._drop_idle()
 
@@ -86,7 +86,7 @@ class HttpTransport:
 
     def _remaining(self, deadline_s: float) -> float:
         remaining_s = deadline_s - self._clock()
-        # A socket's timeout of 0 would mean: do not wait at all, and fail as "would block".
+        # A socket's timeout of 0 would mean not to wait at all, and to fail as "would block".
         if remaining_s <= 0:
             raise TimeoutError
         return remaining_s
@@ -115,7 +115,7 @@ class HttpTransport:
 
 def _response(remaining: Callable[[], float], sock: socket.socket, **options: Any) -> HTTPResponse:
     response = HTTPResponse(sock, **options)
-    # A socket's timeout is for one packet, so a server that sends a byte at a time would be waited for without end.
+    # A socket's timeout is for one packet, so a server that sends a byte at a time would never meet it.
     response.fp = BufferedReader(_DeadlineReader(response.fp.detach(), sock, remaining))
     return response
 

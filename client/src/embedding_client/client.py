@@ -1,4 +1,4 @@
-"""The blocking client."""
+"""Asks a server, and blocks until it answers."""
 
 from __future__ import annotations
 
@@ -8,50 +8,49 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from service.client.answers import ModelMetadata
-from service.client.bearer import Bearer, Token
-from service.client.calls import Arrays, Call, Flow
-from service.client.errors import EmbeddingError
-from service.client.grpc_channel import GrpcTransport
-from service.client.http_pool import HttpTransport
-from service.client.inputs import FeatureIds, FeatureWeights, TensorInput
-from service.client.methods import Methods
-from service.client.retry import Attempts, RetryPolicy
-from service.client.targets import Target, Tls
-from service.core.types import Array, VersionStatus
+from embedding_client.bearer import Bearer, Token
+from embedding_client.calls import Call, Flow, Reply
+from embedding_client.errors import EmbeddingError
+from embedding_client.inputs import FeatureIds, FeatureWeights, TensorInput
+from embedding_client.methods import Methods
+from embedding_client.retry import Attempts, RetryPolicy
+from embedding_client.targets import Target, Tls
+from embedding_client.types import Array, ModelMetadata, Outputs, TableDescription, VersionStatus
 
 T = TypeVar("T")
 
 
 class _Transport(Protocol):
-    def send(self, call: Call[Any], timeout_s: float) -> bytes: ...
+    def send(self, call: Call[Any], timeout_s: float) -> Reply: ...
 
     def close(self) -> None: ...
 
 
 class EmbeddingClient:
-    """Asks one model of a server for embeddings and predictions; numpy in, numpy out.
+    """Asks one model of a server for embeddings and predictions; numpy arrays in, numpy arrays out.
 
         with EmbeddingClient("localhost:8500", model="movielens") as client:
             client.lookup({"user_id": [1, 2], "genres": [["Drama"], []]})["genres"]   # [2, D] float32
 
-    Concurrency: any thread; connections are kept and shared. Not across a fork.
+    Concurrency: any thread; all threads share its connections. A client must not be used on both sides of a fork.
 
     Args:
       target: "host:port" or "grpc://host:port" or "unix:/path" speaks gRPC, "http://host:port" HTTP; grpcs:// and
         https:// are the same over TLS.
       model: its name on the server.
-      timeout_s: for a call, all its tries and the waits between them included.
-      retries: how often a call is tried again where the server can not be reached or says UNAVAILABLE, and for no other
-        error; a RetryPolicy also says how soon.
-      tls: certificates, where the defaults do not do.
-      token: a bearer token, or what returns it, asked for every request; it travels as it is, so over TLS or locally.
-      http_target: "http://host:port" of the same server for `rows`, which gRPC lacks.
-      clock, sleep, random: time in seconds (monotonic), waiting, and [0, 1); for tests.
+      timeout_s: for a whole call: all tries and the waits between them.
+      retries: how often a call is tried again if the server can not be reached or answers UNAVAILABLE; no other error
+        is tried again. A RetryPolicy also says how soon.
+      tls: certificates, if the defaults do not fit.
+      token: a bearer token, or a callable that returns it for each request. The client does not encrypt it: send it
+        over TLS, or to this machine.
+      http_target: "http://host:port" of the same server for `tables` and `rows`, which gRPC lacks.
+      clock, sleep, random: monotonic seconds, waiting, and a number of [0, 1); for tests.
 
     Raises:
-      ValueError: an argument that can not be used.
-      OSError: a certificate that can not be read.
+      ValueError: an argument can not be used.
+      OSError: a certificate can not be read.
+      ImportError: the target is gRPC, and grpcio is not installed.
     """
 
     def __init__(
@@ -75,11 +74,11 @@ class EmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Checks the timeout now and not at the first call.
+        # Checks the timeout now, not at the first call.
         self._attempts(None)
         self._transport = self._open(self._methods.target)
-        rows_target = self._methods.rows_target
-        self._rows_transport = self._transport if rows_target is None else self._open(rows_target)
+        tables_target = self._methods.tables_target
+        self._tables_transport = self._transport if tables_target is None else self._open(tables_target)
         self._is_closed = False
 
     def lookup(
@@ -92,20 +91,20 @@ class EmbeddingClient:
         signature: str = "lookup",
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
-    ) -> Arrays:
-        """Returns {output: [B, D] float32}, one combined embedding per row and feature; an empty row is zeros.
+    ) -> Outputs:
+        """Returns {output: [B, D] float32}: one combined embedding per row and feature, zeros for an empty row.
 
         Args:
           features: ids by feature. A flat list or [B] array is one id per row; a list of lists, a [B, K] array or
-            RaggedIds is a ragged feature, whatever its lengths. Ids are integers, or strings where the feature has a
+            RaggedIds is a ragged feature, whatever its lengths. Ids are integers, or strings if the feature has a
             vocabulary.
           weights: for ragged features, one factor per id, nested as the ids or flat.
-          version, label: which version, at most one of them; default: the latest.
-          outputs: keeps only these.
+          version, label: the version to ask, by number or by label; default: the latest.
+          outputs: the outputs to return; default: all.
           timeout_s: in place of the client's.
 
         Raises:
-          EmbeddingError: see service.client.errors.
+          EmbeddingError: embedding_client.errors lists its classes.
         """
         flow = self._methods.lookup(
             features, weights, version=version, label=label, signature=signature, outputs=outputs
@@ -121,19 +120,29 @@ class EmbeddingClient:
         signature: str = "serving_default",
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
-    ) -> Arrays:
+    ) -> Outputs:
         """Runs any signature and returns its outputs by name.
 
         Args:
-          inputs: tensors by name. Arrays are dense and keep their dtype. RaggedIds, and nested lists of integers or
-            strings two deep, are ragged features under their plain name; all other lists are dense, floats as float32.
+          inputs: tensors by name. Arrays are dense and keep their dtype. RaggedIds, and lists of integers or strings
+            two deep, are ragged features under their plain name; all other lists are dense, floats as float32.
           version, label, outputs, timeout_s: as in lookup.
 
         Raises:
-          EmbeddingError: see service.client.errors.
+          EmbeddingError: embedding_client.errors lists its classes.
         """
         flow = self._methods.predict(inputs, version=version, label=label, signature=signature, outputs=outputs)
         return self._run(flow, self._transport, timeout_s)
+
+    def tables(
+        self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
+    ) -> tuple[TableDescription, ...]:
+        """Returns the embedding tables of the model, by name; over HTTP only, as rows.
+
+        Raises:
+          EmbeddingError: Unimplemented if the client has no HTTP address; others as in lookup.
+        """
+        return self._run(self._methods.tables(version, label), self._tables_transport, timeout_s)
 
     def rows(
         self,
@@ -144,13 +153,13 @@ class EmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Returns [N, D] float32, rows of a table as they are stored; over HTTP only.
+        """Returns [N, D] float32: rows of a table, not combined; over HTTP only.
 
         Raises:
-          EmbeddingError: Unimplemented where the client has no HTTP address; others as in service.client.errors.
+          EmbeddingError: Unimplemented if the client has no HTTP address; others as in lookup.
         """
         flow = self._methods.rows(table, ids, version=version, label=label)
-        return self._run(flow, self._rows_transport, timeout_s)
+        return self._run(flow, self._tables_transport, timeout_s)
 
     def status(self, version: int | None = None, *, timeout_s: float | None = None) -> tuple[VersionStatus, ...]:
         """Returns the states of the model's versions, newest first; raises EmbeddingError."""
@@ -163,10 +172,10 @@ class EmbeddingClient:
         return self._run(self._methods.metadata(version, label), self._transport, timeout_s)
 
     def close(self) -> None:
-        """Closes the connections. Calls in flight may fail; later ones do."""
+        """Closes the connections. Calls in flight may fail; later calls raise RuntimeError."""
         self._is_closed = True
         self._transport.close()
-        self._rows_transport.close()
+        self._tables_transport.close()
 
     def __enter__(self) -> EmbeddingClient:
         return self
@@ -177,8 +186,13 @@ class EmbeddingClient:
         self.close()
 
     def _open(self, target: Target) -> _Transport:
+        # Imported here, because a client needs only the library of its own wire.
         if target.wire == "grpc":
+            from embedding_client.grpc_transport import GrpcTransport
+
             return GrpcTransport(target, self._bearer)
+        from embedding_client.http_pool import HttpTransport
+
         return HttpTransport(target, self._clock, self._bearer)
 
     def _attempts(self, timeout_s: float | None) -> Attempts:

@@ -1,52 +1,64 @@
-"""Calls over REST: TensorFlow Serving's routes, and our own for lookups and rows.
+"""Calls TensorFlow Serving's REST routes, and the server's own for lookups, tables and rows.
 
 JSON says neither dtypes nor, of a single output, the name. A lookup needs none of it: embeddings are float32. For a
-predict the signature is asked for once per version or label, and again when an answer no longer fits it.
+predict the client asks for the signature once per version. A server that does not name the version that answered is
+asked once per version or label of the request, and again if an answer does not fit the signature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
-from service.client.answers import ModelMetadata, SignatureDescription, TensorDescription
-from service.client.calls import Arrays, Call, Flow, Where
-from service.client.errors import ServerFault, error_of, invalid
-from service.client.http_bodies import lookup_body, predict_body, rows_body
-from service.client.inputs import Ids
-from service.client.json_answers import float32_array, typed_array, with_shape
-from service.codecs.json_document import parse_object
-from service.core.errors import Code
-from service.core.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, Array, State, VersionStatus
+from embedding_client.calls import Call, Flow, Reply, Where
+from embedding_client.errors import ServerFault, error_of, invalid
+from embedding_client.http_bodies import lookup_body, predict_body, rows_body
+from embedding_client.inputs import Ids
+from embedding_client.json_answers import float32_array, parse_object, typed_array, with_shape
+from embedding_client.tensor_proto import dtype_of_proto_name
+from embedding_client.types import (
+    DEFAULT_SIGNATURE,
+    VALUES_SUFFIX,
+    Array,
+    ModelMetadata,
+    Outputs,
+    SignatureDescription,
+    State,
+    TableDescription,
+    TensorDescription,
+    VersionStatus,
+)
 
-_DTYPE_NAMES = {"DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_HALF": "float16"}
+# Signatures that are kept; versions come and go.
+_MAX_SIGNATURES = 256
 
 
 class HttpCalls:
-    """The methods of one model; see calls.Calls."""
+    """The methods of one model over HTTP."""
 
     def __init__(self, model: str) -> None:
         self._path = f"/v1/models/{quote(model, safe='')}"
-        # Replaced whole, entry by entry: threads may both ask for the same and agree.
+        # Threads may both ask for the same signature; then they store equal values.
         self._signatures: dict[tuple[Where, str], SignatureDescription] = {}
 
-    def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Arrays]:
+    def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
         """Posts to `:lookup`."""
-        arrays: Arrays = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)
-        if all(name in arrays for name in outputs) and all(array.size for array in arrays.values()):
-            return _chosen(arrays, outputs, arrays)
+        answer: Outputs = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)
+        if all(name in answer for name in outputs) and all(array.size for array in answer.values()):
+            return _chosen(answer, outputs, answer)
         # Rare: an output that was not asked for by its feature, or no rows, whose width only the signature tells.
-        described = (yield from self._signature(at, signature)).outputs
+        described = (yield from self._signature(_answered_at(at, answer.version), signature)).outputs
         arrays = {
             name: array if array.size or name not in described else with_shape(array, described[name].shape)
-            for name, array in arrays.items()
+            for name, array in answer.items()
         }
-        return _chosen(arrays, outputs, described)
+        return _chosen(Outputs(arrays, version=answer.version), outputs, described)
 
-    def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Arrays]:
+    def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
         """Posts to `:predict`, by column."""
-        answer = yield Call(f"{self._at(at)}:predict", predict_body(inputs, signature), _outputs)
+        answer, version = yield Call(f"{self._at(at)}:predict", predict_body(inputs, signature), _outputs)
+        at = _answered_at(at, version)
         known = self._signatures.get((at, signature))
         described = (known or (yield from self._signature(at, signature))).outputs
         columns = _columns(answer, described, inputs)
@@ -56,7 +68,12 @@ class HttpCalls:
         if columns is None:
             raise ServerFault("INTERNAL", f"The answer's outputs are not the signature's: {', '.join(described)}.")
         arrays = {name: _typed(name, value, described[name]) for name, value in columns.items()}
-        return _chosen(arrays, outputs, described)
+        return _chosen(Outputs(arrays, version=version), outputs, described)
+
+    def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
+        """Gets the list of tables."""
+        tables: tuple[TableDescription, ...] = yield Call(f"{self._at(at)}/tables", None, _tables)
+        return tables
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
         """Posts to the table."""
@@ -89,11 +106,17 @@ class HttpCalls:
         if name not in metadata.signatures:
             raise error_of("FAILED_PRECONDITION", f'Serving signature key "{name}" not found.')
         description = metadata.signatures[name]
+        if len(self._signatures) >= _MAX_SIGNATURES:
+            self._signatures = {}
         self._signatures[at, signature] = description
         return description
 
 
-def _chosen(arrays: Arrays, outputs: Sequence[str], known: Mapping[str, object]) -> Arrays:
+def _answered_at(at: Where, version: int | None) -> Where:
+    return at if version is None else Where(version)
+
+
+def _chosen(arrays: Outputs, outputs: Sequence[str], known: Mapping[str, object]) -> Outputs:
     """Keeps the outputs asked for, as gRPC's output_filter does, with its errors."""
     if not outputs:
         return arrays
@@ -105,7 +128,7 @@ def _chosen(arrays: Arrays, outputs: Sequence[str], known: Mapping[str, object])
             )
         if list(outputs).count(name) > 1:
             raise invalid(f"duplicate output tensor alias: {name}")
-    return {name: arrays[name] for name in outputs if name in arrays}
+    return Outputs(((name, arrays[name]) for name in outputs if name in arrays), version=arrays.version)
 
 
 def _columns(
@@ -125,36 +148,51 @@ def _columns(
 def _typed(name: str, value: Any, description: TensorDescription) -> Array:
     try:
         return typed_array(value, description)
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ServerFault("INTERNAL", f'output "{name}" is no {description.dtype} tensor: {error}') from error
 
 
-def _embeddings(data: bytes) -> Arrays:
-    return {name: float32_array(value) for name, value in parse_object(data)["embeddings"].items()}
+def _embeddings(reply: Reply) -> Outputs:
+    embeddings = parse_object(reply.body)["embeddings"]
+    return Outputs({name: float32_array(value) for name, value in embeddings.items()}, version=reply.version)
 
 
-def _outputs(data: bytes) -> Any:
-    return parse_object(data)["outputs"]
+def _outputs(reply: Reply) -> tuple[Any, int | None]:
+    return parse_object(reply.body)["outputs"], reply.version
 
 
-def _rows(data: bytes) -> Array:
-    return float32_array(parse_object(data)["rows"])
+def _rows(reply: Reply) -> Array:
+    return float32_array(parse_object(reply.body)["rows"])
 
 
-def _statuses(data: bytes) -> tuple[VersionStatus, ...]:
+def _tables(reply: Reply) -> tuple[TableDescription, ...]:
+    return tuple(
+        TableDescription(
+            table["name"],
+            table["vocabulary_size"],
+            table["embedding_dim"],
+            table["dtype"],
+            table["nbytes"],
+            tuple(table["features"]),
+        )
+        for table in parse_object(reply.body)["tables"]
+    )
+
+
+def _statuses(reply: Reply) -> tuple[VersionStatus, ...]:
     return tuple(
         VersionStatus(
             int(entry["version"]),
             State[entry["state"]],
-            cast(Code, entry["status"]["error_code"]),
+            entry["status"]["error_code"],
             entry["status"]["error_message"],
         )
-        for entry in parse_object(data)["model_version_status"]
+        for entry in parse_object(reply.body)["model_version_status"]
     )
 
 
-def _metadata(data: bytes) -> ModelMetadata:
-    document = parse_object(data)
+def _metadata(reply: Reply) -> ModelMetadata:
+    document = parse_object(reply.body)
     spec, signatures = document["model_spec"], document["metadata"]["signature_def"]["signature_def"]
     return ModelMetadata(
         spec["name"],
@@ -171,10 +209,10 @@ def _metadata(data: bytes) -> ModelMetadata:
 def _tensors(infos: Mapping[str, Any]) -> dict[str, TensorDescription]:
     described: dict[str, TensorDescription] = {}
     for name, info in sorted(infos.items()):
-        dtype, shape = info["dtype"], info["tensor_shape"]
+        shape = info["tensor_shape"]
         sizes = (int(dim["size"]) for dim in shape["dim"])
         described[name] = TensorDescription(
-            _DTYPE_NAMES.get(dtype, dtype.removeprefix("DT_").lower()),
+            dtype_of_proto_name(info["dtype"]),
             None if shape["unknown_rank"] else tuple(None if size < 0 else size for size in sizes),
         )
     return described

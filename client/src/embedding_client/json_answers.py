@@ -1,4 +1,4 @@
-"""JSON numbers and strings to arrays, to the last bit.
+"""Decodes JSON numbers and strings to arrays, to the last bit.
 
 A float32 is written in the shortest decimal form that reads back as the same float32. Python reads decimals as
 float64, and the way over float64 rounds twice: 7.038531e-26 lies below the middle of two float32, is read as exactly
@@ -9,18 +9,26 @@ tells.
 from __future__ import annotations
 
 import base64
+import json
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
-from service.client.answers import TensorDescription
-from service.core.types import Array
+from embedding_client.types import Array, TensorDescription
 
 # Of a float64, the bits that a float32 has no room for, and their value in the middle of two normal float32.
 _LOST_BITS = np.int64((1 << 29) - 1)
 _MIDDLE = np.int64(1 << 28)
 _SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Returns the object that a body holds, bare NaN and Infinity included; raises ValueError."""
+    document = json.loads(body)
+    if not isinstance(document, dict):
+        raise ValueError("the document is no object")
+    return document
 
 
 def float32_array(value: Any) -> Array:

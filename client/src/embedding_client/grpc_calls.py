@@ -1,0 +1,72 @@
+"""Calls TensorFlow Serving's gRPC methods: any server of that protocol answers all but `tables` and `rows`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from embedding_client import messages
+from embedding_client.calls import Call, Flow, Where
+from embedding_client.errors import Unimplemented
+from embedding_client.inputs import Ids, ragged_parts
+from embedding_client.types import Array, ModelMetadata, Outputs, RaggedIds, TableDescription, VersionStatus
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
+STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+
+
+class GrpcCalls:
+    """The methods of one model over gRPC."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
+        """Predicts a lookup signature."""
+        inputs: dict[str, Array] = {}
+        for name, value in ids.items():
+            if isinstance(value, RaggedIds):
+                inputs.update(ragged_parts(name, value))
+            else:
+                inputs[name] = value
+        return self.predict(inputs, outputs, at, signature)
+
+    def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
+        """Runs a signature."""
+        spec = messages.encode_model_spec(self._model, at, signature)
+        request = messages.encode_predict(spec, inputs, outputs)
+        arrays: Outputs = yield Call(PREDICT, request, lambda reply: messages.decode_predict(reply.body))
+        return arrays
+
+    def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
+        """Raises Unimplemented: the protocol has no such method."""
+        raise _over_http_only("tables")
+        yield
+
+    def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
+        """Raises Unimplemented: the protocol has no such method."""
+        raise _over_http_only("rows")
+        yield
+
+    def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
+        """Asks ModelService."""
+        request = messages.encode_status(messages.encode_model_spec(self._model, Where(version), ""))
+        statuses: tuple[VersionStatus, ...] = yield Call(
+            STATUS, request, lambda reply: messages.decode_statuses(reply.body)
+        )
+        return statuses
+
+    def metadata(self, at: Where) -> Flow[ModelMetadata]:
+        """Asks for the SignatureDefs."""
+        request = messages.encode_metadata(messages.encode_model_spec(self._model, at, ""))
+        metadata: ModelMetadata = yield Call(
+            METADATA, request, lambda reply: messages.decode_metadata(self._model, reply.body)
+        )
+        return metadata
+
+
+def _over_http_only(method: str) -> Unimplemented:
+    return Unimplemented(
+        "UNIMPLEMENTED",
+        f'{method}() goes over HTTP: give the client http_target="http://host:port", or that as its target.',
+    )

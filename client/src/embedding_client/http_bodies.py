@@ -1,0 +1,67 @@
+"""Encodes the JSON bodies of requests."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embedding_client.errors import invalid
+from embedding_client.inputs import Ids
+from embedding_client.types import Array, RaggedIds
+
+
+def lookup_body(ids: Mapping[str, Ids], signature: str) -> bytes:
+    """Returns the body of `:lookup`."""
+    features: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+    for name, value in ids.items():
+        if isinstance(value, RaggedIds):
+            features[name] = _nested(name, value.values, value.row_splits)
+            if value.weights is not None:
+                weights[name] = _nested(name, value.weights, value.row_splits)
+        else:
+            features[name] = _plain(name, value)
+    return _dump({"signature_name": signature, "features": features, "weights": weights})
+
+
+def predict_body(inputs: Mapping[str, Array], signature: str) -> bytes:
+    """Returns the body of `:predict`, by column."""
+    columns = {name: _plain(name, array) for name, array in inputs.items()}
+    return _dump({"signature_name": signature, "inputs": columns})
+
+
+def rows_body(ids: Array) -> bytes:
+    """Returns the body of `tables/T:rows`."""
+    return _dump({"ids": ids.tolist()})
+
+
+def _dump(document: dict[str, Any]) -> bytes:
+    # Numbers that are not finite become the bare tokens NaN and Infinity, as TensorFlow Serving reads and writes them.
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _plain(name: str, array: Array) -> Any:
+    """Returns an array as lists. A float32 gets all digits of its float64, because the server rounds twice."""
+    if array.dtype == object:
+        flat = np.empty(array.size, object)
+        flat[:] = [_text(item) for item in array.reshape(-1).tolist()]
+        return flat.reshape(array.shape).tolist()
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise invalid(f'input "{name}": dtype {array.dtype} has no JSON form; use gRPC.')
+    return array.tolist()
+
+
+def _text(item: bytes) -> Any:
+    try:
+        return item.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(item).decode()}
+
+
+def _nested(name: str, values: Array, row_splits: Array) -> list[Any]:
+    leaves, splits = _plain(name, values), row_splits.tolist()
+    return list(map(leaves.__getitem__, map(slice, splits, splits[1:])))

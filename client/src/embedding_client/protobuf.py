@@ -1,0 +1,189 @@
+"""Reads and writes protobuf's wire format: just enough of it for the messages of TensorFlow Serving.
+
+The client has no generated code and no descriptors, so it works beside any version of protobuf, or without one.
+
+Source: protobuf's encoding guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+
+from embedding_client.types import Array
+
+# A field that is not a number is a part of its message; of a memoryview it is no copy.
+Buffer: TypeAlias = bytes | memoryview
+
+VARINT, BYTES = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
+_SMALL = 128
+# A varint of 64 bits, seven to a byte.
+_MAX_VARINT_BYTES = 10
+_MASK64 = (1 << 64) - 1
+
+
+def varint(value: int) -> bytes:
+    """Encodes 0 <= value < 2**64.
+
+    >>> varint(1), varint(300)
+    (b'\\x01', b'\\xac\\x02')
+    """
+    if value < _SMALL:
+        return bytes((value,))
+    out = bytearray()
+    while value >= _SMALL:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@cache
+def tag(number: int, wire_type: int) -> bytes:
+    """Encodes the tag of a field."""
+    return varint(number << 3 | wire_type)
+
+
+def field(number: int, data: bytes) -> bytes:
+    """Encodes a field that holds bytes, a string or a message.
+
+    >>> field(1, b"ab")
+    b'\\n\\x02ab'
+    """
+    return tag(number, BYTES) + varint(len(data)) + data
+
+
+def fields(data: Buffer) -> Iterator[tuple[int, int | Buffer]]:
+    """Yields the number and the value of each field of a message: a varint as an integer, all others as a Buffer.
+
+    >>> list(fields(b"\\x08\\xac\\x02\\x12\\x01x"))
+    [(1, 300), (2, b'x')]
+
+    Raises:
+      ValueError: the bytes are no message.
+    """
+    position, end = 0, len(data)
+    while position < end:
+        # Most varints are of one byte, and read here, because a call takes longer than all the rest.
+        key = data[position]
+        position += 1
+        if key >= _SMALL:
+            key, position = read_varint(data, position - 1)
+        wire_type = key & 7
+        if wire_type == BYTES or wire_type == VARINT:
+            if position < end and data[position] < _SMALL:
+                size = data[position]
+                position += 1
+            else:
+                size, position = read_varint(data, position)
+            if wire_type == VARINT:
+                yield key >> 3, size
+                continue
+        elif wire_type in _FIXED_BYTES:
+            size = _FIXED_BYTES[wire_type]
+        else:
+            raise ValueError(f"a field has the wire type {wire_type}")
+        start, position = position, position + size
+        if position > end:
+            raise ValueError("a message is cut off")
+        yield key >> 3, data[start:position]
+
+
+def int_field(data: Buffer, number: int) -> int:
+    """Returns an int64 or enum field of a message, 0 if it has none; raises ValueError.
+
+    >>> int_field(b"\\x08\\x01\\x08\\x02", 1), int_field(b"", 1)
+    (2, 0)
+    """
+    found = 0
+    for key, value in fields(data):
+        if key == number:
+            # A field may come more than once; the last one counts.
+            found = as_int(value)
+    return found
+
+
+def bytes_field(data: Buffer, number: int) -> Buffer:
+    """Returns a bytes, string or message field of a message, b"" if it has none; raises ValueError."""
+    found: Buffer = b""
+    for key, value in fields(data):
+        if key == number:
+            found = as_bytes(value)
+    return found
+
+
+def repeated_field(data: Buffer, number: int) -> list[Buffer]:
+    """Returns all values of a repeated bytes, string or message field of a message; raises ValueError."""
+    return [as_bytes(value) for key, value in fields(data) if key == number]
+
+
+def map_entry(data: Buffer) -> tuple[str, Buffer]:
+    """Returns the key and the value of one entry of a map from strings to messages; raises ValueError."""
+    parts = dict(fields(data))
+    return text(as_bytes(parts.get(1, b""))), as_bytes(parts.get(2, b""))
+
+
+def text(data: Buffer) -> str:
+    """Returns the string of a field; raises ValueError if it is no UTF-8."""
+    return bytes(data).decode()
+
+
+def as_int(value: int | Buffer) -> int:
+    """Returns the int64 that a varint stands for; raises ValueError for a field of another kind.
+
+    >>> as_int(2**64 - 1)
+    -1
+    """
+    if not isinstance(value, int):
+        raise ValueError("a field that is a number holds bytes")
+    return value - (1 << 64) if value >> 63 else value
+
+
+def as_bytes(value: int | Buffer) -> Buffer:
+    """Returns the bytes of a field; raises ValueError if it is a varint."""
+    if isinstance(value, int):
+        raise ValueError("a field that is bytes holds a number")
+    return value
+
+
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
+    """Returns the varint at a position and the position behind it; raises ValueError."""
+    value = 0
+    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
+        if position >= len(data):
+            raise ValueError("a varint is cut off")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < _SMALL:
+            return value & _MASK64, position
+    raise ValueError("a varint is too long")
+
+
+def varints(data: Buffer) -> Array:
+    """Returns [N] int64 of varints laid end to end, all at once.
+
+    >>> varints(varint(300) + varint(2**64 - 1)).tolist()
+    [300, -1]
+
+    Raises:
+      ValueError: the last one is cut off, or one is too long.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw < _SMALL)
+    if ends.size == raw.size:
+        return raw.astype(np.int64)
+    if raw[-1] >= _SMALL:
+        raise ValueError("a varint is cut off")
+    starts = np.concatenate((ends[:1] * 0, ends[:-1] + 1))
+    sizes = ends - starts + 1
+    if sizes.max() > _MAX_VARINT_BYTES:
+        raise ValueError("a varint is too long")
+    places = np.arange(raw.size) - np.repeat(starts, sizes)
+    parts = (raw & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
+    result: Array = np.bitwise_or.reduceat(parts, starts).view(np.int64)
+    return result

@@ -1,0 +1,193 @@
+"""Decodes TensorProto to numpy arrays, and names TensorFlow's dtypes.
+
+Source: tensorflow/core/framework/{tensor,tensor_shape,types}.proto and Tensor::FromProto in tensor.cc (2.21).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from embedding_client.protobuf import (
+    Buffer,
+    as_bytes,
+    as_int,
+    fields,
+    int_field,
+    read_varint,
+    repeated_field,
+    varint,
+    varints,
+)
+from embedding_client.types import Array
+
+try:
+    # Gives numpy bfloat16. It comes with TensorFlow; without it, bfloat16 outputs can not be read.
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None  # type: ignore[assignment]
+
+STRING = 7
+_BFLOAT16 = 14
+# A variable's reference type is its plain type plus this.
+_REF_OFFSET = 100
+# By number: numpy's name, or the proto's in lower case if numpy has no such type.
+_NAMES: dict[int, str] = dict(
+    enumerate(
+        "float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16 qint16 "
+        "quint16 uint16 complex128 float16 resource variant uint32 uint64 float8_e5m2 float8_e4m3fn float8_e4m3fnuz "
+        "float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4 int2 uint2 float4_e2m1fn".split(),
+        start=1,
+    )
+)
+_PROTO_NAMES = {"DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_HALF": "float16"}
+
+# The field of TensorProto that holds the values of a dtype.
+_VALUE_FIELDS: dict[int, int] = {
+    **dict.fromkeys((3, 4, 5, 6, 17), 7),
+    **{1: 5, 2: 6, 7: 8, 8: 9, 9: 10, 10: 11, 14: 13, 18: 12, 19: 13, 22: 16, 23: 17},
+}
+# Dtypes whose values are laid end to end as in memory; all others are varints.
+_FIXED = frozenset({1, 2, 8, 18})
+# Varints that hold the 16 bits of a number.
+_HALVES = frozenset({_BFLOAT16, 19})
+_DTYPES: dict[int, np.dtype[Any]] = {
+    number: np.dtype(_NAMES[number]) for number in _VALUE_FIELDS if number not in (STRING, _BFLOAT16)
+}
+if ml_dtypes is not None:
+    _DTYPES[_BFLOAT16] = np.dtype(ml_dtypes.bfloat16)
+DTYPE_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+
+# What a few bytes may be spread to: 4 MiB of float32.
+_MAX_SPREAD_ELEMENTS = 1 << 20
+_DTYPE, _SHAPE, _CONTENT, _STRING_VAL = 1, 2, 4, 8
+
+
+def dtype_name(number: int) -> str:
+    """Returns the name of a DataType number, for a reference that of its plain type.
+
+    >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
+    ('float32', 'float32', 'string', 'invalid')
+    """
+    return _NAMES.get(number - _REF_OFFSET if number > _REF_OFFSET else number, "invalid")
+
+
+def dtype_of_proto_name(name: str) -> str:
+    """Returns the name of a dtype that JSON spells as the proto does.
+
+    >>> dtype_of_proto_name("DT_FLOAT"), dtype_of_proto_name("DT_INT64")
+    ('float32', 'int64')
+    """
+    return _PROTO_NAMES.get(name, name.removeprefix("DT_").lower())
+
+
+def decode_tensor(data: Buffer) -> Array:
+    """Returns the array of a TensorProto, writable; strings as objects (bytes).
+
+    Values may be fewer than the shape asks for: the last one is repeated, no value gives zeros, as in TensorFlow.
+
+    Raises:
+      ValueError: the bytes are no TensorProto, or its values do not fit its shape.
+    """
+    number = 0
+    shape_data: Buffer = b""
+    content: Buffer = b""
+    values: dict[int, list[Buffer]] = {}
+    for key, value in fields(data):
+        if key == _DTYPE:
+            number = as_int(value)
+        elif key == _SHAPE:
+            shape_data = as_bytes(value)
+        elif key == _CONTENT:
+            content = as_bytes(value)
+        else:
+            # Packed or one by one, the bytes of the values are the same.
+            values.setdefault(key, []).append(varint(value) if isinstance(value, int) else value)
+    if number != STRING and number not in _DTYPES:
+        raise ValueError(f"its dtype {dtype_name(number)} can not be read")
+    shape, size = _known_shape(bytes(shape_data))
+    # A value takes a byte at least, so only values that are spread over a shape can meet this limit.
+    if size > max(len(data), _MAX_SPREAD_ELEMENTS):
+        raise ValueError(f"its shape {list(shape)} has more elements than were sent")
+    if number == STRING:
+        flat = _strings(_split_strings(content, size) if content else values.get(_STRING_VAL, []))
+    elif content:
+        flat = _contents(content, number)
+        if flat.size != size:
+            raise ValueError(f"its shape {list(shape)} does not fit {len(content)} bytes of content")
+    else:
+        flat = _numbers(b"".join(values.get(_VALUE_FIELDS[number], ())), number)
+    return _spread(flat, size).reshape(shape)
+
+
+def decode_shape(data: Buffer) -> tuple[int | None, ...] | None:
+    """Returns the sizes of a TensorShapeProto {dim = 2 {size = 1}, unknown_rank = 3}.
+
+    None stands for an unknown rank, and within the tuple for an unknown size.
+    """
+    if int_field(data, 3):
+        return None
+    sizes = [int_field(dim, 1) for dim in repeated_field(data, 2)]
+    return tuple(None if size < 0 else size for size in sizes)
+
+
+@lru_cache(maxsize=1024)
+def _known_shape(data: bytes) -> tuple[tuple[int, ...], int]:
+    """Returns the shape and its number of elements. Cached, because a server answers in few shapes."""
+    shape = decode_shape(data)
+    sizes = tuple(size for size in shape or () if size is not None)
+    if shape is None or len(sizes) < len(shape):
+        raise ValueError("its shape is unknown")
+    return sizes, math.prod(sizes)
+
+
+def _contents(content: Buffer, number: int) -> Array:
+    dtype = _DTYPES[number]
+    if dtype.kind == "b":
+        # Any byte but 0 is true.
+        truths: Array = np.frombuffer(content, np.uint8) != 0
+        return truths
+    return np.frombuffer(content, dtype).copy()
+
+
+def _numbers(data: bytes, number: int) -> Array:
+    dtype = _DTYPES[number]
+    if number in _FIXED:
+        return np.frombuffer(data, dtype).copy()
+    integers = varints(data)
+    return integers.astype(np.uint16).view(dtype) if number in _HALVES else integers.astype(dtype)
+
+
+def _strings(items: list[Buffer]) -> Array:
+    array = np.empty(len(items), object)
+    array[:] = [bytes(item) for item in items]
+    return array
+
+
+def _split_strings(content: Buffer, size: int) -> list[Buffer]:
+    """Undoes port::EncodeStringList: all lengths as varints, then all bytes."""
+    position, lengths = 0, []
+    for _ in range(size):
+        length, position = read_varint(content, position)
+        lengths.append(length)
+    if position + sum(lengths) != len(content):
+        raise ValueError("its strings do not fit their lengths")
+    strings: list[Buffer] = []
+    for length in lengths:
+        strings.append(content[position : position + length])
+        position += length
+    return strings
+
+
+def _spread(values: Array, size: int) -> Array:
+    if values.size == size:
+        return values
+    if values.size > size:
+        raise ValueError(f"it has {values.size} values, its shape has {size}")
+    spread = np.empty(size, values.dtype)
+    spread[: values.size] = values
+    spread[values.size :] = values[-1] if values.size else (b"" if values.dtype == object else 0)
+    return spread

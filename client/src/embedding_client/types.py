@@ -1,0 +1,145 @@
+"""Values that the client takes and returns: ragged ids, outputs, and descriptions of models.
+
+Legend for every shape in this package: B rows of a request, N ids in all its rows, K ids per row, D numbers per
+embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+DEFAULT_SIGNATURE = "serving_default"
+
+VALUES_SUFFIX = "__values"
+ROW_SPLITS_SUFFIX = "__row_splits"
+WEIGHTS_SUFFIX = "__weights"
+
+
+class RaggedIds(NamedTuple):
+    """Ids of B rows laid end to end.
+
+    values: [N] integers or strings, ids in row order.
+    row_splits: [B+1] integers, row r is values[row_splits[r]:row_splits[r + 1]].
+    weights: [N] float32 or None, one factor per id; None means 1.
+
+    Two rows, the second empty:
+
+    >>> import numpy as np
+    >>> ids = RaggedIds(np.array([1, 5]), np.array([0, 2, 2]))
+    >>> [ids.values[a:b].tolist() for a, b in zip(ids.row_splits, ids.row_splits[1:])]
+    [[1, 5], []]
+    """
+
+    values: Array
+    row_splits: Array
+    weights: Array | None = None
+
+
+class Outputs(dict[str, Array]):
+    """Output arrays by name, and the version of the model that computed them.
+
+    version: None if the server does not name it, as TensorFlow Serving over HTTP.
+
+    >>> import numpy as np
+    >>> outputs = Outputs({"user": np.zeros(2)}, version=3)
+    >>> outputs["user"].shape, outputs.version
+    ((2,), 3)
+    """
+
+    __slots__ = ("version",)
+
+    def __init__(
+        self, arrays: Mapping[str, Array] | Iterable[tuple[str, Array]] = (), *, version: int | None = None
+    ) -> None:
+        super().__init__(arrays)
+        self.version = version
+
+
+class State(IntEnum):
+    """State of a version; the numbers are the wire's.
+
+    Source: tensorflow_serving/apis/get_model_status.proto (9d981c5).
+    """
+
+    UNKNOWN = 0
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """State of one version.
+
+    code: a name of google.rpc.Code; "OK" unless the last load failed.
+    message: why it failed.
+    """
+
+    version: int
+    state: State
+    code: str = "OK"
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """One input or output of a signature.
+
+    dtype: numpy's name, or "string".
+    shape: None if the rank is unknown; None within it if a size is.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureDescription:
+    """A named callable of a model."""
+
+    method_name: str
+    inputs: Mapping[str, TensorDescription]
+    outputs: Mapping[str, TensorDescription]
+
+    @property
+    def ragged(self) -> frozenset[str]:
+        """Features that take RaggedIds, or one list of ids per row."""
+        features = {name.removesuffix(VALUES_SUFFIX) for name in self.inputs if name.endswith(VALUES_SUFFIX)}
+        return frozenset(feature for feature in features if feature + ROW_SPLITS_SUFFIX in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """The signatures of one version of a model, by name."""
+
+    model: str
+    version: int
+    signatures: Mapping[str, SignatureDescription]
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """One embedding table of a model.
+
+    vocabulary_size: its number of rows.
+    embedding_dim: D, the length of a row.
+    dtype: how the rows are stored; `rows` returns float32 whatever it is.
+    nbytes: its size in memory.
+    features: the features that look their ids up in it.
+    """
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    dtype: str
+    nbytes: int
+    features: tuple[str, ...]

@@ -1,0 +1,39 @@
+"""Builds JSON Schemas, the types of the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+STRING: Json = {"type": "string"}
+INTEGER: Json = {"type": "integer"}
+BOOLEAN: Json = {"type": "boolean"}
+
+
+def ref(name: str) -> Json:
+    """Returns a reference to a type of openapi_schemas."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def an_object(required: Json, optional: Json | None = None, *, description: str = "") -> Json:
+    """Returns a type of objects with these fields and no others."""
+    schema: Json = {"type": "object", "properties": required | (optional or {}), "additionalProperties": False}
+    if required:
+        schema["required"] = list(required)
+    return schema | ({"description": description} if description else {})
+
+
+def array_of(items: Json, description: str = "") -> Json:
+    """Returns a type of lists."""
+    return {"type": "array", "items": items} | ({"description": description} if description else {})
+
+
+def map_of(values: Json, description: str = "") -> Json:
+    """Returns a type of objects whose fields have any names."""
+    return {"type": "object", "additionalProperties": values} | ({"description": description} if description else {})
+
+
+def enum_of(*values: str) -> Json:
+    """Returns a type of these strings."""
+    return {"type": "string", "enum": list(values)}

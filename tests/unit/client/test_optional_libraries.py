@@ -1,0 +1,39 @@
+"""What the client says if the library of a wire is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Makes a library fail to import, and the module that needs it be imported again."""
+
+    def make(library: str, module: str) -> None:
+        monkeypatch.setitem(sys.modules, library, None)
+        monkeypatch.delitem(sys.modules, f"embedding_client.{module}", raising=False)
+
+    return make
+
+
+def test_without_grpcio_it_says_what_to_install(without: Callable[[str, str], None]) -> None:
+    without("grpc", "grpc_transport")
+    with pytest.raises(ImportError, match=r"pip install 'embedding-client\[grpc\]'"):
+        EmbeddingClient("localhost:8500", model="m")
+    with EmbeddingClient("http://localhost:8501", model="m"):
+        pass
+
+
+def test_without_httpx_it_says_what_to_install(without: Callable[[str, str], None]) -> None:
+    without("httpx", "http_async")
+    client = AsyncEmbeddingClient("http://localhost:8501", model="m")
+    with pytest.raises(ImportError, match=r"pip install 'embedding-client\[http\]'"):
+        asyncio.run(client.status())
+    with EmbeddingClient("http://localhost:8501", model="m"):
+        pass
