@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from service.access import create_access
-from service.configuration.auth_config import AuthConfigError
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import installed_version
 from service.core.admission.admission import Admission
@@ -113,10 +112,7 @@ class App:
             on_damage=self._models.look_again,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
-        try:
-            self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
-        except AuthConfigError as error:
-            raise StartError(f"--auth_config={settings.auth_config}: {error}") from error
+        self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
         try:
             self._tls = Wires(settings, self._metrics.tls)
         except TlsError as error:
@@ -180,7 +176,7 @@ class App:
     def _statusz(self) -> Statusz:
         admission = self._engine.admission
         return Statusz(
-            installed_version(),
+            installed_version,
             self._settings,
             self._registry,
             self._recent,
