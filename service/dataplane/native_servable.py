@@ -11,7 +11,7 @@ from service.core.servable import Servable
 from service.core.types import TableCounts
 from service.dataplane.description import Described, describe
 from service.dataplane.left_out import left_out
-from service.graph.native_graph import NativeGraph, PythonOnly
+from service.graph.native_form import NativeGraph, PythonOnly
 from service.lookup.backend import OpenedLookups
 from service.lookup.table import MappedTable
 

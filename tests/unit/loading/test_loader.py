@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import service.loading.graph_opening
 import service.loading.loader
 from service.core.errors import ArtifactError, GraphUnavailable
 from service.core.servable import Servable
@@ -51,8 +52,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
         calls.append((path, tags, threads))
         return FakeGraph()
 
-    monkeypatch.setattr(service.loading.loader, "open_savedmodel", open_graph)
-    monkeypatch.setattr(service.loading.loader, "open_towers", lambda *arguments, **options: None)
+    monkeypatch.setattr(service.loading.graph_opening, "open_savedmodel", open_graph)
+    monkeypatch.setattr(service.loading.graph_opening, "open_towers", lambda *arguments, **options: None)
     monkeypatch.setattr(service.loading.loader.importlib.util, "find_spec", lambda name: object())
     return calls
 
@@ -125,7 +126,7 @@ def test_a_graph_that_only_a_fault_needs_takes_nothing_down(
         raise ArtifactError("no graph")
 
     artifact = with_a_fault(tmp_path / "1")
-    monkeypatch.setattr(service.loading.loader, "open_savedmodel", refuse)
+    monkeypatch.setattr(service.loading.graph_opening, "open_savedmodel", refuse)
     with pytest.raises(ArtifactError, match="no graph"):
         load(artifact, "auto")
     signatures = toy_signatures()
