@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +15,6 @@ from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError, DataLoss, ServiceError
 from service.core.manifest import Manifest
 from service.core.servable import Servable
-from service.core.types import Backend
 from service.core.version_tree import check_tree
 from service.deltas.rules import DeltaRules
 from service.files.verification import Stored, nothing_before
@@ -71,6 +70,7 @@ class ServableLoader:
     verification: holds tables against their checksums; None: nobody does.
     deltas: how rows change without a new version; None: they do not.
     compile_native: compiles versions for the native core; None: there is no core.
+    show_lookups: called with a version that can answer its lookups, and whose graphs are opened after that.
     """
 
     tags: frozenset[str]
@@ -88,6 +88,7 @@ class ServableLoader:
     verification: TableVerification | None = None
     deltas: DeltaRules | None = None
     compile_native: CompileNative | None = None
+    show_lookups: Callable[[Servable], None] | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version.
@@ -113,6 +114,7 @@ class ServableLoader:
             if why := servable.files.look():
                 raise DataLoss(why)
         except ServiceError:
+            # Requests may still hold lookups that were shown: their maps stay, and what was given back is read again.
             servable.close()
             raise
         return servable
@@ -166,21 +168,38 @@ class ServableLoader:
             behind = are_made.wait if are_made is not None else nothing_before
             self.verification.check(name, lookups.files, _stored(path, manifest), behind)
         self.residency.apply(path, lookups.tables)
-        backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
-        graph_names = [s for s in signatures if s not in lookups.lookup_names]
-        if graph_names and self._can_run_graphs():
-            backends |= self._graph_opening().predicts(path, manifest, lookups, graph_names)
         servable = Servable(
             name,
             version,
             lookups.signatures,
-            backends,
+            dict.fromkeys(lookups.lookup_names, lookups.backend),
             lookups.tables,
             lookups.backend.table_counts,
             lookups.files,
             signature_faults=lookups.faults,
         )
+        graph_names = [s for s in signatures if s not in lookups.lookup_names]
+        if graph_names and self._can_run_graphs():
+            if self.show_lookups is not None and self.graph_signatures != "lazy":
+                servable = self._show(servable, lookups, path, self.show_lookups)
+            predicts = self._graph_opening().predicts(path, manifest, lookups, graph_names)
+            servable = replace(servable, backends={**servable.backends, **predicts}, is_loading=False)
         return servable, lookups
+
+    def _show(
+        self, servable: Servable, lookups: OpenedLookups, path: Path, show: Callable[[Servable], None]
+    ) -> Servable:
+        """Has the lookups of a version answered before its graphs are opened, for that imports TensorFlow: seconds."""
+        if not servable.backends:
+            return servable
+        if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):
+            # They are applied to the whole version; before that, its lookups would answer with rows as they were saved.
+            return servable
+        servable = replace(servable, is_loading=True)
+        if self.compile_native is not None:
+            servable = self.compile_native(servable, lookups, {})
+        show(servable)
+        return servable
 
     def _can_run_graphs(self) -> bool:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
