@@ -73,6 +73,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model_reload_timeout_s": ("9", 9.0),
     "monitoring_config_file": ("monitoring.conf", "monitoring.conf"),
     "allow_version_labels_for_unavailable_models": ("true", True),
+    "first_loads_timeout_s": ("0", 0.0),
+    "early_lookups": ("false", False),
     "version_settle_s": ("0", 0.0),
     "load_timeout_s": ("0", 0.0),
     "enable_model_warmup": ("false", False),
