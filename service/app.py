@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from service.access import create_access
-from service.configuration.auth_config import AuthConfigError
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import installed_version
 from service.core.admission.admission import Admission
@@ -19,11 +18,12 @@ from service.core.admission.limits import Limits
 from service.core.engine import Engine
 from service.core.model_set import ModelSet
 from service.core.registry import Registry
+from service.core.servable import Servable
 from service.core.types import State, VersionStatus
 from service.dataplane.native_servable import compile_native
 from service.dataplane.route_publisher import RoutePublisher
 from service.deltas.follower import Follower
-from service.http_parts import HttpParts, metrics_paths_of
+from service.http_parts import HttpParts, Ports, metrics_paths_of
 from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The reference servers behind the native core start once the first models are loaded, or after this time. The second
-# number is the pause between two looks at the models.
+# number is the pause between two looks at the models, the third how long TensorFlow's import waits for these servers.
 _FIRST_LOADS_S = 0.3
 _LOOK_AGAIN_S = 0.005
+_COMPLETE_S = 5.0
 
 
 class App:
@@ -72,7 +73,9 @@ class App:
         self._registry = Registry(self._version_changed, self._routes)
         self._recent = RecentRequests(settings.slow_request_s)
         self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
+        self._stop = asyncio.Event()
         self._stop_watching = threading.Event()
+        self._is_complete = threading.Event()
         self._is_forced = False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
         self._batching = batching_of(settings, self._metrics)
@@ -89,6 +92,7 @@ class App:
             verification=self._verification,
             wake_follower=self._follower.wake,
             compile_native=None if self._routes is None else compile_native,
+            show_lookups=self._show_lookups if settings.early_lookups else None,
         )
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))
@@ -113,10 +117,7 @@ class App:
             on_damage=self._models.look_again,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
-        try:
-            self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
-        except AuthConfigError as error:
-            raise StartError(f"--auth_config={settings.auth_config}: {error}") from error
+        self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
         try:
             self._tls = Wires(settings, self._metrics.tls)
         except TlsError as error:
@@ -143,11 +144,10 @@ class App:
           StartError: a port is in use, or the list of models is wrong.
         """
         settings = self._settings
-        stop = asyncio.Event()
         configs = self._lists.first()
         admin = self._create_admin()
-        ports = await self._servers.start(stop.set)
-        self._handle_signals(stop)
+        self._servers.bind()
+        self._handle_signals()
         if admin is not None:
             admin.start()
         if self._access is not None:
@@ -157,15 +157,15 @@ class App:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         self._lists.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
-        await asyncio.to_thread(self._wait_for_first_loads, [config.name for config in configs])
         try:
-            await self._servers.complete()
+            ports = await self._open([config.name for config in configs])
         except BaseException:
             self._servers.stop_now()
             raise
-        all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
-        logger.info("listening", extra={"host": settings.host, **all_ports})
-        await stop.wait()
+        if ports is not None:
+            all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
+            logger.info("listening", extra={"host": settings.host, **all_ports})
+        await self._stop.wait()
         await self._shut_down()
         if admin is not None:
             await admin.stop()
@@ -180,7 +180,7 @@ class App:
     def _statusz(self) -> Statusz:
         admission = self._engine.admission
         return Statusz(
-            installed_version(),
+            installed_version,
             self._settings,
             self._registry,
             self._recent,
@@ -198,11 +198,39 @@ class App:
 
         return create_admin_server(self._http_parts, self._lists.reload_config)
 
-    def _wait_for_first_loads(self, models: Sequence[str]) -> None:
+    async def _open(self, models: Sequence[str]) -> Ports | None:
+        """Opens the ports when the first models have settled, and starts the servers behind them.
+
+        Returns:
+          None where the server was stopped before.
+        """
+        timeout_s = self._settings.first_loads_timeout_s
+        started_s = time.monotonic()
+        ports = None if timeout_s else await self._servers.open()
         # The imports in complete() would delay the first loads: they take as long as loading some hundred tables.
-        end_s = time.monotonic() + _FIRST_LOADS_S
-        while time.monotonic() < end_s and not all(map(self._registry.is_available, models)):
-            time.sleep(_LOOK_AGAIN_S)
+        if await self._have_settled(models, started_s + _FIRST_LOADS_S) and ports is None:
+            ports = await self._servers.open()
+        await self._servers.complete()
+        self._is_complete.set()
+        if ports is None:
+            await self._have_settled(models, started_s + timeout_s)
+            ports = None if self._stop.is_set() else await self._servers.open()
+        return ports
+
+    async def _have_settled(self, models: Sequence[str], end_s: float) -> bool:
+        """Waits until all these models have loaded, failed, or answer their lookups; False if time is over before."""
+        while not (is_done := all(map(self._models.is_settled, models))) and time.monotonic() < end_s:
+            if self._stop.is_set():
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return is_done
+
+    def _show_lookups(self, servable: Servable) -> None:
+        if self._registry.show_lookups(servable):
+            extra = {"model": servable.name, "version": servable.version}
+            logger.info("lookups are answered while the version is LOADING", extra=extra)
+            # Importing TensorFlow holds the interpreter's lock for so long that health checks would wait for it.
+            self._is_complete.wait(_COMPLETE_S)
 
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
@@ -210,7 +238,7 @@ class App:
             # Imported here and not at the top: one imports FastAPI, the other the core, which may not be installed.
             from service.python_servers import PythonServers
 
-            return PythonServers(settings, engine, parts, tls=self._tls, access=self._access)
+            return PythonServers(settings, engine, parts, tls=self._tls, access=self._access, on_end=self._stop.set)
         from service.native_servers import NativeServers
 
         return NativeServers(
@@ -222,18 +250,19 @@ class App:
             recent=self._recent,
             tls=self._tls,
             access=self._access,
+            on_end=self._stop.set,
         )
 
-    def _handle_signals(self, stop: asyncio.Event) -> None:
+    def _handle_signals(self) -> None:
         def on_signal(number: int) -> None:
             name = signal.Signals(number).name
-            if stop.is_set():
+            if self._stop.is_set():
                 logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
                 self._is_forced = True
                 self._servers.stop_now()
                 return
             logger.info("draining", extra={"signal": name})
-            stop.set()
+            self._stop.set()
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

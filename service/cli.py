@@ -9,12 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from service.configuration.model_config import base_path_faults
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
     SettingsError,
     flags_without_effect,
-    quiet_tensorflow,
+    prepare_libraries,
     read_settings,
 )
 from service.dataplane.choice import with_data_plane
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logger.info("settings", extra=asdict(settings))
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
-    if settings.strict and (missing := base_path_faults(settings)):
+    if settings.strict and (missing := _base_path_faults(settings)):
         for reason in missing:
             logger.error("cannot start", extra={"reason": f"--strict: {reason}"})
         return 1
@@ -55,20 +54,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _serve(settings)
 
 
+def _base_path_faults(settings: Settings) -> list[str]:
+    # Imported here and not at the top: it imports numpy, whose threads _serve() sets up first.
+    from service.configuration.model_config import base_path_faults
+
+    return base_path_faults(settings)
+
+
 def _serve(settings: Settings) -> int:
-    # Here and not above: what is wrong with a command line is told before all this is imported.
+    prepare_libraries()
+    # A fifth of the time of all the imports below: nothing that they make is garbage.
+    gc.disable()
+    # Imported here and not at the top: a fault of the command line is told before all this is imported.
     import uvloop
 
     from service.core import request_context
 
     name_requests_in_log(request_context.request_id.get)
-    quiet_tensorflow()
     raise_descriptor_limit()
     keep_freed_memory(settings.keep_freed_mib)
     from service.app import App
 
     # What importing made lives as long as the process: a full collection need not go through it each time.
     gc.freeze()
+    gc.enable()
     try:
         loading = uvloop.run(App(settings).run())
     except StartError as error:

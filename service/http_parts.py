@@ -44,15 +44,57 @@ class HttpParts:
     metrics_paths: tuple[str, ...]
 
 
-def listen(host: str, port: int, flags: str = "--rest_api_port or --host", wire: str = "HTTP") -> socket.socket:
-    """Returns a socket that listens; raises StartError, which names the flags to change."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise StartError(
-            f"cannot listen on {host}:{port} for {wire}: {error.strerror}. Choose another with {flags}."
-        ) from error
+class BoundPort:
+    """A port that this process has, and at which it refuses connections until it listens.
+
+    Args:
+      flags, wire: what a StartError says.
+
+    Raises:
+      StartError: the port is in use.
+    """
+
+    def __init__(self, host: str, port: int, flags: str = "--rest_api_port or --host", wire: str = "HTTP") -> None:
+        self._named = f"{host}:{port} for {wire}", flags
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family)
+        # As socket.create_server does, which would listen too.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        self._call(lambda: self._socket.bind((host, port)))
+
+    @property
+    def number(self) -> int:
+        """The port, also where the system chose it."""
+        return int(self._socket.getsockname()[1])
+
+    def listen(self) -> socket.socket:
+        """Returns the socket, which listens; raises StartError where another process was faster."""
+        self._call(lambda: self._socket.listen(2048))
+        return self._socket
+
+    def close(self) -> None:
+        """Gives the port back, unless somebody else has the socket now."""
+        self._socket.close()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except OSError as error:
+            self._socket.close()
+            place, flags = self._named
+            raise StartError(f"cannot listen on {place}: {error.strerror}. Choose another with {flags}.") from error
+
+
+def http_port(settings: Settings) -> BoundPort:
+    """Returns the HTTP port; raises StartError."""
+    return BoundPort(settings.host, settings.rest_api_port)
+
+
+def grpc_port(settings: Settings) -> BoundPort:
+    """Returns the gRPC port; raises StartError."""
+    return BoundPort(settings.host, settings.port, "--port or --host", "gRPC")
 
 
 def metrics_paths_of(file: str) -> tuple[str, ...]:

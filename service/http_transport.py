@@ -8,7 +8,7 @@ from typing import Any
 
 from service.admin_server import AdminServer
 from service.core.engine import Engine
-from service.http_parts import HttpParts, listen
+from service.http_parts import BoundPort, HttpParts
 from service.http_server import HttpServer, uvicorn_config
 from service.process_limits import max_connections
 from service.statusz.page import page
@@ -85,7 +85,7 @@ def create_admin_server(
     return AdminServer(
         parts.engine,
         parts.access,
-        listener=listen(settings.admin_host, settings.admin_port, "--admin_port or --admin_host"),
+        listener=BoundPort(settings.admin_host, settings.admin_port, "--admin_port or --admin_host").listen(),
         render=parts.metrics.render,
         reload_config=reload_config,
         tls=None if parts.tls.http is None else parts.tls.http.context,

@@ -21,7 +21,7 @@ from service.core.engine import Engine
 from service.dataplane.edge import Edge
 from service.dataplane.route_publisher import RoutePublisher
 from service.dataplane.statistics import NativeStatistics
-from service.http_parts import HttpParts, Ports, listen
+from service.http_parts import BoundPort, HttpParts, Ports, grpc_port, http_port
 from service.metrics.metrics import Metrics
 from service.process_limits import max_connections
 from service.recent_requests import RecentRequests
@@ -47,6 +47,7 @@ class NativeServers:
     Args:
       routes: what the registry publishes to.
       recent: told of slow requests.
+      on_end: called when the HTTP server behind the core has ended, whatever ended it.
 
     Raises:
       StartError: a setting can not be used.
@@ -63,8 +64,11 @@ class NativeServers:
         recent: RecentRequests,
         tls: Wires,
         access: Access | None,
+        on_end: Callable[[], None],
     ) -> None:
         self._settings = settings
+        self._on_end = on_end
+        self._bound: dict[str, BoundPort] = {}
         self._routes = routes
         self._metrics = metrics
         self._recent = recent
@@ -88,20 +92,19 @@ class NativeServers:
         self._engine = engine
         self._telling: asyncio.Task[None] | None = None
 
-    async def start(self, on_end: Callable[[], None]) -> Ports:
-        """Starts the core on the public ports; see PythonServers.start.
+    def bind(self) -> None:
+        """See PythonServers.bind."""
+        self._bound = {"http": http_port(self._settings), "grpc": grpc_port(self._settings)}
+
+    async def open(self) -> Ports:
+        """Starts the core on the public ports; see PythonServers.open.
 
         Until complete() has returned, requests that the core forwards are refused as unavailable.
         """
-        settings = self._settings
-        listeners = {
-            "http": [listen(settings.host, settings.rest_api_port)],
-            "grpc": [listen(settings.host, settings.port, "--port or --host", "gRPC")],
-        }
-        ports = Ports(*(listeners[wire][0].getsockname()[1] for wire in ("http", "grpc")))
-        self._on_end = on_end
-        self._edge = self._open_edge(listeners)
+        ports = Ports(self._bound["http"].number, self._bound["grpc"].number)
+        self._edge = self._open_edge({wire: [port.listen()] for wire, port in self._bound.items()})
         threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
+        self._publish_health()
         return ports
 
     async def complete(self) -> None:
@@ -181,9 +184,11 @@ class NativeServers:
             if self._statistics is not None:
                 self._statistics.stop()
             await asyncio.to_thread(self._edge.close)
-        assert self._http is not None and self._grpc is not None  # complete() was called
-        self._http.should_exit = True
-        await asyncio.gather(self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, timeout_s))
+        if self._http is not None and self._grpc is not None:
+            self._http.should_exit = True
+            await asyncio.gather(self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, timeout_s))
+        for port in self._bound.values():
+            port.close()
         self._folder.cleanup()
 
     def stop_now(self) -> None:

@@ -10,7 +10,7 @@ from service.access import Access
 from service.configuration.settings import Settings
 from service.core.engine import Engine
 from service.grpc_transport import create_grpc_server
-from service.http_parts import HttpParts, Ports, listen
+from service.http_parts import HttpParts, Ports, grpc_port, http_port
 from service.http_transport import create_http_server
 from service.start_error import StartError
 from service.tls.wires import Wires
@@ -19,43 +19,49 @@ from service.tls.wires import Wires
 class PythonServers:
     """The HTTP and the gRPC server. Concurrency: event loop only, except set_serving.
 
+    Args:
+      on_end: called when the HTTP server has ended, whatever ended it.
+
     Raises:
       StartError: a setting can not be used.
     """
 
     def __init__(
-        self, settings: Settings, engine: Engine, http_parts: HttpParts, *, tls: Wires, access: Access | None
+        self,
+        settings: Settings,
+        engine: Engine,
+        http_parts: HttpParts,
+        *,
+        tls: Wires,
+        access: Access | None,
+        on_end: Callable[[], None],
     ) -> None:
         self._settings = settings
+        self._on_end = on_end
         self._grpc = create_grpc_server(settings, engine, tls, access)
         self._http = create_http_server(http_parts)
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, on_end: Callable[[], None]) -> Ports:
-        """Listens and serves.
+    def bind(self) -> None:
+        """Takes the ports, which refuse connections until open() is called; raises StartError where one is in use."""
+        self._http_port = http_port(self._settings)
+        # grpcio binds its port by itself, and does not say why it can not: an attempt does.
+        grpc_port(self._settings).close()
 
-        Args:
-          on_end: called when the HTTP server has ended, whatever ended it.
-
-        Raises:
-          StartError: a port is in use.
-        """
-        settings = self._settings
-        http_socket = listen(settings.host, settings.rest_api_port)
+    async def open(self) -> Ports:
+        """Listens and serves; raises StartError where a port is in use."""
+        listener = self._http_port.listen()
         try:
-            grpc_port = self._grpc.start()
+            grpc_number = self._grpc.start()
         except OSError as error:
-            http_socket.close()
-            # grpcio does not say why: an attempt to listen does, in the words that both data planes have.
-            listen(settings.host, settings.port, "--port or --host", "gRPC").close()
+            self._http_port.close()
             raise StartError(f"{error} Choose another with --port.") from error
-        http_port = http_socket.getsockname()[1]
-        self._serving = asyncio.create_task(self._http.serve(sockets=[http_socket]))
-        self._serving.add_done_callback(lambda _: on_end())
-        return Ports(http_port, grpc_port)
+        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self._serving.add_done_callback(lambda _: self._on_end())
+        return Ports(self._http_port.number, grpc_number)
 
     async def complete(self) -> None:
-        """Does nothing: start() has started all servers."""
+        """Does nothing: open() starts all servers."""
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""
@@ -63,9 +69,11 @@ class PythonServers:
 
     async def stop(self) -> None:
         """Stops accepting and waits for the requests in flight, for as long as the settings allow."""
-        assert self._serving is not None  # it was started
         self._http.should_exit = True
-        await asyncio.gather(self._serving, asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s))
+        await asyncio.gather(
+            self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s)
+        )
+        self._http_port.close()
 
     def stop_now(self) -> None:
         """Makes stop end without waiting for requests."""

@@ -129,7 +129,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
             "service.codecs.ssl_config_proto",
             "service.configuration.settings",
-            "service.graph.native_graph",
+            "service.graph.native_form",
             "service.metrics.buckets",
             "service.metrics.requests",
             "service.start_error",

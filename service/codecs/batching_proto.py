@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from google.protobuf import descriptor_pb2, message_factory, text_format
-
-from service.codecs.protos import MessageClass, new_pool
+from service.codecs.protos import MessageClass
+from service.codecs.text_form import Field, TextFormError, declared_class, fill_from_text
 from service.core.batching.parameters import BatchingParameters
 from service.core.errors import InvalidRequest
 
@@ -40,8 +39,8 @@ def parse_batching_text(text: str, source: str) -> BatchingParameters:
     """
     message = _message_class()()
     try:
-        text_format.Parse(text, message)
-    except (text_format.ParseError, UnicodeError) as error:
+        fill_from_text(message, text)
+    except (TextFormError, UnicodeError) as error:
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
     given: dict[str, Any] = {name: getattr(message, name).value for name in _WRAPPED if message.HasField(name)}
     parameters = BatchingParameters(
@@ -58,23 +57,9 @@ def parse_batching_text(text: str, source: str) -> BatchingParameters:
 
 @cache
 def _message_class() -> MessageClass:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="embedding_server/batching_parameters.proto",
-        package="tensorflow.serving",
-        syntax="proto3",
-        dependency=["google/protobuf/wrappers.proto"],
-    )
-    message = file.message_type.add(name="BatchingParameters")
-    for name, (number, wrapper) in _WRAPPED.items():
-        message.field.add(
-            name=name,
-            number=number,
-            type=kinds.TYPE_MESSAGE,
-            type_name=f".google.protobuf.{wrapper}",
-            label=kinds.LABEL_OPTIONAL,
-        )
-    message.field.add(name="allowed_batch_sizes", number=6, type=kinds.TYPE_INT64, label=kinds.LABEL_REPEATED)
-    message.field.add(name="pad_variable_length_inputs", number=7, type=kinds.TYPE_BOOL, label=kinds.LABEL_OPTIONAL)
-    pool = new_pool([file.SerializeToString()])
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(_NAME))
+    wrapped = [Field(name, number, f"google.protobuf.{wrapper}") for name, (number, wrapper) in _WRAPPED.items()]
+    plain = [
+        Field("allowed_batch_sizes", 6, "int64", is_repeated=True),
+        Field("pad_variable_length_inputs", 7, "bool"),
+    ]
+    return declared_class(_NAME, {"BatchingParameters": [*wrapped, *plain]})

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf import text_format
-
 from service.codecs.predict_proto import parse_message
 from service.codecs.protos import message_class
+from service.codecs.text_form import TextFormError, fill_from_text
 from service.core.errors import InvalidRequest
 from service.core.model_config import PLATFORM, ModelConfig, RequestLogConfig
 from service.core.version_policy import All, Latest, Specific, VersionPolicy
@@ -40,8 +39,8 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
     """
     message = message_class("tensorflow.serving.ModelServerConfig")()
     try:
-        text_format.Parse(text, message)
-    except (text_format.ParseError, UnicodeError) as error:
+        fill_from_text(message, text)
+    except (TextFormError, UnicodeError) as error:
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
     choice = message.WhichOneof("config")
     if choice is None:

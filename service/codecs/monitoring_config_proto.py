@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-
 from service.codecs.protos import MessageClass
+from service.codecs.text_form import Field, TextFormError, declared_class, fill_from_text
 from service.core.errors import InvalidRequest
 
 
@@ -34,28 +33,18 @@ def parse_monitoring_text(text: str, source: str) -> PrometheusConfig:
     """
     message = _message_class()()
     try:
-        text_format.Parse(text, message)
-    except (text_format.ParseError, UnicodeError) as error:
+        fill_from_text(message, text)
+    except (TextFormError, UnicodeError) as error:
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
     return PrometheusConfig(message.prometheus_config.enable, message.prometheus_config.path)
 
 
 @cache
 def _message_class() -> MessageClass:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="embedding_server/monitoring_config.proto", package="tensorflow.serving", syntax="proto3"
+    return declared_class(
+        "tensorflow.serving.MonitoringConfig",
+        {
+            "PrometheusConfig": [Field("enable", 1, "bool"), Field("path", 2, "string")],
+            "MonitoringConfig": [Field("prometheus_config", 1, "tensorflow.serving.PrometheusConfig")],
+        },
     )
-    prometheus = file.message_type.add(name="PrometheusConfig")
-    prometheus.field.add(name="enable", number=1, type=kinds.TYPE_BOOL, label=kinds.LABEL_OPTIONAL)
-    prometheus.field.add(name="path", number=2, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
-    file.message_type.add(name="MonitoringConfig").field.add(
-        name="prometheus_config",
-        number=1,
-        type=kinds.TYPE_MESSAGE,
-        type_name=".tensorflow.serving.PrometheusConfig",
-        label=kinds.LABEL_OPTIONAL,
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.serving.MonitoringConfig"))

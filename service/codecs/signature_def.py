@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
-from google.protobuf import json_format, text_format
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from service.codecs import dtypes
 from service.codecs.protos import message_class
 from service.codecs.tensor_proto import decode_tensor, encode_tensor
+from service.codecs.text_form import text_of
 from service.core.errors import ArtifactError, InvalidRequest
 from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, TensorSpec, ragged_features
 
@@ -99,7 +101,8 @@ def _read_signature(name: str, signature: Any) -> SignatureSpec:
         inputs=inputs,
         outputs={key: _read_tensor(key, info) for key, info in sorted(signature.outputs.items())},
         ragged_names=ragged_features(inputs),
-        definition=text_format.MessageToString(signature),
+        # Its bytes and not the message, which would keep the whole SavedModel in memory.
+        definition=partial(text_of, "tensorflow.SignatureDef", signature.SerializeToString()),
     )
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-
 from service.codecs.protos import MessageClass
+from service.codecs.text_form import Field, TextFormError, declared_class, fill_from_text
 from service.core.errors import InvalidRequest
 
 
@@ -42,30 +41,18 @@ def parse_ssl_config_text(text: str, source: str) -> SslConfig:
     """
     message = _message_class()()
     try:
-        text_format.Parse(text, message)
-    except text_format.ParseError as error:
-        raise InvalidRequest(f"Invalid protobuf file: '{source}': {_place(error)} is not an SSLConfig's text") from None
+        fill_from_text(message, text)
+    except TextFormError as error:
+        # Its own message quotes the line, which may be the key.
+        place = "it" if error.line is None else f"line {error.line}"
+        raise InvalidRequest(f"Invalid protobuf file: '{source}': {place} is not an SSLConfig's text") from None
     except UnicodeError:
         raise InvalidRequest(f"Invalid protobuf file: '{source}': it is not UTF-8 text") from None
     return SslConfig(message.server_key, message.server_cert, message.custom_ca, message.client_verify)
 
 
-def _place(error: text_format.ParseError) -> str:
-    # Its own message quotes the line, which may be the key.
-    line = error.GetLine()
-    return "it" if line is None else f"line {line}"
-
-
 @cache
 def _message_class() -> MessageClass:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="embedding_server/ssl_config.proto", package="tensorflow.serving", syntax="proto3"
-    )
-    config = file.message_type.add(name="SSLConfig")
-    for number, name in enumerate(("server_key", "server_cert", "custom_ca"), 1):
-        config.field.add(name=name, number=number, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
-    config.field.add(name="client_verify", number=4, type=kinds.TYPE_BOOL, label=kinds.LABEL_OPTIONAL)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.serving.SSLConfig"))
+    texts = [Field(name, number, "string") for number, name in enumerate(("server_key", "server_cert", "custom_ca"), 1)]
+    fields = [*texts, Field("client_verify", 4, "bool")]
+    return declared_class("tensorflow.serving.SSLConfig", {"SSLConfig": fields})

@@ -94,6 +94,18 @@ class ServerSettings:
         0,
         604800,
     )
+    first_loads_timeout_s: float = setting(
+        20.0,
+        "Seconds that the ports stay closed at most, until each model of the start has loaded, has failed, or answers "
+        "its lookups; 0: they open at once.",
+        0,
+        604800,
+    )
+    early_lookups: bool = setting(
+        True,
+        "Whether a version's lookups are answered while it is LOADING, before its graphs are open, if its model has no "
+        "version AVAILABLE. Predicts are refused as UNAVAILABLE until then.",
+    )
     version_settle_s: float = setting(
         1.0,
         "Seconds for which a version's folder must not have changed before it is loaded, unless its manifest shows "

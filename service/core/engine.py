@@ -134,7 +134,7 @@ class Engine:
             started_s = self._clock()
         lease: Lease | None = None
         try:
-            lease = self._registry.lease(ref)
+            lease = self._registry.lease(ref, lambda early: early.runs(signature_name, fallback_signature))
             servable = lease.__enter__()
             spec = servable.signature(signature_name, fallback_signature)
         except ServiceError as caught:
@@ -221,12 +221,12 @@ class Engine:
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
         """Returns the tables of a servable, by name; empty where it has no manifest."""
-        with self._registry.lease(ref) as servable:
+        with self._registry.lease(ref, lambda early: True) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
         """Returns rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
-        with self._registry.lease(ref) as servable:
+        with self._registry.lease(ref, lambda early: True) as servable:
             table = servable.tables.get(table_name)
             if table is None:
                 known = ", ".join(sorted(servable.tables)) or "none"

@@ -76,12 +76,12 @@ def _classify_outputs(spec: SignatureSpec) -> tuple[str, ...]:
     if len(spec.outputs) not in (1, 2):
         raise UnfitSignature(f"Expected one or two output Tensors, found {len(spec.outputs)}")
     if INPUTS not in spec.inputs:
-        raise UnfitSignature(f"No classification inputs found in SignatureDef: {spec.definition}")
+        raise UnfitSignature(f"No classification inputs found in SignatureDef: {spec.definition()}")
     outputs = tuple(name for name in (CLASSES, SCORES) if name in spec.outputs)
     if not outputs:
         raise UnfitSignature(
             f'Expected classification signature outputs to contain at least one of "{CLASSES}" or "{SCORES}". '
-            f"Signature was: {spec.definition}"
+            f"Signature was: {spec.definition()}"
         )
     return outputs
 
@@ -92,9 +92,9 @@ def _regress_outputs(spec: SignatureSpec) -> tuple[str, ...]:
     if len(spec.outputs) != 1:
         raise UnfitSignature("Expected one output Tensor.")
     if INPUTS not in spec.inputs:
-        raise UnfitSignature(f"No regression inputs found in SignatureDef: {spec.definition}")
+        raise UnfitSignature(f"No regression inputs found in SignatureDef: {spec.definition()}")
     if OUTPUTS not in spec.outputs:
-        raise UnfitSignature(f"No regression outputs found in SignatureDef: {spec.definition}")
+        raise UnfitSignature(f"No regression outputs found in SignatureDef: {spec.definition()}")
     return (OUTPUTS,)
 
 

@@ -142,6 +142,11 @@ class ModelSet:
         if watcher := self._watchers.get(name):
             watcher.look_again()
 
+    def is_settled(self, name: str) -> bool:
+        """Whether a model answers, its lookups at least, or has failed."""
+        registry = self._registry
+        return registry.is_available(name) or registry.shows_lookups(name) or bool(self._failure(name))
+
     def drain(self) -> None:
         """Ends reloads, those that wait for their models too, so that no shutdown waits for them."""
         self._is_stopped = True

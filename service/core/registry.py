@@ -31,11 +31,22 @@ _LEGAL: Mapping[State, frozenset[State]] = {
 
 
 class ModelRoutes(NamedTuple):
-    """What requests may ask of one configured model: its AVAILABLE versions, latest first, and its labels."""
+    """What requests may ask of one configured model: its AVAILABLE versions, latest first, and its labels.
+
+    While it has none, `servables` holds the lookups that a version answers while it loads, if there is one.
+    """
 
     model: str
     servables: Sequence[Servable]
     labels: Mapping[str, int]
+
+
+# Says whether the lookups of a version that still loads are all that a request needs.
+IsEnough = Callable[[Servable], bool]
+
+
+def _is_never_enough(servable: Servable) -> bool:
+    return False
 
 
 # Makes these models the ones that requests find, all at once; called in the order of changes, must not wait.
@@ -46,11 +57,15 @@ Publish = Callable[[Sequence[ModelRoutes]], None]
 class _Model:
     """One model in the snapshot; available is by version, latest first.
 
+    early: holds the lookups that a version answers while it loads; None where there is none, or a version is available.
+    spoilt: versions whose load failed while their lookups were answered.
     is_configured: it is to be served; others are on their way in or out, and show in status only.
     """
 
     statuses: Mapping[int, VersionStatus] = field(default_factory=dict)
     available: Mapping[int, Holder] = field(default_factory=dict)
+    early: Holder | None = None
+    spoilt: frozenset[int] = frozenset()
     problem: str = ""
     is_configured: bool = True
     labels: Mapping[str, int] = field(default_factory=dict)
@@ -74,23 +89,26 @@ class Registry:
         self._write = threading.Lock()
         self._is_draining = False
 
-    def lease(self, ref: ModelRef) -> Lease:
+    def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
         """Holds the servable that a reference means.
+
+        Args:
+          is_enough: whether the lookups of a version that still loads can answer, where no version is AVAILABLE.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound: not served here.
           NotReady: the model is configured but no version of it can answer.
         """
-        return Lease(self.hold(ref))
+        return Lease(self.hold(ref, is_enough))
 
-    def hold(self, ref: ModelRef) -> Holder:
+    def hold(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Holder:
         """Takes a lease on the servable that a reference means, to be given back by `release`; raises as `lease`."""
         while True:
-            holder = self._find(ref)
+            holder = self._find(ref, is_enough)
             if holder.acquire():
                 return holder
 
-    def _find(self, ref: ModelRef) -> Holder:
+    def _find(self, ref: ModelRef, is_enough: IsEnough) -> Holder:
         model = self._snapshot.get(ref.name)
         if ref.label is not None:
             # Before the model is looked at: TensorFlow Serving calls the label unknown where the model is.
@@ -100,6 +118,9 @@ class Registry:
             ref = ModelRef(ref.name, version)
         if model is None or not model.is_configured:
             raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
+        if (early := model.early) is not None and ref.version in (None, early.servable.version):
+            if is_enough(early.servable):
+                return early
         if ref.version is not None:
             holder = model.available.get(ref.version)
             if holder is None:
@@ -195,6 +216,8 @@ class Registry:
         newest = max(told or model.statuses.values(), key=lambda status: status.version, default=None)
         if newest is None:
             return "its folder has not been looked at yet"
+        if model.early is not None:
+            return f"version {model.early.servable.version} is LOADING, and only its lookups are answered"
         return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
 
     def noted_problem(self, name: str) -> str:
@@ -222,7 +245,7 @@ class Registry:
             old = self._snapshot.get(name, _Model())
             # What an earlier model of this name still has loaded stays: its thread is about to unload it.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
-            new = _Model(live, old.available, is_configured=is_configured)
+            new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured)
             self._snapshot = {**self._snapshot, name: new}
             self._tell_routes()
         self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
@@ -274,13 +297,58 @@ class Registry:
         self.announce(name, version)
         self._move(name, VersionStatus(version, State.LOADING))
 
+    def show_lookups(self, servable: Servable) -> bool:
+        """Answers the lookups of a version that is LOADING, until it is published or fails.
+
+        Returns:
+          Whether they are answered now. They are not if a version of the model is AVAILABLE, if this one is not LOADING
+          any more, or if an earlier load of it failed meanwhile: lookups would come and go with each attempt.
+        """
+        name, version = servable.name, servable.version
+        with self._write:
+            model = self._snapshot.get(name)
+            status = model.statuses.get(version) if model else None
+            if model is None or status is None or status.state is not State.LOADING:
+                return False
+            if model.available or version in model.spoilt:
+                return False
+            self._snapshot = {**self._snapshot, name: replace(model, early=Holder(servable))}
+            self._tell_routes()
+        return True
+
+    def shows_lookups(self, name: str) -> bool:
+        """Whether lookups of a model are answered by a version that still loads."""
+        model = self._snapshot.get(name)
+        return model is not None and model.early is not None
+
     def publish(self, servable: Servable) -> None:
         """Swaps a loaded servable in; AVAILABLE is reported after it can be leased."""
-        self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable))
+        # Its load has ended, so nobody but this thread changes what is shown of it.
+        early = self._snapshot[servable.name].early
+        self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
+        if early is not None:
+            early.retire()
 
-    def fail(self, name: str, version: int, error: ServiceError) -> None:
-        """A load ended in an error, which status shows until the next attempt."""
+    def fail(self, name: str, version: int, error: ServiceError, *, poll_s: float = 0.005) -> None:
+        """A load ended in an error, which status shows until the next attempt.
+
+        Blocks until nobody holds lookups of the version that were shown.
+        """
+        self._hide_lookups(name, version, poll_s)
         self._move(name, VersionStatus(version, State.END, error.code, error.message))
+
+    def _hide_lookups(self, name: str, version: int, poll_s: float) -> None:
+        with self._write:
+            model = self._snapshot[name]
+            early = model.early
+            if early is None or early.servable.version != version:
+                return
+            spoilt = model.spoilt | {version}
+            self._snapshot = {**self._snapshot, name: replace(model, early=None, spoilt=spoilt)}
+            self._tell_routes()
+        early.retire()
+        while early.num_leases:
+            time.sleep(poll_s)
 
     def damages(self, name: str) -> dict[int, str]:
         """Looks at the files of a model's versions; returns what happened to them, by version."""
@@ -313,14 +381,15 @@ class Registry:
             if model is None or status is None or status.state is not State.END:
                 return
             statuses = {v: s for v, s in model.statuses.items() if v != version}
-            self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses)}
+            spoilt = model.spoilt - {version}
+            self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, spoilt=spoilt)}
         self._told_no_more(name, [status])
 
     def _tell_routes(self) -> None:
         if self._publish_routes is not None:
             self._publish_routes(
                 [
-                    ModelRoutes(name, [holder.servable for holder in model.available.values()], model.labels)
+                    ModelRoutes(name, [holder.servable for holder in _answering(model)], model.labels)
                     for name, model in self._snapshot.items()
                     if model.is_configured
                 ]
@@ -344,11 +413,21 @@ class Registry:
             if holder is not None:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
-            self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, available=available)}
+            # A version that is AVAILABLE takes the place of its early lookups, for all requests at the same moment.
+            early = None if available else model.early
+            self._snapshot = {
+                **self._snapshot,
+                name: replace(model, statuses=statuses, available=available, early=early),
+            }
             if available.keys() != model.available.keys():
                 self._tell_routes()
         self._on_transition(name, status)
         return taken_out
+
+
+def _answering(model: _Model) -> list[Holder]:
+    """Returns what holds the servables that requests may find, latest first."""
+    return list(model.available.values()) or ([model.early] if model.early is not None else [])
 
 
 def _describe(ref: ModelRef) -> str:

@@ -79,6 +79,7 @@ class Servable:
     backends: by signature name; a signature without one is listed in metadata but can not run here.
     table_counts: tells what was read of each table so far.
     files: what is read for an answer; its mark is looked at behind each run.
+    is_loading: only its lookups have backends yet, and another servable will take its place.
     deltas: what changes rows of its tables; None: they are as they were saved.
     signature_faults: why signatures that a manifest describes are left to their graphs, by name.
     native: what the native core answers from; None: it forwards all requests for the version.
@@ -96,10 +97,18 @@ class Servable:
     signature_faults: Mapping[str, str] = field(default_factory=dict)
     native: NativeServable | None = None
     forwarded: Mapping[str, str] = field(default_factory=dict)
+    is_loading: bool = False
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""
         return find_signature(self.signatures, name, fallback)
+
+    def runs(self, name: str, fallback: str = "") -> bool:
+        """Says whether there is a signature, as find_signature finds it, and a backend that runs it."""
+        try:
+            return self.signature(name, fallback).name in self.backends
+        except SignatureNotFound:
+            return False
 
     def backend(self, spec: SignatureSpec) -> Backend:
         """Returns what runs a signature; raises GraphUnavailable."""
@@ -117,10 +126,7 @@ class Servable:
 
     def all_table_counts(self) -> dict[str, TableCounts]:
         """Returns what was read of each table so far, by the native core too."""
-        totals = dict(self.table_counts())
-        for name, more in self.native.table_counts().items() if self.native is not None else ():
-            totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), more))
-        return totals
+        return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
 
     def data_loss(self) -> DataLoss:
         """Returns what a request is told whose answer was read from damaged files."""
@@ -133,6 +139,14 @@ class Servable:
         if self.deltas is not None:
             self.deltas.close()
         self.files.close()
+
+
+def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCounts]) -> dict[str, TableCounts]:
+    """Adds what was read of tables at two places, by table."""
+    totals = dict(counts)
+    for name, added in more.items():
+        totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), added))
+    return totals
 
 
 def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback: str = "") -> SignatureSpec:

@@ -7,7 +7,7 @@ and D embedding_dim of a table, K max ids per row of a padded lookup.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -140,7 +140,7 @@ class SignatureSpec:
     """A named callable of a servable.
 
     ragged_names: the input names of the features that travel as ids, row splits and perhaps weights.
-    definition: how the artifact's SignatureDef reads as text, for messages.
+    definition: makes the text form of the artifact's SignatureDef, for messages.
     output_ids: of a lookup, output -> the inputs whose ids it needs all of.
     defaults: derived; what a graph is fed for inputs that a request leaves out.
     required: derived; inputs that each request must hold.
@@ -156,7 +156,7 @@ class SignatureSpec:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     ragged_names: tuple[RaggedNames, ...] = ()
-    definition: str = field(default="", repr=False, compare=False)
+    definition: Callable[[], str] = field(default=str, repr=False, compare=False)
     output_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Array] = field(init=False, repr=False, compare=False)
     required: frozenset[str] = field(init=False, repr=False, compare=False)

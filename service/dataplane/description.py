@@ -19,7 +19,7 @@ import numpy as np
 from service.core.manifest import LookupFeature
 from service.core.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
 from service.dataplane.left_out import lookup_fault, predict_fault
-from service.graph.native_graph import NativeGraph
+from service.graph.native_form import NativeGraph
 from service.lookup.backend import OpenedLookups
 from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.lookup.table import MappedTable

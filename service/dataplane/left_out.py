@@ -1,6 +1,6 @@
 """Says why the native core leaves signatures to the reference servers.
 
-Here are reasons in the tensors and features of a signature; service.graph.native_graph has reasons in its graph.
+Here are reasons in the tensors and features of a signature; service.loading.native_graphs has reasons in its graph.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.core.types import SignatureSpec
-from service.graph.native_graph import NativeGraph, PythonOnly
+from service.graph.native_form import NativeGraph, PythonOnly
 from service.lookup.backend import OpenedLookups
 from service.lookup.plan import FeaturePlan, OutputPlan, SignaturePlan
 
@@ -20,6 +20,8 @@ _DTYPES = frozenset(
     }
 )
 
+_NOTHING_RUNS_IT = PythonOnly("nothing runs it here: it needs TensorFlow")
+
 
 def left_out(
     lookups: OpenedLookups | None,
@@ -30,14 +32,14 @@ def left_out(
 
     Args:
       lookups: the lookups of the version's manifest, if it has one.
-      signatures, graphs: the version's signatures and the graphs of its predicts, by name.
+      signatures, graphs: the version's signatures and the graphs of those predicts that have a backend, by name.
     """
     found = {}
     for name, spec in signatures.items():
         if lookups is not None and name in lookups.lookup_names:
             fault = lookup_fault(lookups.signatures[name], lookups.backend.plan(name))
         else:
-            graph = graphs[name]
+            graph = graphs.get(name, _NOTHING_RUNS_IT)
             fault = graph.reason if isinstance(graph, PythonOnly) else predict_fault(spec, graph)
         if fault:
             found[name] = fault

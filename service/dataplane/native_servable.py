@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from service.core.servable import Servable
+from service.core.servable import NativeServable, Servable, sums_of_counts
 from service.core.types import TableCounts
 from service.dataplane.description import Described, describe
 from service.dataplane.left_out import left_out
-from service.graph.native_graph import NativeGraph, PythonOnly
+from service.graph.native_form import NativeGraph, PythonOnly
 from service.lookup.backend import OpenedLookups
 from service.lookup.table import MappedTable
 
@@ -27,10 +27,12 @@ class CompiledServable:
 
     compiled: the core's own object. It owns described.keep until the last request has let go, so this object must not
       be among that: no collection would ever find such a circle.
+    earlier: answered lookups of the version while it was loading; what it has counted is a part of the counts.
     """
 
     compiled: _native.Servable
     described: Described
+    earlier: NativeServable | None = None
 
     @property
     def num_holders(self) -> int:
@@ -39,23 +41,28 @@ class CompiledServable:
 
     def table_counts(self) -> Mapping[str, TableCounts]:
         """See core.servable.NativeServable."""
-        return self.described.table_counts(self.compiled.counts(), self.compiled.strangers())
+        counts = self.described.table_counts(self.compiled.counts(), self.compiled.strangers())
+        return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
         """See core.servable.NativeServable."""
         keep = self.described.keep_with(tables)
-        return CompiledServable(self.compiled.on_tables(self.described.addresses(tables), keep), self.described)
+        return replace(self, compiled=self.compiled.on_tables(self.described.addresses(tables), keep))
 
 
 def compile_native(
     servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
 ) -> Servable:
-    """Returns a version with what the native core answers from, and why it leaves signatures to Python."""
+    """Returns a version with what the native core answers from, and why it leaves signatures to Python.
+
+    Where the version has such a thing already, it was compiled for its lookups alone, while it was loading.
+    """
     from service import _native
 
     names = {"model": servable.name, "version": servable.version}
+    earlier, servable = servable.native, replace(servable, native=None)
     forwarded = left_out(lookups, servable.signatures, graphs)
-    if forwarded:
+    if forwarded and not servable.is_loading:
         logger.info("signatures are left to the reference servers", extra=names | {"signatures": forwarded})
     servable = replace(servable, forwarded=forwarded)
     native_graphs = {name: graph for name, graph in graphs.items() if isinstance(graph, NativeGraph)}
@@ -68,4 +75,4 @@ def compile_native(
         # A fault of ours, which costs speed and no answers: the reference servers have the version too.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
         return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))
-    return replace(servable, native=CompiledServable(compiled, described))
+    return replace(servable, native=CompiledServable(compiled, described, earlier))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from service.deltas.delta_file import DeltaFault
+from service.deltas.delta_file import DELTAS_FOLDER, DeltaFault, fingerprint_of
 from service.deltas.journal import Journal, journal_path
 from service.deltas.overlay import Overlay
 from service.deltas.version_deltas import Target, VersionDeltas
@@ -39,6 +39,16 @@ class DeltaRules:
             wake=self.wake,
         )
 
+    def may_have(self, model: str, version: int, artifact: Path) -> bool:
+        """Says whether a version has deltas, or may have some that can not be read; raises ArtifactError.
+
+        It looks for a journal and a folder, and into neither.
+        """
+        places = [artifact / DELTAS_FOLDER]
+        if self.journal_folder is not None:
+            places.append(journal_path(self.journal_folder, model, version, fingerprint_of(artifact)))
+        return not all(map(_is_absent, places))
+
     def _journal(self, target: Target, folder: Path, refused: Callable[[DeltaFault, str], None]) -> Journal:
         return Journal(
             journal_path(folder, target.model, target.version, target.fingerprint),
@@ -46,3 +56,14 @@ class DeltaRules:
             max_record_bytes=self.max_file_bytes,
             refused=refused,
         )
+
+
+def _is_absent(place: Path) -> bool:
+    """Says whether there is certainly nothing at a path."""
+    try:
+        place.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False

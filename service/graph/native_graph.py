@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from service.core.types import SignatureSpec
+from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.table_rows import ComputedRows, RowSource
 from service.graph.tower import TowerBackend
 from service.lookup.plan import FeaturePlan
 
 _ID_DTYPES = ("int64", "int32")
-
-
-@dataclass(frozen=True, slots=True)
-class NativeGraph:
-    """The graph of one predict. Numbers of inputs and outputs are places in those of its SignatureSpec.
-
-    features: what is looked up, by number.
-    document: as native/src/towers/description.rs reads it.
-    computed: tensors of ids that the graph works out; features name them as their ids inputs.
-    """
-
-    features: tuple[FeaturePlan, ...]
-    document: Mapping[str, Any]
-    computed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PythonOnly:
-    """A predict that the native core can not run. reason: why, in one line."""
-
-    reason: str
 
 
 def native_tower(

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from service.configuration.settings import Settings
 from service.core.errors import InvalidRequest
 from service.core.repository import LoadRules
+from service.core.servable import Servable
 from service.loading.delta_rules import delta_rules, journal_pruning
 from service.loading.graph_batching import GraphBatching, create_batching
 from service.loading.loader import CompileNative, ServableLoader
@@ -30,6 +31,7 @@ def create_load_rules(
     verification: TableVerification | None,
     wake_follower: Callable[[], None],
     compile_native: CompileNative | None = None,
+    show_lookups: Callable[[Servable], None] | None = None,
 ) -> LoadRules:
     """Returns what a ModelSet loads versions by.
 
@@ -37,6 +39,7 @@ def create_load_rules(
       batching: batches graph runs. pages: makes tables' pages huge. verification: holds tables against their checksums.
       wake_follower: called when rows were changed here.
       compile_native: compiles versions for the native core; None: there is no core.
+      show_lookups: as in ServableLoader.
     """
     threads, inter_op_threads = settings.parallelism
     pruning = journal_pruning(settings)
@@ -57,6 +60,7 @@ def create_load_rules(
             verification=verification,
             deltas=delta_rules(settings, wake_follower),
             compile_native=compile_native,
+            show_lookups=show_lookups,
         ),
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,

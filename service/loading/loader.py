@@ -5,36 +5,32 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from service.codecs.saved_model_config import check_saved_model_config
 from service.codecs.signature_def import SERVE_TAGS, read_signatures
 from service.core.errors import ArtifactError, DataLoss, ServiceError
 from service.core.manifest import Manifest
 from service.core.servable import Servable
-from service.core.types import Backend, SignatureSpec
 from service.core.version_tree import check_tree
 from service.deltas.rules import DeltaRules
 from service.files.verification import Stored, nothing_before
 from service.graph.lazy import LazyBackend
-from service.graph.native_graph import NativeGraph, PythonOnly
-from service.graph.savedmodel import open_savedmodel
+from service.graph.native_form import NativeGraph, PythonOnly
 from service.loading.graph_batching import GraphBatching
-from service.loading.native_graphs import native_graphs
 from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
-from service.loading.tower_batching import batched
-from service.loading.towers import open_towers
-from service.loading.warmup import is_initialiser, warm_up
 from service.lookup.backend import OpenedLookups, open_lookups
 from service.lookup.residency import Residency
 from service.lookup.row_pool import RowRunner, in_one_piece
+
+if TYPE_CHECKING:
+    from service.loading.graph_opening import GraphOpening
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +70,7 @@ class ServableLoader:
     verification: holds tables against their checksums; None: nobody does.
     deltas: how rows change without a new version; None: they do not.
     compile_native: compiles versions for the native core; None: there is no core.
+    show_lookups: called with a version that can answer its lookups, and whose graphs are opened after that.
     """
 
     tags: frozenset[str]
@@ -91,6 +88,7 @@ class ServableLoader:
     verification: TableVerification | None = None
     deltas: DeltaRules | None = None
     compile_native: CompileNative | None = None
+    show_lookups: Callable[[Servable], None] | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version.
@@ -110,12 +108,13 @@ class ServableLoader:
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
             if self.compile_native is not None:
-                servable = self.compile_native(servable, lookups, native_graphs(servable))
+                servable = self.compile_native(servable, lookups, _native_graphs(servable, lookups))
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
             if why := servable.files.look():
                 raise DataLoss(why)
         except ServiceError:
+            # Requests may still hold lookups that were shown: their maps stay, and what was given back is read again.
             servable.close()
             raise
         return servable
@@ -151,7 +150,7 @@ class ServableLoader:
                     f"{path} has no lookup manifest, so all of it needs TensorFlow, and this server runs without; "
                     "install the extra [tensorflow] or use the full image"
                 )
-            graph = self._open_graph(path, signatures)
+            graph = self._graph_opening().whole(path, signatures)
             return Servable(name, version, signatures, dict.fromkeys(signatures, graph)), None
         if self.tags != SERVE_TAGS:
             # The manifest speaks of the {serve} MetaGraph; another one may have fewer signatures over the same tables.
@@ -169,74 +168,65 @@ class ServableLoader:
             behind = are_made.wait if are_made is not None else nothing_before
             self.verification.check(name, lookups.files, _stored(path, manifest), behind)
         self.residency.apply(path, lookups.tables)
-        backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
-        graph_names = [s for s in signatures if s not in lookups.lookup_names]
-        if graph_names and self._can_run_graphs():
-            backends |= self._predicts(path, manifest, lookups, graph_names)
         servable = Servable(
             name,
             version,
             lookups.signatures,
-            backends,
+            dict.fromkeys(lookups.lookup_names, lookups.backend),
             lookups.tables,
             lookups.backend.table_counts,
             lookups.files,
             signature_faults=lookups.faults,
         )
+        graph_names = [s for s in signatures if s not in lookups.lookup_names]
+        if graph_names and self._can_run_graphs():
+            if self.show_lookups is not None and self.graph_signatures != "lazy":
+                servable = self._show(servable, lookups, path, self.show_lookups)
+            predicts = self._graph_opening().predicts(path, manifest, lookups, graph_names)
+            servable = replace(servable, backends={**servable.backends, **predicts}, is_loading=False)
         return servable, lookups
 
-    def _predicts(
-        self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
-    ) -> dict[str, Backend]:
-        specs = {name: lookups.signatures[name] for name in names}
-        if self.graph_signatures == "lazy":
-            # Nothing is known of a graph that is not read yet.
-            return dict.fromkeys(names, self._open_graph(path, lookups.signatures))
-        backends: dict[str, Backend] = {}
-        tower = None
-        if self.has_towers and self.tags == SERVE_TAGS:
-            kept_whole = {name for name, entry in manifest.signatures.items() if entry.run == "whole"}
-            callable_specs = {n: spec for n, spec in specs.items() if n not in kept_whole and not is_initialiser(spec)}
-            tower = open_towers(
-                path,
-                manifest,
-                lookups,
-                callable_specs,
-                self.tags,
-                threads=self.graph_threads,
-                inter_op_threads=self.inter_op_threads,
-            )
-        if tower is not None:
-            is_batched = self.tower_batch_rows and self.batching is None
-            backends |= batched(tower, self.tower_batch_rows) if is_batched else dict.fromkeys(tower.cuts, tower)
-        if whole := [name for name in names if name not in backends]:
-            open_graph = partial(self._open_now, path, lookups.signatures)
-            # The whole graph and its tables are not loaded for a signature that nobody can call.
-            is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
-            try:
-                backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
-            except ArtifactError as error:
-                if any(not is_initialiser(specs[name]) and name not in lookups.faults for name in whole):
-                    if tower is not None:
-                        tower.close()
-                    raise
-                # Only signatures that the manifest describes wrongly need the graph, and they take nothing else down.
-                logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
-        for backend in {id(backend): backend for backend in backends.values()}.values():
-            warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})
-        return backends
+    def _show(
+        self, servable: Servable, lookups: OpenedLookups, path: Path, show: Callable[[Servable], None]
+    ) -> Servable:
+        """Has the lookups of a version answered before its graphs are opened, for that imports TensorFlow: seconds."""
+        if not servable.backends:
+            return servable
+        if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):
+            # They are applied to the whole version; before that, its lookups would answer with rows as they were saved.
+            return servable
+        servable = replace(servable, is_loading=True)
+        if self.compile_native is not None:
+            servable = self.compile_native(servable, lookups, {})
+        show(servable)
+        return servable
 
     def _can_run_graphs(self) -> bool:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
-    def _open_graph(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
-        open_now = partial(self._open_now, path, signatures)
-        return LazyBackend(open_now) if self.graph_signatures == "lazy" else open_now()
+    def _graph_opening(self) -> GraphOpening:
+        # Imported here and not at the top: a version with lookups alone, and the first answers of any, need none of it.
+        from service.loading.graph_opening import GraphOpening
 
-    def _open_now(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
-        return open_savedmodel(
-            path, signatures, self.tags, threads=self.graph_threads, inter_op_threads=self.inter_op_threads
+        return GraphOpening(
+            self.tags,
+            self.graph_signatures == "lazy",
+            self.graph_threads,
+            self.inter_op_threads,
+            self.has_towers,
+            # Batching counts where there is one.
+            self.tower_batch_rows if self.batching is None else 0,
         )
+
+
+def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping[str, NativeGraph | PythonOnly]:
+    """Returns what loading.native_graphs does, and nothing for a version whose backends are all its lookups'."""
+    if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
+        return {}
+    # Imported here and not at the top, as what opens graphs is.
+    from service.loading.native_graphs import native_graphs
+
+    return native_graphs(servable)
 
 
 def _stored(path: Path, manifest: Manifest) -> list[Stored]:

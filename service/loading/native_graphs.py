@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from service.core.servable import Servable
 from service.graph.lazy import LazyBackend
-from service.graph.native_graph import NativeGraph, PythonOnly, native_savedmodel, native_tower
+from service.graph.native_form import NativeGraph, PythonOnly
+from service.graph.native_graph import native_savedmodel, native_tower
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
 from service.loading.tower_batching import TowerBatcher
@@ -12,12 +13,15 @@ from service.loading.towers import native_plan
 
 
 def native_graphs(servable: Servable) -> dict[str, NativeGraph | PythonOnly]:
-    """Returns for each signature its graph, or why only Python can run it. Lookups have no graph for the core."""
-    return {name: _native_graph(name, servable) for name in servable.signatures}
+    """Returns for each signature that has a backend its graph, or why only Python can run it.
+
+    Lookups have no graph for the core.
+    """
+    return {name: _native_graph(name, servable) for name in servable.backends}
 
 
 def _native_graph(name: str, servable: Servable) -> NativeGraph | PythonOnly:
-    backend = servable.backends.get(name)
+    backend = servable.backends[name]
     batch_rows = 0
     if isinstance(backend, TowerBatcher):
         batch_rows = backend.max_rows
@@ -26,8 +30,6 @@ def _native_graph(name: str, servable: Servable) -> NativeGraph | PythonOnly:
         return native_tower(backend, name, native_plan, batch_rows)
     if isinstance(backend, SavedModelBackend):
         return native_savedmodel(backend, servable.signatures[name])
-    if backend is None:
-        return PythonOnly("nothing runs it here: it needs TensorFlow")
     if isinstance(backend, LazyBackend):
         return PythonOnly("its graph waits for the first request")
     # Only Python has the batches of --enable_batching and their limits.

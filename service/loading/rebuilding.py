@@ -14,8 +14,6 @@ from service.deltas.overlay import Overlay
 from service.deltas.private_map import PrivateMaps
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import Target
-from service.graph.tower import TowerBackend
-from service.loading.towers import tower_on_tables
 from service.loading.warmup import is_initialiser
 from service.lookup.backend import OpenedLookups
 from service.lookup.residency import Residency
@@ -58,17 +56,12 @@ def with_deltas(
 def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, MappedTable]) -> Servable:
     """Returns the same servable on other tables of the same names and shapes; both count together, and close once."""
     moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
-    towers: dict[int, TowerBackend] = {}
-    backends: dict[str, Backend] = {}
-    for name, backend in servable.backends.items():
-        if backend is lookups.backend:
-            backends[name] = moved.backend
-        elif isinstance(backend, TowerBackend):
-            if id(backend) not in towers:
-                towers[id(backend)] = tower_on_tables(backend, tables)
-            backends[name] = towers[id(backend)]
-        else:
-            backends[name] = backend
+    # By identity: signatures of one graph share its tower.
+    graphs = {id(backend): backend for backend in servable.backends.values() if backend is not lookups.backend}
+    places = {key: _on_tables(backend, tables) for key, backend in graphs.items()} | {
+        id(lookups.backend): moved.backend
+    }
+    backends = {name: places[id(backend)] for name, backend in servable.backends.items()}
     return replace(
         servable,
         backends=backends,
@@ -84,10 +77,19 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
             name
             for name, backend in servable.backends.items()
             if backend is not lookups.backend
-            and not isinstance(backend, TowerBackend)
             and not is_initialiser(servable.signatures[name])
+            and _on_tables(backend, lookups.tables) is backend
         )
     )
+
+
+def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
+    """Returns a tower that looks up other tables; any other graph's backend as it is, for it has a copy of its own."""
+    # Imported here and not at the top, because a version with lookups alone starts without them.
+    from service.graph.tower import TowerBackend
+    from service.loading.towers import tower_on_tables
+
+    return tower_on_tables(backend, tables) if isinstance(backend, TowerBackend) else backend
 
 
 def _vocabularies(manifest: Manifest, lookups: OpenedLookups) -> dict[str, dict[str, Vocabulary]]:

@@ -34,13 +34,14 @@ _HIDDEN = "(hidden)"
 class Statusz:
     """Gathers the document. Concurrency: any thread.
 
+    version: returns the version of the server.
     requests: what was counted of versions that are there.
     logs: of each model with a request log, its counts.
     overload: what is in flight, and what was refused.
     data_plane: what answers requests.
     """
 
-    version: str
+    version: Callable[[], str]
     settings: Settings
     registry: Registry
     recent: RecentRequests
@@ -68,7 +69,7 @@ class Statusz:
 
     def _server(self) -> Document:
         return {
-            "version": self.version,
+            "version": self.version(),
             "python": platform.python_version(),
             "pid": os.getpid(),
             "started": _time(self.started_s),

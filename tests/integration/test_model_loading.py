@@ -20,7 +20,7 @@ from tests.conformance.wires import fill_tensor
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until
 from tests.integration.test_models import ask, reload
-from tests.toy_model import write_toy_model
+from tests.toy_model import rewrite_manifest, write_toy_model
 from tests.unit.codecs.test_tf_record import record
 
 WARMUP = Path("assets.extra/tf_serving_warmup_requests")
@@ -79,7 +79,7 @@ def test_a_load_that_hangs_holds_up_no_other_model(serve: Serve, base: Path, han
         for name, path in (("slow", hanging.base), ("default", base))
     )
     config.write_text(f"model_config_list {{ {models} }}")
-    server = serve(model_base_path="", model_config_file=config).answering()
+    server = serve(model_base_path="", model_config_file=config, first_loads_timeout_s=0.5).answering()
     until(lambda: ask(server, "default") == [1, 10])
     until(lambda: status(server, "slow") == {1: LOADING})
     add_version(base, 2, scale=2)
@@ -88,6 +88,17 @@ def test_a_load_that_hangs_holds_up_no_other_model(serve: Serve, base: Path, han
     assert server.http.get("/readyz").json()["problems"] == {"slow": "version 1 is LOADING"}
     hanging.let_go()
     until(lambda: ask(server, "slow") == [1, 10])
+
+
+@pytest.mark.parametrize("fault", ["absent", "empty", "broken"])
+def test_the_ports_do_not_wait_for_a_model_that_has_failed(serve: Serve, base: Path, fault: str) -> None:
+    if fault == "broken":
+        (base / "1" / "saved_model.pb").write_bytes(b"none")
+        rewrite_manifest(base / "1", lambda manifest: manifest["files"].update({"saved_model.pb": 4}))
+    else:
+        shutil.rmtree(base if fault == "absent" else base / "1")
+    server = serve(first_loads_timeout_s=3600).answering()
+    assert ask(server, "default")[0] == 503
 
 
 def test_a_reload_that_waits_for_a_hanging_load_ends_with_its_deadline(

@@ -246,14 +246,13 @@ SERVER: dict[str, Mistake] = {
     "an HTTP port in use": Mistake(
         "--model_base_path=models/toy --host=127.0.0.1 --port=0 --rest_api_port={port}",
         2,
-        "cannot listen on 127.0.0.1:{port} for HTTP: Address already in use (while attempting to bind on address "
-        "('127.0.0.1', {port})). Choose another with --rest_api_port or --host.",
+        "cannot listen on 127.0.0.1:{port} for HTTP: Address already in use. Choose another with --rest_api_port or "
+        "--host.",
     ),
     "a gRPC port in use": Mistake(
         "--model_base_path=models/toy --host=127.0.0.1 --rest_api_port=0 --port={port}",
         2,
-        "cannot listen on 127.0.0.1:{port} for gRPC: Address already in use (while attempting to bind on address "
-        "('127.0.0.1', {port})). Choose another with --port or --host.",
+        "cannot listen on 127.0.0.1:{port} for gRPC: Address already in use. Choose another with --port or --host.",
     ),
 }
 ALL = {("model_export", name): mistake for name, mistake in EXPORT.items()} | {

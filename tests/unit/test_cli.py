@@ -38,7 +38,7 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     app = type("App", (FakeApp,), {"seen": []})
     vars(module).update(App=app)
     monkeypatch.setitem(sys.modules, "service.app", module)
-    monkeypatch.setattr(service.cli, "quiet_tensorflow", lambda: None)
+    monkeypatch.setattr(service.cli, "prepare_libraries", lambda: None)
     monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

@@ -9,7 +9,7 @@ use crate::forms::Version;
 /// The versions of one model that may be asked.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// The servables that are AVAILABLE, by version; None: the core has no description of that version.
+    /// The servables that answer, by version; None: the core has no description of that version.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Label to version.
     pub labels: Vec<(String, i64)>,

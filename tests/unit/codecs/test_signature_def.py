@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
 
 from service.codecs.protos import message_class
 from service.codecs.signature_def import encode_metadata, metadata_json, read_signatures
@@ -36,6 +37,14 @@ def test_shapes_dtypes_and_names_are_read(saved_model_pb: Path) -> None:
     assert (x.dtype, x.shape, x.tensor_name, x.is_optional) == ("float32", (None, 3), "s_x:0", False)
     assert (names.dtype, names.shape) == ("string", ())
     assert (y.dtype, y.shape) == ("int64", (None,))
+
+
+def test_a_signature_tells_its_definition_as_text(saved_model_pb: Path) -> None:
+    (signature,) = read_signatures(saved_model_pb).values()
+    message = message_class("tensorflow.SavedModel").FromString(saved_model_pb.read_bytes())
+    written = message_class("tensorflow.SignatureDef")()
+    text_format.Parse(signature.definition(), written)
+    assert written == message.meta_graphs[0].signature_def["s"]
 
 
 def test_an_unknown_rank_is_none(saved_model_pb: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import ENV_PREFIX, Settings
-from service.configuration.settings_reading import SettingsError, quiet_tensorflow, read_settings
+from service.configuration.settings_reading import SettingsError, prepare_libraries, read_settings
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[3]
@@ -73,6 +73,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model_reload_timeout_s": ("9", 9.0),
     "monitoring_config_file": ("monitoring.conf", "monitoring.conf"),
     "allow_version_labels_for_unavailable_models": ("true", True),
+    "first_loads_timeout_s": ("0", 0.0),
+    "early_lookups": ("false", False),
     "version_settle_s": ("0", 0.0),
     "load_timeout_s": ("0", 0.0),
     "enable_model_warmup": ("false", False),
@@ -346,10 +348,14 @@ def test_help_lists_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
             assert f"Default: {setting.default}." in text
 
 
-def test_tensorflows_own_log_level_is_left_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    quiet_tensorflow()
-    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0"
+@pytest.mark.parametrize("name", ["TF_CPP_MIN_LOG_LEVEL", "OPENBLAS_NUM_THREADS"])
+def test_what_the_user_has_set_for_a_library_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "7")
+    prepare_libraries()
+    assert os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    prepare_libraries()
+    assert os.environ[name] != "7"
 
 
 def test_the_table_in_the_docs_is_up_to_date() -> None:

@@ -16,7 +16,7 @@ def signature(inputs: str, outputs: str) -> SignatureSpec:
     def tensors(names: str) -> dict[str, TensorSpec]:
         return {name: TensorSpec(name, "string", None, f"{name}:0") for name in names.split()}
 
-    return SignatureSpec("s", "predict", "", tensors(inputs), tensors(outputs), definition="DEF")
+    return SignatureSpec("s", "predict", "", tensors(inputs), tensors(outputs), definition=lambda: "DEF")
 
 
 @pytest.mark.parametrize(

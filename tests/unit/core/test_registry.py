@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+from typing import Any
 
 import pytest
 
 from service.core.errors import ArtifactError, LabelNotFound, ModelNotFound, NotReady, VersionNotFound
-from service.core.registry import _LEGAL, Registry
+from service.core.registry import _LEGAL, ModelRoutes, Registry
+from service.core.servable import Servable
 from service.core.types import ModelRef, State, VersionStatus
 from tests.unit.core.fakes import FakeBackend, servable
 
@@ -398,3 +401,94 @@ def test_a_model_is_configured_or_it_is_not() -> None:
     registry = new_registry()
     registry.add_model("hidden", is_configured=False)
     assert [registry.is_configured(name) for name in ("m", "hidden", "x", "")] == [True, False, False, False]
+
+
+def lookups(version: int = 1) -> Servable:
+    """Returns a version that is still loading, and answers its lookups."""
+    return servable(version, is_loading=True)
+
+
+def any_is_enough(early: Servable) -> bool:
+    """Takes whatever a version answers while it loads."""
+    return True
+
+
+def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> None:
+    routes: list[Any] = []
+    registry = Registry(lambda model, status: None, routes.append)
+    registry.add_model("m")
+    registry.start("m", 1)
+    early, whole = lookups(), servable(1)
+    assert registry.show_lookups(early)
+    assert routes[-1] == [ModelRoutes("m", [early], {})]
+    assert registry.statuses("m") == [VersionStatus(1, State.LOADING)]
+    assert (registry.is_ready, registry.is_available("m"), registry.loaded()) == (False, False, [])
+    for ref in (LATEST, ModelRef("m", 1)):
+        with registry.lease(ref, any_is_enough) as held:
+            assert held is early
+    # Whoever needs more is told what it is told without them.
+    told = "version 1 is LOADING, and only its lookups are answered"
+    with pytest.raises(NotReady, match=f'^Model "m" is not ready: {told}$'):
+        registry.lease(LATEST)
+    with pytest.raises(NotReady):
+        registry.lease(LATEST, lambda early: False)
+    with pytest.raises(VersionNotFound):
+        registry.lease(ModelRef("m", 1))
+    with pytest.raises(VersionNotFound):
+        registry.lease(ModelRef("m", 2), any_is_enough)
+    lease = registry.lease(LATEST, any_is_enough)
+    registry.publish(whole)
+    assert routes[-1] == [ModelRoutes("m", [whole], {})]
+    with registry.lease(LATEST, any_is_enough) as held:
+        assert held is whole
+    # The end of the version waits for those that still hold its early lookups.
+    ended = threading.Thread(target=registry.unload, args=("m", 1))
+    ended.start()
+    ended.join(0.05)
+    assert ended.is_alive()
+    lease.__exit__(None, None, None)
+    ended.join()
+
+
+def test_lookups_are_not_answered_beside_a_version_that_is_available_or_before_a_load() -> None:
+    registry = new_registry()
+    assert not registry.show_lookups(lookups())
+    publish(registry, 1)
+    registry.start("m", 2)
+    assert not registry.show_lookups(lookups(2))
+    with registry.lease(LATEST, any_is_enough) as held:
+        assert held.version == 1
+    registry.fail("m", 2, ArtifactError("broken"))
+    registry.unload("m", 1)
+    # A load that was given up comes too late.
+    assert not registry.show_lookups(lookups(2))
+    assert not registry.show_lookups(servable(1, "unknown"))
+
+
+def test_a_load_that_fails_takes_its_lookups_along_for_good() -> None:
+    seen: list[tuple[str, VersionStatus]] = []
+    registry = new_registry(seen)
+    registry.start("m", 1)
+    assert registry.show_lookups(lookups())
+    lease = registry.lease(LATEST, any_is_enough)
+    failing = threading.Thread(target=registry.fail, args=("m", 1, ArtifactError("no tower")))
+    failing.start()
+    while registry.shows_lookups("m"):
+        time.sleep(0.001)
+    with pytest.raises(NotReady):
+        registry.lease(LATEST, any_is_enough)
+    # What was counted of the version goes with END, so nothing may count after that.
+    assert seen[-1][1].state is State.LOADING
+    lease.__exit__(None, None, None)
+    failing.join()
+    assert seen[-1] == ("m", VersionStatus(1, State.END, "FAILED_PRECONDITION", "no tower"))
+    registry.start("m", 1)
+    assert not registry.show_lookups(lookups()), "they would come and go with each attempt"
+    registry.fail("m", 1, ArtifactError("no tower"))
+    registry.start("m", 2)
+    assert registry.show_lookups(lookups(2)), "another version has not failed yet"
+    registry.publish(servable(2))
+    registry.forget("m", 1)
+    registry.unload("m", 2)
+    registry.start("m", 1)
+    assert registry.show_lookups(lookups()), "its folder was gone, so it is another one"

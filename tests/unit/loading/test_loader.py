@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import service.loading.graph_opening
 import service.loading.loader
 from service.core.errors import ArtifactError, GraphUnavailable
 from service.core.servable import Servable
 from service.core.types import Array, SignatureSpec, Tensors
+from service.deltas.delta_file import fingerprint_of
+from service.deltas.journal import journal_path
+from service.deltas.rules import DeltaRules
 from service.loading.loader import ServableLoader
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, saved_model, toy_signatures, write_toy_model
 
@@ -51,8 +56,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
         calls.append((path, tags, threads))
         return FakeGraph()
 
-    monkeypatch.setattr(service.loading.loader, "open_savedmodel", open_graph)
-    monkeypatch.setattr(service.loading.loader, "open_towers", lambda *arguments, **options: None)
+    monkeypatch.setattr(service.loading.graph_opening, "open_savedmodel", open_graph)
+    monkeypatch.setattr(service.loading.graph_opening, "open_towers", lambda *arguments, **options: None)
     monkeypatch.setattr(service.loading.loader.importlib.util, "find_spec", lambda name: object())
     return calls
 
@@ -125,7 +130,7 @@ def test_a_graph_that_only_a_fault_needs_takes_nothing_down(
         raise ArtifactError("no graph")
 
     artifact = with_a_fault(tmp_path / "1")
-    monkeypatch.setattr(service.loading.loader, "open_savedmodel", refuse)
+    monkeypatch.setattr(service.loading.graph_opening, "open_savedmodel", refuse)
     with pytest.raises(ArtifactError, match="no graph"):
         load(artifact, "auto")
     signatures = toy_signatures()
@@ -219,3 +224,53 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, name: str | Path) -> Non
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"cannot read .*saved_model\.pb"):
         load(tmp_path)
+
+
+def shown(path: Path, graph_signatures: str = "auto", **more: Any) -> tuple[Servable, list[Servable]]:
+    """Loads a folder as version 1; returns it, and what was shown of it before."""
+    early: list[Servable] = []
+    loader = ServableLoader(SERVE, graph_signatures, 3, show_lookups=early.append, **more)
+    return loader("toy", 1, path), early
+
+
+def test_lookups_are_shown_before_the_graph_is_opened(toy_model: Path, opened: list[object]) -> None:
+    seen: list[object] = []
+
+    def show(early: Servable) -> None:
+        seen.append(early)
+        assert opened == []
+        assert (early.is_loading, sorted(early.backends)) == (True, ["lookup", "lookup_tpu_tensor_core"])
+        assert sorted(early.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
+        assert (early.runs("lookup"), early.runs(""), early.runs("", "lookup")) == (True, False, False)
+
+    servable = ServableLoader(SERVE, "auto", 3, show_lookups=show)("toy", 1, toy_model / "1")
+    assert len(seen) == len(opened) == 1
+    assert (servable.is_loading, sorted(servable.backends)) == (False, sorted(servable.signatures))
+
+
+@pytest.mark.parametrize("graph_signatures", ["off", "lazy"])
+def test_nothing_is_shown_early_where_no_graph_is_opened(
+    toy_model: Path, opened: list[object], graph_signatures: str
+) -> None:
+    servable, early = shown(toy_model / "1", graph_signatures)
+    assert (early, servable.is_loading) == ([], False)
+
+
+def test_lookups_that_deltas_change_are_shown_with_these_only(
+    tmp_path: Path, toy_model: Path, opened: list[object]
+) -> None:
+    folder = Path(shutil.copytree(toy_model / "1", tmp_path / "1"))
+    rules = DeltaRules(tmp_path / "journal", 10, 1 << 20, 1 << 20, lambda: None)
+    assert len(shown(folder, deltas=rules)[1]) == 1
+    journal = journal_path(tmp_path / "journal", "toy", 1, fingerprint_of(folder))
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    assert shown(folder, deltas=rules)[1] == []
+    journal.unlink()
+    (folder / "deltas").mkdir()
+    assert shown(folder, deltas=rules)[1] == []
+    # One that can not be looked at may be there.
+    (folder / "deltas").rmdir()
+    journal.parent.rmdir()
+    journal.parent.touch()
+    assert shown(folder, deltas=rules)[1] == []

@@ -296,7 +296,8 @@ def test_a_servable_of_the_core_keeps_its_session(tf: Any, tmp_path: Path) -> No
 
 
 def test_inputs_with_defaults_are_left_to_python(whole: tuple[Servable, Servable]) -> None:
-    from service.graph.native_graph import NativeGraph, PythonOnly, native_savedmodel
+    from service.graph.native_form import NativeGraph, PythonOnly
+    from service.graph.native_graph import native_savedmodel
     from service.graph.savedmodel import SavedModelBackend
 
     backend = whole[0].backends["numbers"]

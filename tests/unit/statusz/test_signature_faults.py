@@ -20,7 +20,7 @@ def test_a_fault_of_a_signature_is_told(tmp_path: Path) -> None:
 
     write_toy_model(tmp_path / "1", edit_manifest=edit)
     registry = serving(tmp_path)
-    document = Statusz("1", Settings(), registry, RecentRequests(1.0), Requests).read()
+    document = Statusz(lambda: "1", Settings(), registry, RecentRequests(1.0), Requests).read()
     (version,) = document["models"]["toy"]["versions"]
     reason = "signature 'lookup' has no output 'u', which its manifest names"
     assert version["signature_faults"] == {"lookup": reason}

@@ -1,0 +1,96 @@
+"""How long a server takes from its exec to its first answer, in processor time and on the clock.
+
+python -m loadtest.bench.first_answer --rounds 10 --body '{"features": {"user": [1]}}' --model_base_path=models/toy
+python -m loadtest.bench.first_answer --verb predict --body '{"instances": [...]}' --model_base_path=models/movielens
+
+Flags that it does not know go to the server. The server is killed as soon as it has answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from loadtest.live_server import ROOT
+
+_LOOK_AGAIN_S = 0.004
+_PATIENCE_S = 120.0
+
+
+class Start(NamedTuple):
+    """Seconds from the exec to the first answer: of processor time, of all threads, and on the clock."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def first_answer(path: str, body: str, flags: Sequence[str]) -> Start:
+    """Starts a server and asks it until it answers with 200; raises RuntimeError where it does not."""
+    http_port, grpc_port = _free_port(), _free_port()
+    where = ["--host=127.0.0.1", f"--rest_api_port={http_port}", f"--port={grpc_port}", "--log_format=json"]
+    started_s = time.perf_counter()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "service", *where, *flags],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    status: int | None = None
+    try:
+        while status != 200 and time.perf_counter() - started_s < _PATIENCE_S:
+            status = _ask(http_port, path, body)
+            if status != 200:
+                time.sleep(_LOOK_AGAIN_S)
+        wall_s = time.perf_counter() - started_s
+    finally:
+        server.kill()
+        # In place of Popen.wait: it tells what the process has used.
+        _, _, used = os.wait4(server.pid, 0)
+        server.returncode = 0
+    if status != 200:
+        raise RuntimeError(f"no answer within {_PATIENCE_S:.0f} s, at last {status}")
+    return Start(used.ru_utime + used.ru_stime, wall_s)
+
+
+def _ask(port: int, path: str, body: str) -> int | None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        return connection.getresponse().status
+    except OSError:
+        # The port is closed still.
+        return None
+    finally:
+        connection.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--verb", default="lookup")
+    parser.add_argument("--body", required=True)
+    options, flags = parser.parse_known_args(arguments)
+    path = f"/v1/models/default:{options.verb}"
+    starts = [first_answer(path, options.body, flags) for _ in range(options.rounds)]
+    columns = {name: [getattr(start, name) for start in starts] for name in Start._fields}
+    told = (f"{n} {statistics.median(c):.3f} ({min(c):.3f} to {max(c):.3f})" for n, c in columns.items())
+    sys.stdout.write(f"first {options.verb}, {options.rounds} starts: {', '.join(told)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Opens the graphs of a version's signatures: cut into lookups and towers, or whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from service.codecs.signature_def import SERVE_TAGS
+from service.core.errors import ArtifactError
+from service.core.manifest import Manifest
+from service.core.types import Backend, SignatureSpec
+from service.graph.lazy import LazyBackend
+from service.graph.savedmodel import open_savedmodel
+from service.loading.tower_batching import batched
+from service.loading.towers import open_towers
+from service.loading.warmup import is_initialiser, warm_up
+from service.lookup.backend import OpenedLookups
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOpening:
+    """Opens graphs as the settings ask for it. Concurrency: any thread.
+
+    is_lazy: whether a graph waits for its first request. The other fields are those of ServableLoader.
+    """
+
+    tags: frozenset[str]
+    is_lazy: bool
+    threads: int
+    inter_op_threads: int | None
+    has_towers: bool
+    tower_batch_rows: int
+
+    def whole(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
+        """Returns the backend of a graph that runs whole; raises ArtifactError."""
+        open_now = partial(self._open_now, path, signatures)
+        return LazyBackend(open_now) if self.is_lazy else open_now()
+
+    def predicts(
+        self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
+    ) -> dict[str, Backend]:
+        """Returns the backends of a version's other signatures beside its lookups, run once; raises ArtifactError."""
+        specs = {name: lookups.signatures[name] for name in names}
+        if self.is_lazy:
+            # Nothing is known of a graph that is not read yet.
+            return dict.fromkeys(names, self.whole(path, lookups.signatures))
+        backends: dict[str, Backend] = {}
+        tower = None
+        if self.has_towers and self.tags == SERVE_TAGS:
+            kept_whole = {name for name, entry in manifest.signatures.items() if entry.run == "whole"}
+            callable_specs = {n: spec for n, spec in specs.items() if n not in kept_whole and not is_initialiser(spec)}
+            tower = open_towers(
+                path,
+                manifest,
+                lookups,
+                callable_specs,
+                self.tags,
+                threads=self.threads,
+                inter_op_threads=self.inter_op_threads,
+            )
+        if tower is not None:
+            backends |= (
+                batched(tower, self.tower_batch_rows) if self.tower_batch_rows else dict.fromkeys(tower.cuts, tower)
+            )
+        if whole := [name for name in names if name not in backends]:
+            open_graph = partial(self._open_now, path, lookups.signatures)
+            # The whole graph and its tables are not loaded for a signature that nobody can call.
+            is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
+            try:
+                backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
+            except ArtifactError as error:
+                if any(not is_initialiser(specs[name]) and name not in lookups.faults for name in whole):
+                    if tower is not None:
+                        tower.close()
+                    raise
+                # Only signatures that the manifest describes wrongly need the graph, and they take nothing else down.
+                logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
+        for backend in {id(backend): backend for backend in backends.values()}.values():
+            warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})
+        return backends
+
+    def _open_now(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
+        return open_savedmodel(
+            path, signatures, self.tags, threads=self.threads, inter_op_threads=self.inter_op_threads
+        )

@@ -1,0 +1,225 @@
+"""The start of a model with lookups and predicts: when ports open, and what is answered before TensorFlow is there."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.codecs.protos import message_class
+from tests.exposition import read_exposition
+from tests.integration.conftest import Serve
+from tests.integration.process import DATA_PLANES, ServerProcess, environment, until, unused_ports
+from tests.tower_model import write_tower_model
+from tests.toy_model import rewrite_manifest
+
+pytestmark = pytest.mark.tf
+by_plane = pytest.mark.parametrize("plane", DATA_PLANES)
+SHOWN = "lookups are answered while the version is LOADING"
+LOADING = "version 1 is LOADING, and only its lookups are answered"
+USER_1 = {"user": [[2.0, 3.0]]}
+# Runs in the server before anything else: the import of TensorFlow waits until the file is there. Not in find_spec, in
+# which Python holds the lock of all imports.
+HOLD = """
+import importlib.machinery, os, sys, time
+
+class Hold:
+    def find_spec(self, name, path=None, target=None):
+        if name != "tensorflow.python":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+
+        def run_later(module):
+            while not os.path.exists({file!r}):
+                time.sleep(0.01)
+            run(module)
+
+        spec.loader.exec_module = run_later
+        return spec
+
+sys.meta_path.insert(0, Hold())
+"""
+
+
+@pytest.fixture(scope="module")
+def tower(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of a model with lookups and predicts; not to be changed."""
+    return write_tower_model(tf, tmp_path_factory.mktemp("towers"))
+
+
+@pytest.fixture
+def models(tower: Path, tmp_path: Path) -> Path:
+    """A model folder with that version, to change."""
+    shutil.copytree(tower, tmp_path / "towers" / "1")
+    return tmp_path / "towers"
+
+
+@pytest.fixture
+def let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Holds the import of TensorFlow in servers that are started from now on; the call lets it go on."""
+    folder, file = tmp_path / "hold", tmp_path / "go"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HOLD.format(file=str(file)))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{environment().get('PYTHONPATH', '')}")
+    return file.touch
+
+
+def break_graph(version: Path, *, mend: bool = False) -> None:
+    """Has a version's graph hold an operation that TensorFlow does not know; mend: takes it out again."""
+    path = version / "saved_model.pb"
+    message = message_class("tensorflow.SavedModel").FromString(path.read_bytes())
+    nodes = message.meta_graphs[0].graph_def.node
+    if mend:
+        assert nodes.pop().op == "NoSuchOperation"
+    else:
+        nodes.add(name="unknown", op="NoSuchOperation")
+    path.write_bytes(message.SerializeToString())
+
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["files"]["saved_model.pb"] = path.stat().st_size
+
+    rewrite_manifest(version, edit)
+
+
+def lookup(server: ServerProcess, version: str = "") -> tuple[int, Any]:
+    """Asks for the row of user 1."""
+    answer = server.http.post(f"/v1/models/default{version}:lookup", json={"features": {"user": [1]}})
+    return answer.status_code, answer.json().get("embeddings") or answer.json()["error"]
+
+
+def predict(server: ServerProcess, path: str = "") -> tuple[int, Any]:
+    """Asks for the row of user 1 by a signature of the graph."""
+    answer = server.http.post(
+        f"/v1/models/default{path}:predict", json={"signature_name": "rows", "instances": [{"user": 1}]}
+    )
+    return answer.status_code, answer.json().get("predictions") or answer.json()["error"]
+
+
+def states(server: ServerProcess) -> dict[int, str]:
+    """Returns the states of the model's versions."""
+    answer = server.http.get("/v1/models/default").json()
+    return {int(status["version"]): status["state"] for status in answer["model_version_status"]}
+
+
+def looked_up(server: ServerProcess) -> float:
+    """Returns how many ids of the user's table the metrics have counted."""
+    family = read_exposition(server.http.get("/metrics").text)["embedding_server_table_ids_total"]
+    return sum(value for (_, labels), value in family.samples.items() if ("table", "user") in labels)
+
+
+@by_plane
+def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it_is(
+    serve: Serve, models: Path, let_go: Callable[[], None], plane: str
+) -> None:
+    server = serve(model_base_path=models, graph_signatures="auto", data_plane=plane).answering()
+    assert lookup(server) == lookup(server, "/versions/1") == (200, USER_1)
+    assert "libtensorflow" not in Path(f"/proc/{server.pid}/maps").read_text()
+    assert states(server) == {1: "LOADING"}
+    ready = server.http.get("/readyz")
+    assert (ready.status_code, ready.json()["problems"]) == (503, {"default": LOADING})
+    # What is not answered yet is refused as if nothing of the version were.
+    assert predict(server) == (503, f'Model "default" is not ready: {LOADING}')
+    assert predict(server, "/versions/1") == (404, "Servable not found for request: Specific(default, 1)")
+    assert server.http.get("/v1/models/default/metadata").status_code == 503
+    assert server.http.get("/v2/models/default/ready").status_code == 503
+    assert server.http.post("/v1/models/default/tables/user:rows", json={"ids": [1]}).status_code == 200
+    let_go()
+    until(lambda: states(server) == {1: "AVAILABLE"})
+    # The two lookups from before are counted.
+    assert looked_up(server) == 2
+    assert lookup(server) == (200, USER_1)
+    assert looked_up(server) == 3
+    assert predict(server) == (200, USER_1["user"])
+    assert server.http.get("/readyz").status_code == 200
+
+
+@by_plane
+def test_early_lookups_can_be_turned_off(serve: Serve, models: Path, let_go: Callable[[], None], plane: str) -> None:
+    server = serve(
+        "--early_lookups=false",
+        model_base_path=models,
+        graph_signatures="auto",
+        data_plane=plane,
+        first_loads_timeout_s=0,
+    ).answering()
+    assert lookup(server) == (503, 'Model "default" is not ready: version 1 is LOADING')
+    let_go()
+    until(lambda: lookup(server) == (200, USER_1))
+    assert predict(server) == (200, USER_1["user"])
+
+
+def test_a_second_version_is_published_whole_or_not_at_all(serve: Serve, models: Path, tmp_path: Path) -> None:
+    server = serve(model_base_path=models, graph_signatures="auto", max_num_load_retries=0).ready()
+    draft = shutil.copytree(models / "1", tmp_path / "draft")
+    break_graph(draft)
+    draft.rename(models / "2")
+    seen = set()
+    while "END" not in states(server).get(2, ""):
+        seen.add((lookup(server, "/versions/2")[0], lookup(server)[0], predict(server)[0]))
+    assert seen == {(404, 200, 200)}
+    assert states(server) == {2: "END", 1: "AVAILABLE"}
+    assert (lookup(server), predict(server)) == ((200, USER_1), (200, USER_1["user"]))
+    assert [record for record in server.records if record["message"] == SHOWN and record["version"] == 2] == []
+
+
+def test_lookups_of_a_version_that_fails_go_with_it_and_do_not_come_back(
+    serve: Serve, models: Path, tmp_path: Path, let_go: Callable[[], None]
+) -> None:
+    break_graph(models / "1")
+    server = serve(
+        model_base_path=models, graph_signatures="auto", max_num_load_retries=1, load_retry_interval_micros=0
+    ).answering()
+    assert lookup(server) == (200, USER_1)
+    let_go()
+    server.wait_for_log("load failed", attempt=2)
+    until(lambda: states(server) == {1: "END"})
+    status, text = lookup(server)
+    assert status == 503
+    assert text.startswith('Model "default" is not ready: version 1 is END: '), text
+    # Not with each attempt anew.
+    assert len([record for record in server.records if record["message"] == SHOWN]) == 1
+    draft = shutil.copytree(models / "1", tmp_path / "draft")
+    break_graph(draft, mend=True)
+    draft.rename(models / "2")
+    until(lambda: predict(server) == (200, USER_1["user"]))
+
+
+@by_plane
+def test_ports_open_when_the_model_has_loaded_and_the_end_does_not_wait_for_that(
+    serve: Serve, models: Path, let_go: Callable[[], None], plane: str
+) -> None:
+    # Without a manifest all of it is a graph.
+    shutil.rmtree(models / "1" / "assets.extra")
+    http_port, grpc_port = unused_ports(2)
+    given: dict[str, Any] = {"model_base_path": models, "graph_signatures": "auto", "data_plane": plane}
+    given |= {"rest_api_port": http_port, "port": grpc_port, "version_settle_s": 0}
+
+    def is_open(port: int) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    server = serve(**given, first_loads_timeout_s=3600)
+    server.wait_for_log("models")
+    assert not is_open(http_port) and not is_open(grpc_port)
+    server.signal(signal.SIGTERM)
+    server.wait_for_log("stopped")
+    assert not [record for record in server.records if record["message"] == "listening"]
+    server.signal(signal.SIGTERM)
+    server.exit_code()
+    at_once = serve(**given, first_loads_timeout_s=0).answering()
+    assert is_open(http_port) and is_open(grpc_port)
+    assert states(at_once) in ({1: "LOADING"}, {1: "START"})
+    at_once.signal(signal.SIGKILL)
+    at_once.exit_code()
+    server = serve(**given, first_loads_timeout_s=3600)
+    server.wait_for_log("models")
+    assert not is_open(http_port) and not is_open(grpc_port)
+    let_go()
+    assert states(server.answering()) == {1: "AVAILABLE"}
+    assert predict(server) == (200, USER_1["user"])
