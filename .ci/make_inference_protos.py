@@ -1,4 +1,4 @@
-"""Writes service/codecs/open_inference.pb from open_inference.proto beside it; `--check` only compares.
+"""Writes service/artifact/open_inference.pb from open_inference.proto beside it; `--check` only compares.
 
 Needs the dev requirements (grpcio-tools has the compiler).
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "service" / "codecs" / "open_inference.proto"
+SOURCE = Path(__file__).parents[1] / "service" / "artifact" / "open_inference.proto"
 TARGET = SOURCE.with_suffix(".pb")
 
 

@@ -1,4 +1,4 @@
-"""Writes service/codecs/serving_protos.pb from the installed tensorflow-serving-api; `--check` only compares.
+"""Writes service/artifact/serving_protos.pb from the installed tensorflow-serving-api; `--check` only compares.
 
 The server ships descriptors instead of importing the package, because that import loads all of TensorFlow. Needs the
 dev requirements.
@@ -19,7 +19,7 @@ from tensorflow_serving.apis import (  # type: ignore[import-untyped]
     prediction_service_pb2,
 )
 
-TARGET = Path(__file__).parents[1] / "service" / "codecs" / "serving_protos.pb"
+TARGET = Path(__file__).parents[1] / "service" / "artifact" / "serving_protos.pb"
 ROOTS = (prediction_service_pb2, model_service_pb2, prediction_log_pb2, saved_model_pb2)
 
 

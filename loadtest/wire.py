@@ -20,7 +20,7 @@ _lock = threading.Lock()
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
     descriptors = descriptor_pb2.FileDescriptorSet()
-    descriptors.ParseFromString(files("service").joinpath("codecs/serving_protos.pb").read_bytes())
+    descriptors.ParseFromString(files("service").joinpath("artifact/serving_protos.pb").read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in descriptors.file:
         pool.Add(file)  # type: ignore[no-untyped-call]

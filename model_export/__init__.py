@@ -10,7 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from model_export.adoption.adopt import adopt
     from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
+    from model_export.compaction.compact import compact
+    from model_export.compaction.deltas import write_delta
     from model_export.errors import ExportError
     from model_export.estimator.estimator import EmbeddingEstimator
     from model_export.estimator.estimator_spec import EstimatorSpec
@@ -25,11 +28,7 @@ if TYPE_CHECKING:
     )
     from model_export.estimator.run_config import RunConfig, TPUConfig
     from model_export.estimator.warm_start import WarmStartSettings
-    from model_export.exporter.adopt import adopt
-    from model_export.exporter.api import export
-    from model_export.exporter.compact import compact
-    from model_export.exporter.deltas import write_delta
-    from model_export.exporter.verify import verify_artifact
+    from model_export.export_model import export
     from model_export.importers.import_tables import import_tables
     from model_export.importers.stacked_tables import describe_stacked_tables
     from model_export.layers.checkpoints import restore
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from model_export.layers.separate_optimizers import apply_gradients, split_variables, train_step
     from model_export.layers.strategy import tpu_strategy
     from model_export.layers.tpu_embedding import TPUEmbedding
+    from model_export.parity.verify import verify_artifact
     from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
     from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
     from model_export.spec.optimization_parameters import (
@@ -80,14 +80,14 @@ _HOMES = {
     "TensorServingInputReceiver": "estimator.receivers",
     "VocabularySpec": "spec.features",
     "WarmStartSettings": "estimator.warm_start",
-    "adopt": "exporter.adopt",
+    "adopt": "adoption.adopt",
     "apply_gradients": "layers.separate_optimizers",
     "build_parsing_serving_input_receiver_fn": "estimator.receivers",
     "build_raw_serving_input_receiver_fn": "estimator.receivers",
-    "compact": "exporter.compact",
+    "compact": "compaction.compact",
     "describe_stacked_tables": "importers.stacked_tables",
     "embedding_column": "columns.embedding_column",
-    "export": "exporter.api",
+    "export": "export_model",
     "import_tables": "importers.import_tables",
     "read_statistics": "statistics.files",
     "restore": "layers.checkpoints",
@@ -95,8 +95,8 @@ _HOMES = {
     "split_variables": "layers.separate_optimizers",
     "tpu_strategy": "layers.strategy",
     "train_step": "layers.separate_optimizers",
-    "verify_artifact": "exporter.verify",
-    "write_delta": "exporter.deltas",
+    "verify_artifact": "parity.verify",
+    "write_delta": "compaction.deltas",
 }
 # Old scripts import these; each refuses with the parameters to use instead. They are no part of __all__.
 _REFUSED = dict.fromkeys(

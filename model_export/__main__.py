@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from model_export.cli import build_parser
 from model_export.errors import ExportError
-from service.core.errors import ArtifactError
+from service.errors import ArtifactError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from model_export.exporter.adopt_example import SPEC_EXAMPLE
-from model_export.exporter.export_config import CONFIG_EXAMPLE
-from model_export.exporter.signature_names import DEFAULT_BATCH_SIZES
+from model_export.adoption.spec_example import SPEC_EXAMPLE
+from model_export.export_config import CONFIG_EXAMPLE
+from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
 from model_export.report.row_names import LabelFile
 
 _DATA = Path("data/movielens-100k")

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from model_export.adoption.spec import read_names, read_spec
 from model_export.cli import DEFAULT_MODELS, DEFAULT_RUN
-from model_export.datasets import movielens
-from model_export.datasets.ratings import RatingData
-from model_export.datasets.synthetic import synthetic_ratings
+from model_export.delta_commands import delta, fold
+from model_export.demo import movielens
+from model_export.demo.config import TrainConfig
+from model_export.demo.ratings import RatingData
+from model_export.demo.synthetic import synthetic_ratings
 from model_export.errors import ExportError
-from model_export.exporter.adopt_spec import read_names, read_spec
-from model_export.exporter.delta_commands import delta, fold
-from model_export.exporter.export_config import ExportConfig, read_config, run_config
-from model_export.exporter.folder_checks import check_run, check_saved_model
-from model_export.exporter.integrity import VARIABLES_PREFIX
+from model_export.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.versions import existing_versions, new_version_folder
+from model_export.folder_checks import check_run, check_saved_model
+from model_export.parity.integrity import VARIABLES_PREFIX
 from model_export.report.commands import inspect, verify
-from model_export.training.config import TrainConfig
-from service.lookup.bundle import read_bundle
+from service.artifact.bundle import read_bundle
 
 if TYPE_CHECKING:
-    from model_export.training.loop import EpochResult
-    from model_export.training.run import Run
+    from model_export.demo.loop import EpochResult
+    from model_export.demo.run import Run
 
 # Small steps suit few ratings; the rest of the synthetic settings are those of MovieLens.
 _SYNTHETIC_DEFAULTS = {"epochs": 10, "batch_size": 32}
@@ -107,12 +107,12 @@ def _adopt(arguments: argparse.Namespace) -> None:
     if arguments.spec is not None and read_names(arguments.spec) is None:
         read_spec(arguments.spec, read_bundle(arguments.saved_model / VARIABLES_PREFIX))
     if arguments.print_spec:
-        from model_export.exporter.adopt import print_spec
+        from model_export.adoption.adopt import print_spec
 
         say(print_spec(arguments.saved_model, allow_rounding=arguments.allow_rounding))
         return
     say("starting TensorFlow")
-    from model_export.exporter.adopt import adopt
+    from model_export.adoption.adopt import adopt
 
     artifact = adopt(
         arguments.saved_model,
@@ -206,7 +206,7 @@ def _train_run(arguments: argparse.Namespace, folder: Path, *, is_resumed: bool)
     data = _load_data(arguments)
     config = _config(arguments, data)
     say("starting TensorFlow")
-    from model_export.training.run import Listener, train
+    from model_export.demo.run import Listener, train
 
     with tqdm(unit="step", desc="train", mininterval=0.5, disable=None, leave=False) as bar:
 

@@ -51,8 +51,8 @@ def _is_ready(settings: Settings) -> bool:
 
 
 def _wants_certificate(file: str) -> bool:
-    from service.codecs.ssl_config_proto import parse_ssl_config_text
-    from service.core.plain_file import read_plain_file
+    from service.artifact.plain_file import read_plain_file
+    from service.wire.ssl_config_proto import parse_ssl_config_text
 
     return parse_ssl_config_text(read_plain_file(Path(file)).decode(), file).client_verify
 

@@ -11,8 +11,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from service.core.engine import Engine
-from service.core.registry import Registry
+from service.engine.engine import Engine
+from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
 from tests.toy_model import write_toy_model
 
@@ -48,7 +48,7 @@ class RecordingObserver:
     finished_requests: list[dict[str, Any]] = field(default_factory=list)
 
     def finished(self, **request: Any) -> None:
-        """See core.bound.Observer."""
+        """See engine.bound.Observer."""
         self.finished_requests.append(request)
 
 

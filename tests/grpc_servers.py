@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.core.engine import Engine
-from service.transports.grpc.grpcio_server import GrpcServer
+from service.engine.engine import Engine
+from service.grpc.grpcio_server import GrpcServer
 
 
 def grpc_server(engine: Engine, *, port: int = 0, **options: Any) -> GrpcServer:

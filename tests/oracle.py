@@ -32,7 +32,7 @@ def combine(
     Args:
       at_least_one: a mean divides by max(sum(w), 1), as the tensor core does, and not by sum(w).
       max_ids: K; a longer row is cut where truncate, else refused.
-      on_bad_id: as in service.core.manifest.LookupFeature.
+      on_bad_id: as in service.artifact.manifest.LookupFeature.
       positive_only: an id whose weight is not above 0 is left out.
     """
     out = np.zeros((len(rows), table.shape[1]))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.core.types import TableInfo
-from service.lookup.table import MappedTable
+from service.tables.table import MappedTable
+from service.types import TableInfo
 
 DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 

@@ -16,10 +16,10 @@ from typing import get_args
 import grpc
 import pytest
 
-from service.core import errors
-from service.transports.grpc.status_codes import STATUS_CODES
-from service.transports.http.errors import HTTP_STATUS
-from tests.unit.core.test_errors import leaves
+from service import errors
+from service.grpc.status_codes import STATUS_CODES
+from service.http.errors import HTTP_STATUS
+from tests.unit.test_errors import leaves
 
 ROOT = Path(__file__).parents[1]
 # The client is a distribution of its own, and its package lies deeper.
@@ -30,11 +30,11 @@ MAX_CODE_LINES = 300
 # Folder or file -> what of ours, and which packages, it may import beside the standard library and its own folder.
 # The first entry that fits a module holds for it.
 MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
-    "service.core.types": ({"service.core.errors"}, {"numpy"}),
-    "service.core.errors": (set(), {"numpy"}),
+    "service.types": ({"service.errors"}, {"numpy"}),
+    "service.errors": (set(), {"numpy"}),
     "service.core": ({"service.core"}, {"numpy"}),
     # Checksums and the guard of maps are the native core's where it is there.
-    "service.files": ({"service.core.types", "service.core.errors", "service.native_tables"}, {"numpy"}),
+    "service.files": ({"service.types", "service.errors", "service.native_tables"}, {"numpy"}),
     "service.lookup": (
         {
             *(f"service.core.{name}" for name in ("types", "errors", "manifest", "validation")),
@@ -48,9 +48,9 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
     "service.graph": (
         {
-            *("service.core.types", "service.core.errors", "service.core.manifest"),
+            *("service.types", "service.errors", "service.artifact.manifest"),
             # Rows of all tables that a tower reads are written side by side.
-            *("service.lookup.row_blocks", "service.lookup.table", "service.lookup.plan"),
+            *("service.tables.row_blocks", "service.tables.table", "service.tables.plan"),
             # Sessions are the core's where it is there.
             "service._native",
         },
@@ -63,53 +63,53 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
                 f"service.core.{name}"
                 for name in ("types", "errors", "deltas", "inference", "model_config", "validation", "version_policy")
             ),
-            "service.core.batching.parameters",
+            "service.engine.batching_parameters",
         },
         # ml_dtypes where it is installed: bfloat16.
         {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
     ),
     "service.transports.http": (
         {
-            "service.core.access",
+            "service.access.callers",
             "service.core.admission",
-            "service.core.bound",
-            "service.core.engine",
-            "service.core.inference",
-            "service.core.request_context",
-            "service.core.tracing",
-            "service.core.types",
-            "service.core.errors",
+            "service.engine.bound",
+            "service.engine.engine",
+            "service.engine.inference",
+            "service.engine.request_context",
+            "service.engine.tracing",
+            "service.types",
+            "service.errors",
             "service.codecs",
-            "service.transports.peer",
-            "service.transports.forwarded",
+            "service.access.peer",
+            "service.native.forwarded",
         },
         {"numpy", "fastapi", "starlette", "orjson"},
     ),
     "service.transports.grpc": (
         {
-            "service.core.access",
+            "service.access.callers",
             "service.core.admission",
-            "service.core.bound",
-            "service.core.engine",
-            "service.core.inference",
-            "service.core.request_context",
-            "service.core.tracing",
-            "service.core.types",
-            "service.core.errors",
+            "service.engine.bound",
+            "service.engine.engine",
+            "service.engine.inference",
+            "service.engine.request_context",
+            "service.engine.tracing",
+            "service.types",
+            "service.errors",
             "service.codecs",
-            "service.transports.peer",
-            "service.transports.forwarded",
+            "service.access.peer",
+            "service.native.forwarded",
         },
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),
-    # An optional extra, imported by service.tracing.start alone.
+    # An optional extra, imported by service.observe.tracing alone.
     "service.tracing": (
         {"service.core", "service.configuration.settings", "service.configuration.settings_reading"},
         {"opentelemetry", "starlette"},
     ),
     "service.configuration": (
-        {"service.core", "service.codecs", "service.metrics.reloads", "service.near_names"},
+        {"service.core", "service.codecs", "service.observe.reload_metrics", "service.near_names"},
         set(),
     ),
     # Where lookups, graphs and deltas become one servable.
@@ -118,8 +118,8 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
             *(f"service.{name}" for name in ("core", "files", "lookup", "deltas", "graph", "codecs")),
             "service.configuration.settings",
             "service.configuration.text_file",
-            "service.metrics.metrics",
-            "service.start_error",
+            "service.observe.metrics",
+            "service.configuration.start_error",
         },
         {"numpy"},
     ),
@@ -127,12 +127,12 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "service.dataplane": (
         {
             *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
-            "service.codecs.ssl_config_proto",
+            "service.wire.ssl_config_proto",
             "service.configuration.settings",
             "service.graph.native_form",
-            "service.metrics.buckets",
-            "service.metrics.requests",
-            "service.start_error",
+            "service.observe.buckets",
+            "service.observe.request_metrics",
+            "service.configuration.start_error",
         },
         {"numpy"},
     ),
@@ -142,10 +142,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "model_export.importers": (
         {
             "model_export",
-            "service.core.manifest",
-            "service.core.types",
-            "service.files.crc32c",
-            "service.lookup.bundle",
+            "service.artifact.manifest",
+            "service.types",
+            "service.artifact.crc32c",
+            "service.artifact.bundle",
         },
         {"numpy", "pyarrow", "tensorstore"},
     ),
@@ -155,38 +155,38 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "model_export": (
         {
             "model_export",
-            "service.core.manifest",
-            "service.core.types",
-            "service.core.errors",
+            "service.artifact.manifest",
+            "service.types",
+            "service.errors",
             # How both programs suggest a name for a misspelt one.
             "service.near_names",
             # What `verify` accepts, the server serves: one judgement.
-            "service.lookup.signature_rules",
+            "service.artifact.signature_rules",
             # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.
-            "service.deltas.checks",
-            "service.files.crc32c",
-            "service.deltas.delta_file",
-            "service.deltas.inbox",
-            "service.deltas.journal",
-            "service.deltas.rounding",
+            "service.artifact.delta_checks",
+            "service.artifact.crc32c",
+            "service.artifact.delta_file",
+            "service.artifact.delta_inbox",
+            "service.artifact.delta_journal",
+            "service.artifact.rounding",
             # What saved_model.pb says, read as the server reads it and without TensorFlow.
-            "service.codecs.protos",
-            "service.codecs.signature_def",
+            "service.artifact.protos",
+            "service.artifact.signature_def",
             # `adopt` finds lookups in a graph, proves and times them with what the server cuts and runs them with.
             "service.graph",
             "service.lookup",
             "service.loading.towers",
             # It times them from bytes to bytes, as the server answers, for a run is the smaller part of that.
-            "service.codecs.tensor_proto",
-            "service.core.engine",
-            "service.core.registry",
-            "service.core.servable",
-            "service.dataplane.choice",
-            "service.dataplane.native_servable",
+            "service.artifact.tensor_proto",
+            "service.engine.engine",
+            "service.engine.registry",
+            "service.engine.servable",
+            "service.native.choice",
+            "service.native.native_servable",
             "service.loading.native_graphs",
             "service._native",
-            "service.transports.grpc.methods",
-            "service.transports.grpc.paths",
+            "service.grpc.methods",
+            "service.wire.grpc_api",
         },
         {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
     ),
@@ -266,7 +266,7 @@ def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
     shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"embedding_client"})}.get(file.parts[1], set())
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
-        shown = {"service.files", "service.lookup.kernels"}
+        shown = {"service.files", "service.tables.kernels"}
     if file == Path("loadtest/bench/cut_vs_whole.py"):
         # Nor what a graph costs cut and whole, beside each other in one process.
         shown = {"service.core", "service.graph", "service.loading"}
@@ -397,7 +397,7 @@ def _subclasses(cls: type[errors.ServiceError]) -> Iterator[type[errors.ServiceE
 
 
 def test_no_error_stands_in_a_table_twice() -> None:
-    source = tree(Path("service/transports/http/errors.py"))
+    source = tree(Path("service/http/errors.py"))
     (table,) = [
         node.value
         for node in ast.walk(source)
@@ -410,7 +410,7 @@ def test_no_error_stands_in_a_table_twice() -> None:
 
 def test_the_server_starts_without_tensorflow() -> None:
     code = (
-        "import sys, service.app, service.cli\n"
+        "import sys, service.process.app, service.process.cli\n"
         "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'}\n"
         "heavy |= {'numba', 'llvmlite'}\n"
         "heavy &= set(sys.modules)\n"

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, table_entry
-from service.core.manifest import MANIFEST_PATH, Manifest
-from service.core.types import Array
-from service.lookup.bundle import read_bundle
+from model_export.parity.integrity import VARIABLES_PREFIX, file_sizes, table_entry
+from service.artifact.bundle import read_bundle
+from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.types import Array
 
 Request = dict[str, Array]
 SIGNATURE = "serving_default"

@@ -11,7 +11,7 @@ Row i of table `user` (V=5, D=2) is [i, 10 i], row i of `tag` (V=4, D=3) is [i, 
 `tags` is a mean, `tags_sum` a sum, `tags_sqrtn` a sqrtn; all three read `tag` and take its strings. A tensor of three
 bytes lies before the tables, so that neither of them is aligned.
 
-The checkpoint writer below is written from TensorFlow's format alone and shares nothing with service.lookup.bundle.
+The checkpoint writer below is written from TensorFlow's format alone and shares nothing with service.artifact.bundle.
 
 Source: tensorflow/core/lib/io/table_builder.cc, tensorflow/core/util/tensor_bundle/tensor_bundle.h (TensorFlow 2.21).
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.stored_tables import nibbles
 
 MANIFEST = Path("assets.extra/lookup_manifest.json")

@@ -25,11 +25,11 @@ from model_export import (
     export,
     shared_embedding_columns,
 )
-from model_export.datasets import movielens
-from model_export.datasets.synthetic import synthetic_ratings
-from model_export.spec.rating_model import rating_model_spec
+from model_export.demo import movielens
+from model_export.demo.examples import build_examples, split
+from model_export.demo.rating_model import rating_model_spec
+from model_export.demo.synthetic import synthetic_ratings
 from model_export.tensorflow_setup import tf
-from model_export.training.examples import build_examples, split
 
 RECENT_FILMS = 10
 DIMENSION = 32

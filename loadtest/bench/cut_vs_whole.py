@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.bench.lookup_vs_graph import machine, write
-from service.core.types import Backend, SignatureSpec, Tensors
-from service.core.validation import checked
+from service.engine.validation import checked
 from service.graph.probes import random_request
 from service.graph.run_comparison import compare_runs
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.types import Backend, SignatureSpec, Tensors
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def _run(backend: Backend, name: str, outputs: tuple[str, ...], inputs: Tensors)
 
 
 def request(spec: SignatureSpec, rows: int) -> Tensors:
-    """Returns a request that has passed core.validation."""
+    """Returns a request that has passed engine.validation."""
     arrays, _ = checked(spec, random_request(spec, rows, np.random.default_rng(rows)))
     return arrays
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from loadtest.bench.lookup_vs_graph import machine
-from service.files.guarded_files import GuardedFiles
-from service.files.huge_pages import HugePages
-from service.files.page_table import huge_bytes
-from service.lookup import kernels
+from service.tables import kernels
+from service.tables.guarded_files import GuardedFiles
+from service.tables.huge_pages import HugePages
+from service.tables.page_table import huge_bytes
 
 _DIM = 64
 _PIECE = 64 << 10

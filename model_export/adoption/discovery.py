@@ -14,7 +14,7 @@ from model_export.adoption.outputs import find_outputs
 from model_export.adoption.probing import Probe
 from model_export.adoption.roles import feature_name
 from model_export.errors import ExportError
-from service.core.manifest import LookupFeature, SignatureEntry
+from service.artifact.manifest import LookupFeature, SignatureEntry
 
 Progress = Callable[[str], None]
 

@@ -13,13 +13,20 @@ from model_export.adoption.opened_graph import Read, SignatureGraph
 from model_export.adoption.policies import Outcome, find_policy, row_of
 from model_export.adoption.probing import Probe
 from model_export.adoption.roles import Roles, possible_roles, width_of
-from model_export.exporter.fingerprint import fingerprint64
+from model_export.parity.fingerprint import fingerprint64
 from model_export.tensorflow_setup import tf
-from service.core.errors import ServiceError
-from service.core.manifest import Combiner, EmptyRowPolicy, LookupFeature, SignatureEntry, Summation, TrailingRowPolicy
-from service.core.types import Array, Tensors
+from service.artifact.manifest import (
+    Combiner,
+    EmptyRowPolicy,
+    LookupFeature,
+    SignatureEntry,
+    Summation,
+    TrailingRowPolicy,
+)
+from service.errors import ServiceError
 from service.graph.probes import Constants, is_same_sum
-from service.lookup.plan import compile_signature
+from service.tables.plan import compile_signature
+from service.types import Array, Tensors
 
 _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
 # Number of ids in each row of the requests. A graph may add the vectors of a long row in another order.

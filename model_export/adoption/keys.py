@@ -11,9 +11,9 @@ import numpy as np
 from model_export.adoption.opened_graph import Read, SignatureGraph
 from model_export.adoption.probing import Probe
 from model_export.adoption.roles import Roles, width_of
-from model_export.exporter.fingerprint import fingerprint64
-from service.core.manifest import KeyDtype, OovPolicy, VocabularyEntry
-from service.core.types import Array
+from model_export.parity.fingerprint import fingerprint64
+from service.artifact.manifest import KeyDtype, OovPolicy, VocabularyEntry
+from service.types import Array
 
 # Keys that a vocabulary may lack. Upper and lower case, spaces, signs and digits show a graph that changes keys first.
 _STRANGERS = (

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.exporter.integrity import VARIABLES_PREFIX
-from model_export.exporter.signature_runner import SERVE
-from service.codecs.signature_def import read_signatures
-from service.core.errors import ArtifactError
-from service.core.types import SignatureSpec
+from model_export.graphs.signature_runner import SERVE
+from model_export.parity.integrity import VARIABLES_PREFIX
+from service.artifact.bundle import BundleEntry, read_bundle
+from service.artifact.signature_def import read_signatures
+from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, flatten, node_of
 from service.graph.handles import repair_handles, variable_names
 from service.graph.restoring import Saved, saved_tensors
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import NotProven, bottlenecks, has_effect, needed_nodes, table_reads
-from service.lookup.bundle import BundleEntry, read_bundle
+from service.types import SignatureSpec
 
 _TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 # The signature that TensorFlow adds to initialize vocabularies.

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from service.core.manifest import BadIdPolicy
-from service.core.types import Array
+from service.artifact.manifest import BadIdPolicy
+from service.types import Array
 
 # The graph's reaction to one id: it refused the request, dropped the id, or read the row of this number.
 Outcome = Literal["refused", "dropped"] | int

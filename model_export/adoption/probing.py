@@ -8,18 +8,18 @@ import numpy as np
 
 from model_export.adoption.opened_graph import OpenedGraph, Read, SignatureGraph
 from model_export.errors import ExportError
-from model_export.exporter.integrity import table_entry
+from model_export.parity.integrity import table_entry
 from model_export.tensorflow_setup import tf
-from service.core.errors import ArtifactError, InvalidRequest
-from service.core.manifest import Manifest
-from service.core.types import Array, TableInfo
+from service.artifact.bundle import BundleEntry
+from service.artifact.manifest import Manifest
+from service.errors import ArtifactError, InvalidRequest
 from service.graph.dense_session import DenseGraph
 from service.graph.flat_graph import node_of
 from service.graph.table_reads import NotProven
 from service.graph.table_rows import rows_of
 from service.graph.tower import request_feed
-from service.lookup.bundle import BundleEntry
-from service.lookup.table import MappedTable, open_tables
+from service.tables.table import MappedTable, open_tables
+from service.types import Array, TableInfo
 
 # A larger table is mapped and its own rows are fed, on the assumption that no two of them are equal.
 _MOST_RANDOM_BYTES = 64 << 20

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_export.adoption.opened_graph import SignatureGraph
-from service.core.types import Array, SignatureSpec, TensorSpec
+from service.types import Array, SignatureSpec, TensorSpec
 
 _IDS = ("int64", "int32", "string")
 _SPLITS = ("int64", "int32")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from model_export.columns import tensorflow_columns
-from service.core.manifest import Combiner
+from service.artifact.manifest import Combiner
 
 DEVICES = ["cpu", "tpu_tensor_core", "tpu_embedding_core"]
 TENSOR_CORE = "tpu_tensor_core"

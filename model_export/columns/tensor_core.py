@@ -3,7 +3,7 @@
 TensorFlow runs it inside a TPU graph only, on ids as they come. Here the ids have been through the categorical column
 (its default value, its vocabulary, its out-of-vocabulary buckets) before they are padded, and it runs on a CPU too.
 
-Differences from TensorFlow's own, by the policy of service.core.manifest.LookupFeature that names them:
+Differences from TensorFlow's own, by the policy of service.artifact.manifest.LookupFeature that names them:
   on_bad_id "drop_negative": with use_safe_embedding_lookup an id below 0, which is how a word outside the vocabulary
     comes, is left out; TensorFlow's reads row 0 on a TPU and fails on a CPU. Without it a CPU fails as TensorFlow does.
   int64 ids stay int64 on a CPU; TensorFlow's wrap to int32.

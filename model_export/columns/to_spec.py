@@ -27,7 +27,7 @@ from model_export.columns.names import feature_names, safe_name, table_names
 from model_export.columns.tensorflow_columns import EmbeddingDevice, IdentityColumn
 from model_export.columns.vocabularies import vocabulary_of
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
-from service.core.manifest import BadIdPolicy, Combiner
+from service.artifact.manifest import BadIdPolicy, Combiner
 
 
 def model_spec(feature_columns: Any, *, max_ids_per_row: int = 32) -> ModelSpec:

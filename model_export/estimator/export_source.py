@@ -15,16 +15,16 @@ from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.example_fields import ExampleFields, example_fields
 from model_export.estimator.lookups import DEFAULT_MAX_IDS_PER_ROW, lookup_spec, weight_keys
 from model_export.estimator.serving_graphs import ServingGraph, cpu_serving_graph, tpu_serving_graph
-from model_export.exporter.lookup_graph import build_lookup
-from model_export.exporter.reduced_graph import ReducedGraphVariables
-from model_export.exporter.signature_runner import read_saved_model
-from model_export.exporter.source import LookupPlan, PredictSignature, SavedParts
-from model_export.exporter.vocabulary_graph import vocabulary_tables
+from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.reduced_graph import ReducedGraphVariables
+from model_export.graphs.signature_runner import read_saved_model
+from model_export.graphs.source import LookupPlan, PredictSignature, SavedParts
+from model_export.graphs.vocabulary_graph import vocabulary_tables
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 from model_export.training.partitioning import refuse_mod_export
-from service.core.types import Array
-from service.lookup.bundle import BundleEntry, read_bundle
+from service.artifact.bundle import BundleEntry, read_bundle
+from service.types import Array
 
 SERVE, TPU = "serve", "tpu"
 

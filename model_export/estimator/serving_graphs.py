@@ -17,7 +17,7 @@ from model_export.estimator.export_outputs import (
 )
 from model_export.estimator.model_graph import Model, build_model_graph, call_model, model_features
 from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
-from model_export.exporter import tpu_graph
+from model_export.graphs import tpu_graph
 from model_export.tensorflow_setup import tf
 
 

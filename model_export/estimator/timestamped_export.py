@@ -14,9 +14,9 @@ from model_export.errors import ExportError
 from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.export_source import EstimatorSource
 from model_export.estimator.modes import ModeKeys
-from model_export.exporter.api import export
+from model_export.export_model import export
 from model_export.exporter.versions import existing_versions
-from service.core.manifest import LookupDevice
+from service.artifact.manifest import LookupDevice
 
 
 def export_timestamped(

@@ -20,26 +20,26 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.finishing import finish
-from model_export.exporter.integrity import file_sizes, table_chunks, with_nonfinite
-from model_export.exporter.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry, predict_entry, tensor_features
 from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
 from model_export.exporter.recording import record_requests
-from model_export.exporter.reduced_table import (
+from model_export.exporter.versions import new_version_folder
+from model_export.graphs.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry, predict_entry, tensor_features
+from model_export.graphs.reduced_table import (
     REDUCED_KEY,
     ReducedTable,
     TableDtype,
     chosen_dtypes,
 )
-from model_export.exporter.reduced_table import (
+from model_export.graphs.reduced_table import (
     reduced as reduced_table,
 )
-from model_export.exporter.saved_table import read_scales
-from model_export.exporter.source import ExportSource, LookupPlan, SavedParts
-from model_export.exporter.verify import check_parity
-from model_export.exporter.versions import new_version_folder
+from model_export.graphs.source import ExportSource, LookupPlan, SavedParts
+from model_export.parity.integrity import file_sizes, table_chunks, with_nonfinite
+from model_export.parity.saved_table import read_scales
+from model_export.parity.verify import check_parity
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
-from service.core.manifest import MANIFEST_PATH, LookupDevice, Manifest, SignatureEntry
+from service.artifact.manifest import MANIFEST_PATH, LookupDevice, Manifest, SignatureEntry
 
 _PACKAGE = "embedding-server"
 

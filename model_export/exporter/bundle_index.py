@@ -9,10 +9,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Mapping, Sequence
 
-from service.core.errors import ArtifactError
-from service.files.crc32c import masked_of
-from service.lookup.bundle import DTYPES, BundleEntry
-from service.lookup.sorted_table import read_records, read_varint
+from service.artifact.bundle import DTYPES, BundleEntry
+from service.artifact.crc32c import masked_of
+from service.artifact.sorted_table import read_records, read_varint
+from service.errors import ArtifactError
 
 _MAGIC = 0xDB4775248B80FB57
 _RESTART_EVERY = 16

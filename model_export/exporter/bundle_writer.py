@@ -14,10 +14,10 @@ from types import TracebackType
 import numpy as np
 
 from model_export.exporter.bundle_index import header_of_one_shard, moved_record, new_header, new_index, new_record
-from service.core.types import Array
-from service.files.crc32c import crc32c_of, masked
-from service.lookup.bundle import HEADER_KEY, BundleEntry, is_slice_key, tensor_records
-from service.lookup.sorted_table import read_records
+from service.artifact.bundle import HEADER_KEY, BundleEntry, is_slice_key, tensor_records
+from service.artifact.crc32c import crc32c_of, masked
+from service.artifact.sorted_table import read_records
+from service.types import Array
 
 # TensorFlow promises none. A row that begins with a cache line is read with the fewest of them.
 _ALIGNMENT = 64
@@ -45,7 +45,7 @@ class BundleWriter:
         """Writes a new tensor and returns its shape.
 
         Args:
-          dtype: a name of service.lookup.bundle.DTYPES.
+          dtype: a name of service.artifact.bundle.DTYPES.
           pieces: its rows in order, one or more [n, ...] arrays, little-endian; of bfloat16 their bits.
         """
         start, crc, rows = self._begin_tensor(), 0, 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from model_export.exporter.integrity import check_integrity
-from service.core.manifest import MANIFEST_PATH, Manifest
+from model_export.parity.integrity import check_integrity
+from service.artifact.manifest import MANIFEST_PATH, Manifest
 
 
 def finish(artifact: Path, manifest: Manifest, target: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.exporter.integrity import VARIABLES_PREFIX, file_sizes, table_entry
+from model_export.parity.integrity import VARIABLES_PREFIX, file_sizes, table_entry
 from model_export.spec.features import ModelSpec, TableSpec
-from service.core.manifest import FeatureEntry, Manifest, SignatureEntry, TableEntry, VocabularyEntry
-from service.core.types import SCALED_DTYPES, packed_dim, saved_dtype, stored_columns
-from service.lookup.bundle import read_bundle
+from service.artifact.bundle import read_bundle
+from service.artifact.manifest import FeatureEntry, Manifest, SignatureEntry, TableEntry, VocabularyEntry
+from service.types import SCALED_DTYPES, packed_dim, saved_dtype, stored_columns
 
 
 def build_manifest(

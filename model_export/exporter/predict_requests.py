@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.oracle import Ids, Keys
-from model_export.exporter.parity_cases import Case, CaseWriter
-from model_export.exporter.signature_runner import InputInfo
-from model_export.exporter.source import PredictSignature
+from model_export.graphs.signature_runner import InputInfo
+from model_export.graphs.source import PredictSignature
+from model_export.parity.oracle import Ids, Keys
+from model_export.parity.parity_cases import Case, CaseWriter
 from model_export.spec.features import FeatureSpec, ModelSpec
 from model_export.tensorflow_setup import tf
-from service.core.manifest import LookupFeature, Manifest, SignatureEntry
-from service.core.types import Array, RaggedIds
+from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.types import Array, RaggedIds
 
 _SIZES = (1, 17, 64)
 

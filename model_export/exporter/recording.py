@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from model_export.exporter.extra_assets import RECORDED_PATH
-from model_export.exporter.lookup_features import predict_entry, tensor_features
-from model_export.exporter.oracle import read_keys
-from model_export.exporter.parity_cases import CaseWriter
 from model_export.exporter.predict_requests import predict_requests
-from model_export.exporter.prediction_log import LoggedPrediction, write_predictions
-from model_export.exporter.signature_runner import InputInfo, read_signature_inputs
-from model_export.exporter.source import ExportSource, SavedParts
 from model_export.exporter.warmup_requests import lookup_warmup, write_warmup
-from service.core.manifest import Manifest, SignatureEntry
-from service.core.types import Array
+from model_export.graphs.lookup_features import predict_entry, tensor_features
+from model_export.graphs.signature_names import RECORDED_PATH
+from model_export.graphs.signature_runner import InputInfo, read_signature_inputs
+from model_export.graphs.source import ExportSource, SavedParts
+from model_export.parity.oracle import read_keys
+from model_export.parity.parity_cases import CaseWriter
+from model_export.parity.prediction_log import LoggedPrediction, write_predictions
+from service.artifact.manifest import Manifest, SignatureEntry
+from service.types import Array
 
 
 def record_requests(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from model_export.errors import ExportError
-from model_export.exporter.folder_checks import check_writable
+from model_export.folder_checks import check_writable
 
 
 def existing_versions(base: Path) -> list[int]:

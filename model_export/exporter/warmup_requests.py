@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from model_export.exporter.extra_assets import WARMUP_PATH
-from model_export.exporter.parity_cases import CaseWriter
-from model_export.exporter.prediction_log import MAX_WARMUP_REQUESTS, LoggedPrediction, write_predictions
-from service.core.types import Array
+from model_export.graphs.signature_names import WARMUP_PATH
+from model_export.parity.parity_cases import CaseWriter
+from model_export.parity.prediction_log import MAX_WARMUP_REQUESTS, LoggedPrediction, write_predictions
+from service.types import Array
 
 
 def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]]]) -> int:

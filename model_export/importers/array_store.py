@@ -19,10 +19,9 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.extra import missing_library
 from model_export.importers.stacked_tables import StackMember, find_member
-from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, rows_per_chunk
-from service.core.types import Array
+from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, missing_library, rows_per_chunk
+from service.types import Array
 
 # Last part of the key under which a store describes an array -> tensorstore's driver for such arrays.
 _DESCRIPTIONS = {".zarray": "zarr", "zarr.json": "zarr3"}

@@ -15,8 +15,8 @@ import numpy as np
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.importers.table_copy import CopiedTable
 from model_export.spec.features import FeatureSpec, ModelSpec
-from service.core.manifest import Manifest, TableEntry, TableScale
-from service.core.types import TABLE_DTYPES, Array, saved_dtype
+from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.types import TABLE_DTYPES, Array, saved_dtype
 
 
 def cut_spec(spec: ModelSpec, rows: int) -> ModelSpec:

@@ -16,12 +16,10 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
-from model_export.exporter.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
-from model_export.exporter.lookup_features import lookup_entry
-from model_export.exporter.parity_report import ParityReport
-from model_export.exporter.reduced_table import REDUCED_KEY, chosen_dtypes
-from model_export.exporter.signature_names import LOOKUP
 from model_export.exporter.versions import new_version_folder
+from model_export.graphs.lookup_features import lookup_entry
+from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
+from model_export.graphs.signature_names import LOOKUP
 from model_export.importers.address import Address
 from model_export.importers.cut_copy import copy_first_rows, cut_spec, cut_tables
 from model_export.importers.formats import open_table
@@ -29,8 +27,10 @@ from model_export.importers.key_file import read_keys
 from model_export.importers.table_copy import CopiedTable, Progress, TableCopy
 from model_export.importers.table_options import OovPolicy, check_name, choose_features, model_spec
 from model_export.importers.table_reader import TableReader
+from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
+from model_export.parity.parity_report import ParityReport
 from model_export.spec.features import ModelSpec
-from service.core.manifest import Manifest
+from service.artifact.manifest import Manifest
 
 # Larger models are compared with the oracle by their first rows.
 _WHOLE_CHECK_BYTES = 64 << 20
@@ -148,7 +148,7 @@ def _finish(temporary: Path, target: Path, spec: ModelSpec, tables: list[CopiedT
     # Late, since it starts TensorFlow: a file at fault is told at once.
     from model_export.exporter.artifact import base_provenance
     from model_export.exporter.finishing import finish
-    from model_export.exporter.verify import check_parity
+    from model_export.parity.verify import check_parity
 
     artifact = temporary / target.name
     nonfinite = {table.read.name: table.nonfinite for table in tables if table.nonfinite}
@@ -174,8 +174,8 @@ def _saved(
     from model_export.exporter.artifact import vocabulary_files
     from model_export.exporter.manifest_builder import build_manifest
     from model_export.exporter.recording import lookup_requests
-    from model_export.exporter.signature_runner import read_signature_inputs
     from model_export.exporter.warmup_requests import write_warmup
+    from model_export.graphs.signature_runner import read_signature_inputs
     from model_export.importers.serving_graph import write_saved_model
 
     lookups = {LOOKUP: lookup_entry(spec, "cpu")}
@@ -199,7 +199,7 @@ def _saved(
 def _twin_parity(
     artifact: Path, manifest: Manifest, spec: ModelSpec, tables: Sequence[CopiedTable], twin: Path
 ) -> ParityReport:
-    from model_export.exporter.verify import check_parity
+    from model_export.parity.verify import check_parity
 
     cut = cut_tables(tables, _COMPARED_ROWS)
     copy_first_rows(artifact, manifest, cut, twin / VARIABLES_PREFIX)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.oracle import vocabulary_lines
 from model_export.importers.table_reader import Keys
+from model_export.parity.oracle import vocabulary_lines
 
 
 def read_keys(path: Path) -> Keys:

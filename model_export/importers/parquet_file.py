@@ -14,9 +14,8 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.extra import missing_library
-from model_export.importers.table_reader import Chunk, Keys, TableReader, rows_per_chunk
-from service.core.types import Array
+from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
+from service.types import Array
 
 # Rows of a batch where the length of a vector is known only from the data.
 _BATCH_ROWS = 8192

@@ -13,10 +13,10 @@ from typing import BinaryIO
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.reduced_table import widened
+from model_export.graphs.reduced_table import widened
 from model_export.importers.table_reader import Chunk, rows_per_chunk
-from service.core.types import Array
-from service.files.crc32c import crc32c_of, masked
+from service.artifact.crc32c import crc32c_of, masked
+from service.types import Array
 
 
 @dataclass(frozen=True, slots=True)

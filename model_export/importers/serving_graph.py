@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_export.exporter.lookup_graph import build_lookup
-from model_export.exporter.reduced_graph import GraphTable, unwritten_variable
-from model_export.exporter.signature_runner import SERVE
-from model_export.exporter.vocabulary_graph import vocabulary_tables
+from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.reduced_graph import GraphTable, unwritten_variable
+from model_export.graphs.signature_runner import SERVE
+from model_export.graphs.vocabulary_graph import vocabulary_tables
 from model_export.importers.table_copy import CopiedTable
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
-from service.core.manifest import SignatureEntry
-from service.core.types import packed_dim, saved_dtype, stored_columns
+from service.artifact.manifest import SignatureEntry
+from service.types import packed_dim, saved_dtype, stored_columns
 
 
 def write_saved_model(

@@ -10,10 +10,10 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
-from model_export.exporter.reduced_table import Rounding, TableDtype
+from model_export.graphs.reduced_table import Rounding, TableDtype
 from model_export.importers.table_options import ReadTable
 from model_export.importers.table_reader import Chunk, Keys, TableReader
-from service.core.types import Array, saved_dtype
+from service.types import Array, saved_dtype
 
 # rows done, rows in all (None: not known).
 Progress = Callable[[int, int | None], None]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from model_export.errors import ExportError
 from model_export.importers.table_reader import Keys
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
-from service.core.manifest import Combiner
+from service.artifact.manifest import Combiner
 
 _INT64 = range(-(2**63), 2**63)
 

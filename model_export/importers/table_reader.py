@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.core.types import Array
+from model_export.errors import ExportError
+from service.types import Array
 
 # Bytes of float32 that a reader yields at a time. What a chunk is made of (float64, a transposed copy, masks) stays
 # below four times this number.
@@ -48,3 +49,8 @@ def rows_per_chunk(dim: int) -> int:
     (32768, 1)
     """
     return max(1, CHUNK_BYTES // (4 * max(1, dim)))
+
+
+def missing_library(library: str, needed_for: str) -> ExportError:
+    """Returns the error of a library that is not installed."""
+    return ExportError(f"{needed_for} need {library}, which is not installed: pip install 'embedding-server[import]'")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from model_export.adoption.spec import candidate_lines, find_variable, is_table
 from model_export.errors import ExportError
-from model_export.exporter.adopt_spec import candidate_lines, find_variable, is_table
-from model_export.exporter.integrity import VARIABLES_PREFIX
 from model_export.importers.address import Address
 from model_export.importers.raw_matrix import NumberType, RawMatrix
 from model_export.importers.table_reader import Chunk, TableReader, rows_per_chunk
-from service.core.types import Array
-from service.lookup.bundle import BundleEntry, read_bundle
+from model_export.parity.integrity import VARIABLES_PREFIX
+from service.artifact.bundle import BundleEntry, read_bundle
+from service.types import Array
 
 _NUMBERS = {
     "float16": NumberType(np.dtype("<f2")),

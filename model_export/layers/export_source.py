@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES
-from model_export.exporter.source import PredictSignature
+from model_export.graphs.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES
+from model_export.graphs.source import PredictSignature
 from model_export.layers import introspection
 from model_export.layers.lookup_source import LookupSource
 from model_export.layers.model_inputs import ModelInputs, model_inputs
@@ -19,8 +19,8 @@ from model_export.layers.to_spec import IdsKind, flatten_with_paths, input_name,
 from model_export.layers.vocabularies import Vocabulary
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
-from service.core.manifest import TooManyPolicy
-from service.core.types import Array
+from service.artifact.manifest import TooManyPolicy
+from service.types import Array
 
 
 class LayerSource(LookupSource):

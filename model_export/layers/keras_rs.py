@@ -19,7 +19,7 @@ from model_export.layers.to_spec import flatten_with_paths, input_name
 from model_export.layers.vocabularies import Vocabulary, vocabulary_spec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
-from service.core.manifest import TooManyPolicy
+from service.artifact.manifest import TooManyPolicy
 
 
 class KerasRsSource(LookupSource):

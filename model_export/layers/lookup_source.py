@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.exporter.lookup_graph import LookupGraph, build_lookup
-from model_export.exporter.reduced_graph import ReducedVariables
-from model_export.exporter.source import LookupPlan, PredictSignature, SavedParts
-from model_export.exporter.tpu_graph import add_tpu_meta_graph, tpu_call
-from model_export.exporter.vocabulary_graph import vocabulary_tables
+from model_export.graphs.lookup_graph import LookupGraph, build_lookup
+from model_export.graphs.reduced_graph import ReducedVariables
+from model_export.graphs.source import LookupPlan, PredictSignature, SavedParts
+from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
+from model_export.graphs.vocabulary_graph import vocabulary_tables
 from model_export.layers.serving_module import ServingModule
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
-from service.core.types import Array
+from service.types import Array
 
 
 class LookupSource:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.exporter.lookup_features import id_dtype, predict_entry
-from model_export.exporter.lookup_graph import with_default_weights
-from model_export.exporter.vocabulary_graph import rows_of_keys
+from model_export.graphs.lookup_features import id_dtype, predict_entry
+from model_export.graphs.lookup_graph import with_default_weights
+from model_export.graphs.vocabulary_graph import rows_of_keys
 from model_export.layers.model_inputs import InputLeaf, ModelInputs
 from model_export.layers.to_spec import input_name
 from model_export.spec.features import FeatureSpec, ModelSpec

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.exporter.signature_names import EXAMPLES_INPUT
+from model_export.graphs.signature_names import EXAMPLES_INPUT
 from model_export.layers.model_inputs import is_functional
 from model_export.layers.predict_inputs import PredictInputs
 from model_export.layers.to_spec import input_name

@@ -21,7 +21,7 @@ from model_export.errors import ExportError
 from model_export.layers.vocabularies import Vocabulary, vocabulary_spec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
-from service.core.manifest import TooManyPolicy
+from service.artifact.manifest import TooManyPolicy
 
 # How a feature's ids reach the layer: [B] (or [B, 1]), a RaggedTensor or a SparseTensor of [B, (N)].
 IdsKind = Literal["dense", "ragged", "sparse"]

@@ -19,9 +19,9 @@ from model_export.report.row_names import LabelFile, Labels, read_labels, table_
 from model_export.report.saved_model import read_meta_graphs
 from model_export.report.statistics import find_statistics
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
-from model_export.report.table_health import Progress, TableRows, table_health
-from service.core.errors import ArtifactError
-from service.core.manifest import MANIFEST_PATH, Manifest
+from model_export.statistics.table_health import Progress, TableRows, table_health
+from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.errors import ArtifactError
 
 # Which rows of a sample a picture shows must not change from one report to the next.
 _SEED = 0

@@ -15,14 +15,14 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from model_export.errors import ExportError
-from model_export.exporter.folder_checks import check_described, check_saved_model
-from model_export.exporter.parity_report import Disagreements, ParityReport
+from model_export.folder_checks import check_described, check_saved_model
+from model_export.parity.parity_report import Disagreements, ParityReport
 from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
 from model_export.report.json import to_json
-from model_export.report.table_health import Progress
 from model_export.report.text import to_text, verification_text
+from model_export.statistics.table_health import Progress
 
 
 def inspect(arguments: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def verify(arguments: argparse.Namespace) -> None:
     """
     check_described(arguments.artifact)  # before the slow part
     _remark(arguments, "starting TensorFlow")
-    from model_export.exporter.verify import verify_artifact
+    from model_export.parity.verify import verify_artifact
 
     parity: ParityReport | None
     faults: tuple[str, ...] = ()

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_export.exporter.parity_report import ParityReport
+from model_export.parity.parity_report import ParityReport
 from model_export.report.projection import Projection
 from model_export.report.statistics import TableStatistics
-from model_export.report.table_health import TableHealth
-from service.core.manifest import LookupFeature, TableScale, VocabularyEntry
+from model_export.statistics.table_health import TableHealth
+from service.artifact.manifest import LookupFeature, TableScale, VocabularyEntry
 
 
 @dataclass(frozen=True, slots=True)

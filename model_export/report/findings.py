@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from model_export.report.document import ArtifactReport, TableReport
-from model_export.report.table_health import Rows, TableHealth
-from service.core.manifest import MANIFEST_PATH, Manifest
+from model_export.statistics.table_health import Rows, TableHealth
+from service.artifact.manifest import MANIFEST_PATH, Manifest
 
 # Below this share dead or equal rows are what a vocabulary with a few unused ids looks like.
 _MANY = 0.1

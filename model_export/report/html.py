@@ -5,20 +5,20 @@ Everything that comes from an artifact is escaped, and the page's own policy for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from model_export.parity.parity_report import ParityReport, SignatureParity
 from model_export.report import plots
 from model_export.report.document import ArtifactReport, Curve, MetaGraphReport, TableReport
 from model_export.report.findings import first_ids
-from model_export.report.html_parity import parity_section
 from model_export.report.page import details, figure, page, section, table
 from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
 from model_export.report.projection import Projection
 from model_export.report.statistics import TableStatistics
 from model_export.report.svg import escape, short
-from model_export.report.table_health import Rows, TableHealth
-from model_export.report.text import agreement_words, provenance_words, statistics_words
+from model_export.report.text import agreement_words, difference_words, provenance_words, statistics_words
+from model_export.statistics.table_health import Rows, TableHealth
 
 _CURVES_PER_CHART = 3
 
@@ -212,3 +212,40 @@ def _provenance(report: ArtifactReport) -> str:
 def _files(report: ArtifactReport) -> str:
     rows = [[name, f"{size:,}"] for name, size in report.files.items()]
     return section("Files", details(f"{len(rows)} files", table(("file", "bytes"), rows, "lr")))
+
+
+def parity_section(report: ArtifactReport) -> str:
+    """Returns errors per output, then the rows that two lookups answer differently; "" where nothing was verified."""
+    if report.parity is None:
+        return ""
+    errors = table(
+        ("signature", "held against", "cases", "refused", "output", "rows", "max error", "relative"),
+        _error_rows(report.parity),
+        "llrrlrrr",
+    )
+    differences = [
+        [name, difference_words(difference)]
+        for name, entry in _signatures(report.parity)
+        for difference in entry.differences
+    ]
+    found = table(("signature", "what it answers differently, and why"), differences) if differences else ""
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report.parity.notes)
+    when = "verified now" if report.disagreements is not None else "as the exporter found it"
+    return section(f"Parity, {when}", errors, found, notes)
+
+
+def _signatures(parity: ParityReport) -> Iterator[tuple[str, SignatureParity]]:
+    yield from parity.signatures.items()
+    for name, entry in parity.lowered.items():
+        yield f"{name} of {{serve,tpu}}, lowered to a CPU", entry
+
+
+def _error_rows(parity: ParityReport) -> Iterator[list[str]]:
+    for name, entry in _signatures(parity):
+        first = [name, entry.reference, f"{entry.cases:,}", f"{entry.refused:,}"]
+        for output, found in entry.outputs.items():
+            errors = [f"{found.max_absolute_error:.1e}", f"{found.max_relative_error:.1e}"]
+            yield [*first, output, f"{found.rows:,}" if found.rows else "", *errors]
+            first = ["", "", "", ""]
+        if not entry.outputs:
+            yield [*first, "", "", "", ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from model_export.exporter.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
+from model_export.parity.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
 
 
 def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:

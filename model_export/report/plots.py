@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from model_export.report.document import Curve
 from model_export.report.projection import Projection
 from model_export.report.svg import NUM_COLOURS, Frame, clip, escape, marker, picture, short, text
-from model_export.report.table_health import Histogram
+from model_export.statistics.table_health import Histogram
 
 _WIDTH, _HEIGHT = 560, 250
 _WIDE, _LEGEND_WIDTH = 860, 190

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_export.report.document import FeatureReport, SignatureReport, TensorReport
-from service.core.manifest import LookupFeature, VocabularyEntry
+from service.artifact.manifest import LookupFeature, VocabularyEntry
 
 _BAD_ID = {
     "error": "is refused",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.core.types import Array
+from service.types import Array
 
 MAX_POINTS = 2000
 

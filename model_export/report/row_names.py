@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_export.errors import ExportError
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest, VocabularyEntry
+from service.artifact.manifest import Manifest, VocabularyEntry
+from service.errors import ArtifactError
 
 
 @dataclass(frozen=True, slots=True)

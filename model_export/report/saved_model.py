@@ -7,13 +7,13 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from model_export.exporter.folder_checks import SAVED_MODEL, check_saved_model
+from model_export.folder_checks import SAVED_MODEL, check_saved_model
 from model_export.report.document import MetaGraphReport, SignatureReport, TensorReport
-from service.codecs.protos import message_class
-from service.codecs.signature_def import read_signatures
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest
-from service.core.types import SignatureSpec, TensorSpec
+from service.artifact.manifest import Manifest
+from service.artifact.protos import message_class
+from service.artifact.signature_def import read_signatures
+from service.errors import ArtifactError
+from service.types import SignatureSpec, TensorSpec
 
 _SERVE = ("serve",)
 

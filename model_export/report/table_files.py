@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from model_export.exporter.reduced_table import widened
+from model_export.graphs.reduced_table import widened
 from model_export.report.document import TableReport
-from model_export.report.table_health import TableRows
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest
-from service.core.types import TABLE_DTYPES, Array, stored_columns
-from service.lookup.bundle import BundleEntry, read_bundle
+from model_export.statistics.table_health import TableRows
+from service.artifact.bundle import BundleEntry, read_bundle
+from service.artifact.manifest import Manifest
+from service.errors import ArtifactError
+from service.types import TABLE_DTYPES, Array, stored_columns
 
 _PREFIX = Path("variables") / "variables"
 _KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_export.exporter.parity_report import DeviceDifference, ParityReport, SignatureParity
-from model_export.exporter.reduced_table import REDUCED_KEY
-from model_export.exporter.reduction_report import report_lines
+from model_export.compaction.reduction_report import report_lines
+from model_export.graphs.reduced_table import REDUCED_KEY
+from model_export.parity.parity_report import DeviceDifference, ParityReport, SignatureParity
 from model_export.report.document import ArtifactReport, MetaGraphReport, TableReport, TensorReport
 from model_export.report.findings import first_ids
 from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
 from model_export.report.statistics import TableStatistics
 from model_export.report.svg import clip, short
-from model_export.report.table_health import Histogram, Rows, TableHealth
+from model_export.statistics.table_health import Histogram, Rows, TableHealth
 
 WIDTH = 100
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from service.core.manifest import (
+from service.artifact.manifest import (
     BadIdPolicy,
     Combiner,
     KeyDtype,
@@ -29,8 +29,8 @@ from service.core.manifest import (
     TooManyPolicy,
     WeightPolicy,
 )
-from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
 from service.near_names import did_you_mean
+from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
@@ -40,7 +40,7 @@ class VocabularySpec:
     """What clients call things: key i is row first_id + i of the table.
 
     keys: all str, or all int; none twice.
-    oov_id, num_oov_buckets, on_oov: what any other key does, as in service.core.manifest.VocabularyEntry.
+    oov_id, num_oov_buckets, on_oov: what any other key does, as in service.artifact.manifest.VocabularyEntry.
     """
 
     keys: tuple[str, ...] | tuple[int, ...]
@@ -104,7 +104,7 @@ class FeatureSpec:
     sends_rows: signatures take rows (int64) although there is a vocabulary of strings; our server takes both.
     default_id: row that an id outside [0, V) reads where on_bad_id is "default_row".
     on_bad_id, on_nonpositive_weight: policies of both lookups, on_too_many_ids of the padded one, as in
-      service.core.manifest.LookupFeature.
+      service.artifact.manifest.LookupFeature.
     """
 
     name: str

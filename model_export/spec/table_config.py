@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_export.spec.optimization_parameters import OptimizationParameters
-from service.core.manifest import Combiner
+from service.artifact.manifest import Combiner
 
 
 @dataclass(frozen=True, slots=True)

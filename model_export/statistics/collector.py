@@ -11,7 +11,7 @@ from model_export.spec.embedding_config_spec import PartitionStrategy
 from model_export.spec.features import ModelSpec
 from model_export.statistics.files import add_to_file, read_statistics
 from model_export.statistics.table_statistics import TableDescription, TableStatistics
-from service.core.types import Array
+from service.types import Array
 
 SAMPLE_RATE = 0.03
 """Share of the steps that are looked at, as TPUEstimator's documentation says."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from service.core.types import Array
+from service.types import Array
 
 _BITS = 12
 REGISTERS = 1 << _BITS

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from service.core.types import Array
+from service.types import Array
 
 
 def _none() -> Array:

@@ -21,7 +21,7 @@ from model_export.spec.embedding_config_spec import PartitionStrategy
 from model_export.statistics import distinct_ids
 from model_export.statistics.hot_ids import IdCounts
 from model_export.training.partitioning import locate_rows
-from service.core.types import Array
+from service.types import Array
 
 HISTOGRAM_BINS = 1025
 """ids_per_example_histogram counts rows of 0 to 1023 ids one by one; the last bin holds all longer rows."""

@@ -1,2 +1,1 @@
-"""From ratings to trained variables: examples, baselines, the model, its loop and checkpoints; export_source.py alone
-knows SavedModels. Beside it, the optimizers of embedding tables."""
+"""Trains embedding tables in a v1 graph as a TPU does: optimizers, slots, partitions of rows."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.spec.embedding_config_spec import PartitionStrategy
-from service.core.types import Array
+from service.types import Array
 
 
 def locate_rows(rows: Array, vocabulary_size: int, partitions: int, strategy: PartitionStrategy) -> tuple[Array, Array]:

@@ -31,7 +31,7 @@ impl Servable {
     fn new(description: &str, keep: Py<PyAny>) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        // SAFETY: service/dataplane/description.py takes the addresses from arrays that `keep` owns.
+        // SAFETY: service/native/description.py takes the addresses from arrays that `keep` owns.
         let compiled = unsafe { plan::Servable::compile(description, Keep(Box::new(keep)), &crate::towers::open) };
         Ok(Servable { inner: Arc::new(compiled.map_err(PyValueError::new_err)?) })
     }
@@ -162,7 +162,7 @@ pub struct Server {
 
 #[pymethods]
 impl Server {
-    /// Starts to listen and to serve, as a JSON object of service/dataplane/edge.py says.
+    /// Starts to listen and to serve, as a JSON object of service/native/edge.py says.
     #[new]
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let config: ServerConfig =
@@ -308,7 +308,7 @@ impl Dispatch for PlainForms {
     }
 }
 
-/// The configuration of a server, as `service/dataplane/edge.py` writes it.
+/// The configuration of a server, as `service/native/edge.py` writes it.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ServerConfig {
@@ -436,7 +436,7 @@ impl ServerConfig {
 fn listen(one: Listener) -> Listen {
     match one {
         Listener::Path(path) => Listen::Path(path),
-        // SAFETY: service/dataplane/edge.py has detached the descriptor, so nobody else owns it.
+        // SAFETY: service/native/edge.py has detached the descriptor, so nobody else owns it.
         Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
     }
 }

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.codecs.model_config_proto import parse_config_text
+from service.artifact.plain_file import read_plain_file
 from service.configuration.settings import Settings
-from service.core.base_paths import fault_of
-from service.core.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
-from service.core.model_config import ModelConfig
-from service.core.plain_file import read_plain_file
+from service.engine.base_paths import fault_of
+from service.engine.model_config import ModelConfig
+from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
+from service.wire.model_config_proto import parse_config_text
 
 logger = logging.getLogger(__name__)
 

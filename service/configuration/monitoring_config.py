@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.codecs.monitoring_config_proto import PrometheusConfig, parse_monitoring_text
 from service.configuration.text_file import read_proto_text
-from service.core.errors import InvalidRequest
+from service.errors import InvalidRequest
+from service.wire.monitoring_config_proto import PrometheusConfig, parse_monitoring_text
 
 # Ours, and TensorFlow Serving's default.
 OWN_PATH = "/metrics"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.core.errors import InvalidRequest
-from service.core.plain_file import read_plain_file
+from service.artifact.plain_file import read_plain_file
+from service.errors import InvalidRequest
 
 
 def read_proto_text(path: Path) -> str:

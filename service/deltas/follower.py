@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from service.core.registry import Registry
-from service.core.servable import Holder
 from service.deltas.version_deltas import VersionDeltas
+from service.engine.registry import Registry
+from service.engine.servable import Holder
 
 logger = logging.getLogger(__name__)
 

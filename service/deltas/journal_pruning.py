@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from service.deltas.delta_file import sync_folder
-from service.deltas.journal import model_folder
+from service.artifact.delta_file import sync_folder
+from service.artifact.delta_journal import model_folder
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from service.core.servable import Holder, Servable
-from service.core.types import Array
-from service.deltas.delta_file import Delta
+from service.artifact.delta_file import Delta
+from service.artifact.rounding import rounded
 from service.deltas.private_map import OverlaidTable, PrivateMaps
-from service.deltas.rounding import rounded
-from service.lookup.table import MappedTable
+from service.engine.servable import Holder, Servable
+from service.tables.table import MappedTable
+from service.types import Array
 
 # Sides that requests hold on to for long, beside the two: each costs the pages that were written to.
 MAX_LOST = 3

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest, TableEntry, TableScale
-from service.core.types import TABLE_DTYPES, Array
-from service.files.guarded_files import GuardedFiles, GuardedMap
-from service.lookup.table import MappedTable
+from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.errors import ArtifactError
+from service.tables.guarded_files import GuardedFiles, GuardedMap
+from service.tables.table import MappedTable
+from service.types import TABLE_DTYPES, Array
 
 # Without it the kernel sets memory aside for a copy of every page, and refuses tables larger than memory. Linux.
 _MAP_NORESERVE = 0x4000

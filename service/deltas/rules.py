@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from service.deltas.delta_file import DELTAS_FOLDER, DeltaFault, fingerprint_of
-from service.deltas.journal import Journal, journal_path
+from service.artifact.delta_file import DELTAS_FOLDER, DeltaFault, fingerprint_of
+from service.artifact.delta_journal import Journal, journal_path
 from service.deltas.overlay import Overlay
 from service.deltas.version_deltas import Target, VersionDeltas
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from service.core.deltas import Upsert
-from service.core.errors import IdOutOfRange, IdsTooMany, InputMismatch, TableNotFound
-from service.core.types import Array, TableInfo, Vocabulary
-from service.deltas.checks import check_rows
-from service.deltas.delta_file import DeltaFault
-from service.lookup.vocabulary import IntegerVocabulary, StringVocabulary, counted_apart
+from service.artifact.delta_checks import check_rows
+from service.artifact.delta_file import DeltaFault
+from service.engine.deltas import Upsert
+from service.errors import IdOutOfRange, IdsTooMany, InputMismatch, TableNotFound
+from service.tables.vocabulary import IntegerVocabulary, StringVocabulary, counted_apart
+from service.types import Array, TableInfo, Vocabulary
 
 
 def resolved_rows(

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.core.deltas import DeltaStatus, Upsert, UpsertReceipt
-from service.core.errors import DeltaRefused
-from service.core.servable import Holder, Servable
-from service.core.types import TableInfo, Vocabulary
-from service.deltas.checks import check_delta
-from service.deltas.delta_file import Delta, DeltaFault, encode
-from service.deltas.inbox import Inbox
-from service.deltas.journal import Journal
+from service.artifact.delta_checks import check_delta
+from service.artifact.delta_file import Delta, DeltaFault, encode
+from service.artifact.delta_inbox import Inbox
+from service.artifact.delta_journal import Journal
 from service.deltas.overlay import Ordered, Overlay
 from service.deltas.sequences import Sequences
 from service.deltas.upsert_rows import resolved_rows
+from service.engine.deltas import DeltaStatus, Upsert, UpsertReceipt
+from service.engine.servable import Holder, Servable
+from service.errors import DeltaRefused
+from service.types import TableInfo, Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _PATIENCE_S = 0.25
 # How long an upsert waits to be shown.
 _SHOWN_S = 1.0
 
-# Puts a servable in a holder's place: core.registry's replace.
+# Puts a servable in a holder's place: engine.registry's replace.
 Replace = Callable[[Holder, Servable], Holder | None]
 
 
@@ -70,7 +70,7 @@ class _Refusals:
 
 
 class VersionDeltas:
-    """See core.deltas.Deltas for what requests and metrics use. Concurrency: any thread.
+    """See engine.deltas.Deltas for what requests and metrics use. Concurrency: any thread.
 
     Args:
       journal: makes the journal of upserts, told where to report; None: there is none.
@@ -157,7 +157,7 @@ class VersionDeltas:
             return not has_more
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """See core.deltas.Deltas."""
+        """See engine.deltas.Deltas."""
         target = self._target
         if self._journal is None:
             raise DeltaRefused(
@@ -183,7 +183,7 @@ class VersionDeltas:
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
     def status(self) -> DeltaStatus:
-        """See core.deltas.Deltas."""
+        """See engine.deltas.Deltas."""
         since_s = self._behind_since_s
         return DeltaStatus(
             last_sequence=self._numbers.last,
@@ -197,7 +197,7 @@ class VersionDeltas:
         )
 
     def close(self) -> None:
-        """See core.deltas.Deltas. What points back here is let go of, or all would stay until a full collection."""
+        """See engine.deltas.Deltas. What points back here is let go of, or all would stay until a full collection."""
         with self._catching_up:
             self._is_closed = True
             self._overlay.close()

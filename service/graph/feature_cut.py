@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from service.core.errors import InvalidRequest
-from service.core.types import Array, SignatureSpec, Table, Tensors
+from service.errors import InvalidRequest
 from service.graph.flat_graph import FlatGraph
 from service.graph.graph_session import GraphSession
 from service.graph.probes import Constants, is_same_sum, requests
 from service.graph.table_reads import TableRead
 from service.graph.table_rows import Claim, rows_of
+from service.types import Array, SignatureSpec, Table, Tensors
 
 # A constant with more numbers may be a map from ids to anything, which no probe would find out.
 _MOST_NUMBERS = 8

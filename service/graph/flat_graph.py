@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from service.core.errors import ArtifactError
+from service.errors import ArtifactError
 
 # A call that adds nothing to what its function does; control flow (If, While, Case) stays as it is.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})

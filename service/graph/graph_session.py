@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from service.core.types import Array
+from service.types import Array
 
 if TYPE_CHECKING:
     from service import _native

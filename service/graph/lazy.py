@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from service.core.errors import ArtifactError, BackendFailure
-from service.core.types import Array, Backend, Tensors
+from service.errors import ArtifactError, BackendFailure
+from service.types import Array, Backend, Tensors
 
 
 class LazyBackend:

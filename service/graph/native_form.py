@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.lookup.plan import FeaturePlan
+from service.tables.plan import FeaturePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from service.core.types import SignatureSpec
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.table_rows import ComputedRows, RowSource
 from service.graph.tower import TowerBackend
-from service.lookup.plan import FeaturePlan
+from service.tables.plan import FeaturePlan
+from service.types import SignatureSpec
 
 _ID_DTYPES = ("int64", "int32")
 

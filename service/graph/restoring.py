@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from service.core.errors import ArtifactError
+from service.errors import ArtifactError
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
 
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})

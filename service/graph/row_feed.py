@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.core.types import Array, Tensors
 from service.graph.joined_rows import JoinedRows
 from service.graph.table_rows import FeatureRows, RowSource, numpy_dtype
-from service.lookup.row_blocks import BlockLayout, BlockPart, RowBlocks
-from service.lookup.table import MappedTable
+from service.tables.row_blocks import BlockLayout, BlockPart, RowBlocks
+from service.tables.table import MappedTable
+from service.types import Array, Tensors
 
 # Most request shapes whose layout is cached, so that a client can not fill the memory.
 _MOST_LAYOUTS = 256

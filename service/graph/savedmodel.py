@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from service.core.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError, Unimplemented
-from service.core.types import Array, SignatureSpec, Tensors
+from service.artifact.tpu_lowering import TPU_TAG, lower
+from service.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError, Unimplemented
 from service.graph.graph_session import GraphProgram, GraphSession, PythonSession, open_core_session
 from service.graph.handles import repair_handles
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
-from service.graph.tpu_lowering import TPU_TAG, lower
+from service.types import Array, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 

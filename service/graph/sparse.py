@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.core.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
+from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
 
 
 class SparseNames(NamedTuple):

@@ -16,7 +16,7 @@ _PURE_READS = frozenset(
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
 # A combined lookup is a dozen nodes behind its gather; what comes later is the tower's.
 _MOST_BOTTLENECKS = 24
-# What tf.RaggedTensor.from_row_splits checks and says; core.validation has found all of it to hold by then.
+# What tf.RaggedTensor.from_row_splits checks and says; engine.validation has found all of it to hold by then.
 _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
 
 
@@ -35,7 +35,7 @@ class NotProven(Exception):
 def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool]:
     """Returns what tells whether a "^node" must run although nothing reads its outputs.
 
-    Reads need not; nor does a check of row splits that core.validation has made already.
+    Reads need not; nor does a check of row splits that engine.validation has made already.
 
     Args:
       checked: input nodes whose row splits have been checked.

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from service.core.errors import IdOutOfRange, InvalidRequest
-from service.core.manifest import LookupFeature
-from service.core.types import Array, Table, Tensors, Vocabulary
+from service.artifact.manifest import LookupFeature
+from service.errors import IdOutOfRange, InvalidRequest
+from service.types import Array, Table, Tensors, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A feature as the manifest describes it, and its lookup on the mapped table.
 
-    is_described: the manifest describes it for this signature, so core.validation has refused the ids without a row.
+    is_described: the manifest describes it for this signature, so engine.validation has refused the ids without a row.
     vocabulary: of a feature whose input holds keys, which lookup maps too; None: it holds ids.
     keys: some of its keys, enough to tell it from another vocabulary.
     """

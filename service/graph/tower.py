@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.core.errors import InvalidRequest
-from service.core.types import Array, SignatureSpec, Tensors
+from service.errors import InvalidRequest
 from service.graph.graph_session import GraphSession
 from service.graph.joined_rows import JoinedRows
 from service.graph.row_feed import RowFeed
 from service.graph.savedmodel import first_line, translated
 from service.graph.sparse import SparseNames, feed_with_sparse
 from service.graph.table_rows import RowSource
+from service.types import Array, SignatureSpec, Tensors
 
 _TF_DTYPE_NAMES = {"object": "string", "float32": "float", "float64": "double", "float16": "half"}
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service.core.errors import ArtifactError
-from service.core.types import Array, SignatureSpec, Table, Tensors, TensorSpec
+from service.errors import ArtifactError
 from service.graph.dense_session import DenseGraph, DenseSession
 from service.graph.feature_cut import find_lookup
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
@@ -34,6 +33,7 @@ from service.graph.table_reads import (
 )
 from service.graph.table_rows import Claim, ComputedRows, FeatureRows, InputRows, RowSource
 from service.graph.tower import CutSignature, TowerBackend, request_feed
+from service.types import Array, SignatureSpec, Table, Tensors, TensorSpec
 
 logger = logging.getLogger(__name__)
 

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from service.codecs.batching_proto import parse_batching_text
 from service.configuration.text_file import read_proto_text
-from service.core.batching.batcher import Batcher
-from service.core.batching.observer import BatchObserver
-from service.core.batching.parameters import BatchingParameters
-from service.core.batching.scheduler import Scheduler
-from service.core.errors import ArtifactError, InvalidRequest
-from service.core.servable import Servable
-from service.core.types import Backend
+from service.engine.batch_scheduler import Scheduler
+from service.engine.batcher import Batcher, BatchObserver
+from service.engine.batching_parameters import BatchingParameters
+from service.engine.servable import Servable
+from service.errors import ArtifactError, InvalidRequest
+from service.types import Backend
+from service.wire.batching_proto import parse_batching_text
 
 # Lies in the version's folder, beside saved_model.pb.
 PER_MODEL_FILE = "batching_params.pbtxt"

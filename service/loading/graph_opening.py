@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from service.codecs.signature_def import SERVE_TAGS
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest
-from service.core.types import Backend, SignatureSpec
+from service.artifact.manifest import Manifest
+from service.artifact.signature_def import SERVE_TAGS
+from service.errors import ArtifactError
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.loading.tower_batching import batched
 from service.loading.towers import open_towers
 from service.loading.warmup import is_initialiser, warm_up
-from service.lookup.backend import OpenedLookups
+from service.tables.backend import OpenedLookups
+from service.types import Backend, SignatureSpec
 
 logger = logging.getLogger(__name__)
 

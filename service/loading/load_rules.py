@@ -6,20 +6,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 from service.configuration.settings import Settings
-from service.core.errors import InvalidRequest
-from service.core.repository import LoadRules
-from service.core.servable import Servable
-from service.loading.delta_rules import delta_rules, journal_pruning
+from service.configuration.start_error import StartError
+from service.deltas.journal_pruning import JournalPruning
+from service.deltas.rules import DeltaRules
+from service.engine.repository import LoadRules
+from service.engine.servable import Servable
+from service.errors import InvalidRequest
 from service.loading.graph_batching import GraphBatching, create_batching
 from service.loading.loader import CompileNative, ServableLoader
-from service.loading.memory_rules import residency_of
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
-from service.lookup.row_pool import row_runner
-from service.metrics.metrics import Metrics
-from service.start_error import StartError
+from service.observe.metrics import Metrics
+from service.tables.residency import Residency
+from service.tables.row_pool import row_runner
 
 
 def create_load_rules(
@@ -87,3 +89,41 @@ def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
         )
     except InvalidRequest as error:
         raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
+
+
+def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:
+    """Returns what the settings ask for; None: no deltas are taken."""
+    if not settings.delta_poll_wait_seconds:
+        return None
+    return DeltaRules(
+        journal_folder=_journal_folder(settings),
+        max_rows=settings.delta_max_rows,
+        max_file_bytes=settings.delta_max_file_mib << 20,
+        max_journal_bytes=settings.delta_journal_max_mib << 20,
+        wake=wake,
+    )
+
+
+def journal_pruning(settings: Settings) -> JournalPruning | None:
+    """Returns what removes journals of versions that are gone; None: there are none."""
+    folder = _journal_folder(settings)
+    return JournalPruning(folder) if folder is not None and settings.delta_poll_wait_seconds else None
+
+
+def _journal_folder(settings: Settings) -> Path | None:
+    return Path(settings.delta_journal_dir).absolute() if settings.delta_journal_dir else None
+
+
+def residency_of(settings: Settings) -> Residency:
+    """Returns what is done with tables' pages before a version answers; table_pages has the rest of what "auto" is."""
+    pages = settings.table_pages
+    if pages == "auto":
+        # What is read as a whole in any case is read in large pages at once.
+        pages = "huge" if settings.table_prefault else "normal"
+    return Residency(
+        is_prefaulted=settings.table_prefault,
+        bytes_per_s=settings.table_prefault_mib_per_s * 2**20,
+        lock=settings.table_lock,
+        advice=pages,
+        is_warmed=settings.warm,
+    )

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from service.codecs.saved_model_config import check_saved_model_config
-from service.codecs.signature_def import SERVE_TAGS, read_signatures
-from service.core.errors import ArtifactError, DataLoss, ServiceError
-from service.core.manifest import Manifest
-from service.core.servable import Servable
-from service.core.version_tree import check_tree
+from service.artifact.manifest import Manifest
+from service.artifact.saved_model_config import check_saved_model_config
+from service.artifact.signature_def import SERVE_TAGS, read_signatures
+from service.artifact.version_tree import check_tree
 from service.deltas.rules import DeltaRules
-from service.files.verification import Stored, nothing_before
+from service.engine.servable import Servable
+from service.errors import ArtifactError, DataLoss, ServiceError
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.loading.graph_batching import GraphBatching
@@ -25,9 +24,10 @@ from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
-from service.lookup.backend import OpenedLookups, open_lookups
-from service.lookup.residency import Residency
-from service.lookup.row_pool import RowRunner, in_one_piece
+from service.tables.backend import OpenedLookups, open_lookups
+from service.tables.residency import Residency
+from service.tables.row_pool import RowRunner, in_one_piece
+from service.tables.verification import Stored, nothing_before
 
 if TYPE_CHECKING:
     from service.loading.graph_opening import GraphOpening

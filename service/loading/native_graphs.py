@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.core.servable import Servable
+from service.engine.servable import Servable
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.native_graph import native_savedmodel, native_tower

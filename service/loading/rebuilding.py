@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from service.core.manifest import Manifest
-from service.core.servable import Servable
-from service.core.types import Backend, Vocabulary
-from service.deltas.delta_file import fingerprint_of
+from service.artifact.delta_file import fingerprint_of
+from service.artifact.manifest import Manifest
 from service.deltas.overlay import Overlay
 from service.deltas.private_map import PrivateMaps
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import Target
+from service.engine.servable import Servable
 from service.loading.warmup import is_initialiser
-from service.lookup.backend import OpenedLookups
-from service.lookup.residency import Residency
-from service.lookup.table import MappedTable
+from service.tables.backend import OpenedLookups
+from service.tables.residency import Residency
+from service.tables.table import MappedTable
+from service.types import Backend, Vocabulary
 
 
 def with_deltas(

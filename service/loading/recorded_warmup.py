@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.codecs.example_proto import decode_examples, decode_examples_request, decode_multi_inference
-from service.codecs.predict_proto import decode_inputs, decode_request, parse_message
-from service.codecs.tf_record import read_records
-from service.core.errors import ArtifactError, InvalidRequest, MalformedPayload, ServiceError
-from service.core.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, result_of, wanted_outputs
-from service.core.servable import Servable
-from service.core.types import Array, Tensors
-from service.core.validation import checked
-from service.files.crc32c import masked_of
+from service.artifact.crc32c import masked_of
+from service.artifact.tf_record import read_records
+from service.engine.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, result_of, wanted_outputs
+from service.engine.servable import Servable
+from service.engine.validation import checked
+from service.errors import ArtifactError, InvalidRequest, MalformedPayload, ServiceError
+from service.types import Array, Tensors
+from service.wire.example_proto import decode_examples, decode_examples_request, decode_multi_inference
+from service.wire.predict_proto import decode_inputs, decode_request, parse_message
 
 WARMUP_REQUESTS = Path("assets.extra/tf_serving_warmup_requests")
 MAX_RECORDS = 1000

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from service.configuration.settings import Settings
-from service.files.guarded_files import GuardedFiles
-from service.files.huge_pages import HugePages
 from service.loading.available_memory import available_bytes
+from service.tables.guarded_files import GuardedFiles
+from service.tables.huge_pages import HugePages
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.configuration.settings import Settings
-from service.core.errors import DataLoss
-from service.files.guarded_files import GuardedFiles
-from service.files.verification import Stored, Verifier, nothing_before
+from service.errors import DataLoss
+from service.tables.guarded_files import GuardedFiles
+from service.tables.verification import Stored, Verifier, nothing_before
 
 
 @dataclass(frozen=True, slots=True)

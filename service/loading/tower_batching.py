@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from service.core.batching.batcher import Batcher
-from service.core.batching.concatenation import concatenated, num_rows
-from service.core.batching.observer import BatchObserver
-from service.core.batching.parameters import BatchingParameters
-from service.core.batching.scheduler import Scheduler
-from service.core.errors import ServiceError
-from service.core.types import Array, Backend, SignatureSpec, Tensors
+from service.engine.batch_concatenation import concatenated, num_rows
+from service.engine.batch_scheduler import Scheduler
+from service.engine.batcher import Batcher, BatchObserver
+from service.engine.batching_parameters import BatchingParameters
+from service.errors import ServiceError
 from service.graph.tower import TowerBackend
+from service.types import Array, Backend, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 

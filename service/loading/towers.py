@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from service.core.manifest import LookupFeature, Manifest, SignatureEntry
-from service.core.types import Array, SignatureSpec, Tensors, Vocabulary
+from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.graph.table_rows import Claim, ComputedRows, FeatureRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
-from service.lookup.backend import OpenedLookups
-from service.lookup.plan import FeaturePlan, SignaturePlan, compile_signature
-from service.lookup.table import MappedTable
+from service.tables.backend import OpenedLookups
+from service.tables.plan import FeaturePlan, SignaturePlan, compile_signature
+from service.tables.table import MappedTable
+from service.types import Array, SignatureSpec, Tensors, Vocabulary
 
 # A graph's vocabulary is held against so many keys of the manifest's, which takes half a second.
 _MOST_KEYS = 100_000

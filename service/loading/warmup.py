@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from service.core.types import Array, Backend, SignatureSpec, TensorSpec
+from service.types import Array, Backend, SignatureSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
 

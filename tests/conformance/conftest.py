@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from service.core.engine import Engine
-from service.core.registry import Registry
+from service.engine.engine import Engine
+from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
 from tests.conformance.contract_models import write_half, write_kinds
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.wires import HttpClient
 
 Case = Mapping[str, Any]

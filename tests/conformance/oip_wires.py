@@ -1,6 +1,6 @@
 """The Open Inference Protocol's ways into the server, for the case table.
 
-Written from the specification alone; it shares no code with service.codecs.oip_*.
+Written from the specification alone; it shares no code with service.wire.oip_*.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.wires import HTTP_STATUS_OF_CODE, Failure, HttpClient, Request
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.oip_wires import INFER, raw_bytes
 from tests.conformance.wires import PREDICT, fill_tensor
 from tests.toy_model import MANIFEST

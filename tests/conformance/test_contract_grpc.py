@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from service.codecs.protos import message_class
-from service.core.engine import Engine
+from service.artifact.protos import message_class
+from service.engine.engine import Engine
 from tests.conformance.contract_calls import fill_tensor
 from tests.grpc_servers import grpc_server
 

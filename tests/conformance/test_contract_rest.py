@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.core.engine import Engine
+from service.engine.engine import Engine
 from tests.conformance.wires import HttpClient, http_client
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases" / "contract_rest.json").read_text())
@@ -116,7 +116,7 @@ def test_the_canonical_code_comes_in_a_header(contract_http: HttpClient) -> None
 
 
 def test_a_client_that_leaves_ends_nothing_else(contract_engine: Engine) -> None:
-    from service.transports.http.http_app import create_http_app
+    from service.http.http_app import create_http_app
 
     app = create_http_app(
         contract_engine,

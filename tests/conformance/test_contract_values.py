@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.contract_calls import FIELDS, Refused
 from tests.conformance.contract_models import DTYPES
 from tests.conformance.wires import HttpClient

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.exporter.fingerprint import fingerprint64
-from service.codecs.protos import message_class
-from service.codecs.tensor_proto import decode_tensor, encode_tensor
-from service.core.engine import Engine
-from service.core.types import ModelRef
-from service.transports.grpc.methods import service_methods
+from model_export.parity.fingerprint import fingerprint64
+from service.artifact.protos import message_class
+from service.artifact.tensor_proto import decode_tensor, encode_tensor
+from service.engine.engine import Engine
+from service.grpc.methods import service_methods
+from service.types import ModelRef
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import (
     PREDICT,

@@ -22,19 +22,19 @@ import grpc
 import pytest
 from google.protobuf import text_format
 
-from service.codecs.model_config_proto import parse_config_text
-from service.codecs.protos import message_class
-from service.core.engine import Engine
-from service.core.errors import ServiceError
-from service.core.model_set import ModelSet
-from service.core.registry import Registry
-from service.core.repository import LoadRules
-from service.core.types import State
+from service.artifact.protos import message_class
+from service.engine.engine import Engine
+from service.engine.model_set import ModelSet
+from service.engine.registry import Registry
+from service.engine.repository import LoadRules
+from service.errors import ServiceError
 from service.loading.loader import ServableLoader
+from service.types import State
+from service.wire.model_config_proto import parse_config_text
 from tests.conformance.wires import HTTP_STATUS_OF_CODE, HttpClient, grpc_channel, http_client
 from tests.conftest import RecordingObserver
 from tests.toy_model import SHARD, write_toy_model
-from tests.unit.codecs.test_tf_record import record
+from tests.unit.artifact.test_tf_record import record
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases" / "models.json").read_text())
 WARMUP = Path("assets.extra/tf_serving_warmup_requests")

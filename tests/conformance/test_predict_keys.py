@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.core.engine import Engine
-from service.core.registry import Registry
+from service.artifact.bundle import read_bundle
+from service.engine.engine import Engine
+from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
-from service.lookup.bundle import read_bundle
 from tests.conformance.wires import EngineWire, Failure, GrpcWire, HttpWire, Request, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver
 from tests.toy_model import MANIFEST

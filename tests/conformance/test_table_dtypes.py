@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.core.engine import Engine
+from service.engine.engine import Engine
 from tests.conformance.test_transports import CASES
 from tests.conformance.wires import (
     EngineWire,

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from service.core.engine import Engine
-from service.core.errors import ArtifactError
-from service.core.registry import Registry
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
 from tests.conformance.contract_calls import Case, send_grpc, send_rest
 from tests.conformance.wires import HttpClient, grpc_channel, http_client

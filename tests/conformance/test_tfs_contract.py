@@ -15,8 +15,8 @@ import grpc
 import pytest
 from google.protobuf import json_format
 
-from service.codecs.protos import message_class
-from service.core.engine import Engine
+from service.artifact.protos import message_class
+from service.engine.engine import Engine
 from tests.conformance.wires import HttpClient, grpc_channel
 
 CASES = json.loads((Path(__file__).parent / "cases" / "tfs_contract.json").read_text())

@@ -13,11 +13,11 @@ import grpc
 import httpx
 import numpy as np
 
-from service.codecs.protos import message_class
-from service.core.engine import Engine
-from service.core.errors import ServiceError
-from service.core.types import ModelRef
-from service.transports.http.http_app import create_http_app
+from service.artifact.protos import message_class
+from service.engine.engine import Engine
+from service.errors import ServiceError
+from service.http.http_app import create_http_app
+from service.types import ModelRef
 from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
 

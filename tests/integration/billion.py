@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.integration.process import PATIENCE_S, ServerProcess
 
 ROWS = 1_000_000_000

@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import httpx
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor, read_tensor
 
 ROOT = Path(__file__).parents[2]

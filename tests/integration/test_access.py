@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from embedding_client import AsyncEmbeddingClient, EmbeddingClient
 from embedding_client.errors import Refused
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model

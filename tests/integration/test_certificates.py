@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.certificates import Authority, Issued, ssl_config
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, predict_grpc, until
 from tests.toy_model import write_toy_model

@@ -32,8 +32,8 @@ from embedding_client.errors import (
 from embedding_client.retry import RetryPolicy
 from embedding_client.targets import Tls
 from embedding_client.types import RaggedIds, State, TableDescription, VersionStatus
-from service.core.engine import Engine
-from service.transports.grpc.grpcio_server import GrpcServer
+from service.engine.engine import Engine
+from service.grpc.grpcio_server import GrpcServer
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
 from tests.toy_model import TAG_STRINGS, write_toy_model

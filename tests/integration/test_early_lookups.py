@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import DATA_PLANES, ServerProcess, environment, until, unused_ports

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from service.core.engine import Engine
-from service.core.manifest import Manifest
+from service.artifact.manifest import Manifest
+from service.engine.engine import Engine
 from tests.conformance.wires import http_client
 from tests.conftest import RecordingObserver, serving
 from tests.integration.process import ROOT, environment

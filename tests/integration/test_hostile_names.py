@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model
 

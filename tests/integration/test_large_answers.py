@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.conftest import Serve
+from tests.integration.h2_client import H2Client, framed
 from tests.integration.process import ServerProcess
-from tests.unit.transports.h2_client import H2Client, framed
 
 IDS = np.tile(np.arange(1, 5), 2000)
 

@@ -10,12 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.exposition import Family, read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until
 from tests.toy_model import write_toy_model
-from tests.unit.codecs.test_tf_record import record
+from tests.unit.artifact.test_tf_record import record
 
 OWN, DEFAULT = "/metrics", "/monitoring/prometheus/metrics"
 LOOKUP = "/v1/models/default:lookup"

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until
 from tests.integration.test_models import ask, reload
 from tests.toy_model import rewrite_manifest, write_toy_model
-from tests.unit.codecs.test_tf_record import record
+from tests.unit.artifact.test_tf_record import record
 
 WARMUP = Path("assets.extra/tf_serving_warmup_requests")
 AVAILABLE = ("AVAILABLE", "OK")

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ServerProcess, until

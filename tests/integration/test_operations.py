@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.process import DATA_PLANES, ServerProcess, until
 from tests.toy_model import write_toy_model
-from tests.unit.test_dashboards import expressions, metrics_of
+from tests.unit.observe.test_dashboards import expressions, metrics_of
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-00"
@@ -191,7 +191,7 @@ def test_grpc_returns_the_senders_id(server: ServerProcess) -> None:
     made_up = predict(server, 99, [])[1]["x-request-id"]
 
     def told() -> list[dict[str, Any]]:
-        return [record for record in server.records if record["logger"] == "service.transports.grpc.refusals"]
+        return [record for record in server.records if record["logger"] == "service.grpc.refusals"]
 
     for own_id in ("g-2", TRACE_ID, made_up):
         until(

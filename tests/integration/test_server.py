@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ROOT, environment, predict_grpc, until
 from tests.toy_model import write_toy_model

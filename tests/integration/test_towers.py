@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from model_export import export
-from model_export.datasets.synthetic import synthetic_ratings
-from model_export.training.config import TrainConfig
-from service.core.errors import InvalidRequest
-from service.core.servable import Servable
-from service.core.types import Array
-from service.core.validation import checked
+from model_export.demo.config import TrainConfig
+from model_export.demo.synthetic import synthetic_ratings
+from service.engine.servable import Servable
+from service.engine.validation import checked
+from service.errors import InvalidRequest
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.types import Array
 
 pytestmark = pytest.mark.tf
 
@@ -27,7 +27,7 @@ SERVE = frozenset({"serve"})
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Version 1 of a model on TPUEmbedding layers."""
-    from model_export.training.run import train
+    from model_export.demo.run import train
 
     run = tmp_path_factory.mktemp("training") / "run"
     train(synthetic_ratings(), TrainConfig(epochs=1, batch_size=64), run)

@@ -16,11 +16,11 @@ import grpc
 import numpy as np
 import pytest
 
-from service.core.engine import Engine
-from service.core.errors import ArtifactError
-from service.core.registry import Registry
-from service.core.types import ModelRef
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
+from service.types import ModelRef
 from tests.conformance.wires import HttpClient, grpc_channel, http_client
 from tests.conftest import SHARED, RecordingObserver
 from tests.integration.process import ServerProcess, predict_grpc

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.integration.conftest import Serve
 from tests.integration.process import ROOT, environment, until
 from tests.toy_model import write_toy_model

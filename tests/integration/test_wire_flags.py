@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor
 from tests.integration.conftest import Serve
 from tests.integration.process import PATIENCE_S

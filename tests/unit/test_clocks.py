@@ -7,15 +7,15 @@ from pathlib import Path
 
 SERVICE = Path(__file__).parents[2] / "service"
 MAY_READ_THE_WALL = {
-    # The age of files is the file system's, which is looked at once (tests/unit/core/test_completeness.py).
-    "core/repository.py",
+    # The age of files is the file system's, which is looked at once (tests/unit/artifact/test_completeness.py).
+    "engine/repository.py",
     # Certificates end on a day of the calendar.
-    "tls/tls_file.py",
+    "access/tls_file.py",
     # Names of files, and times that people read.
-    "dataplane/statistics.py",
-    "request_log/request_logs.py",
-    "statusz/collect.py",
-    "recent_requests.py",
+    "native/statistics.py",
+    "observe/request_logs.py",
+    "observe/statusz.py",
+    "observe/recent_requests.py",
     # When a row was changed.
     "deltas/version_deltas.py",
 }

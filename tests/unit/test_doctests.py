@@ -38,6 +38,6 @@ def test_examples_of_the_exporter_hold(file: Path) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-@pytest.mark.parametrize("name", ["service.core.types", "service.core.manifest"])
+@pytest.mark.parametrize("name", ["service.types", "service.artifact.manifest"])
 def test_the_central_types_show_an_example(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).attempted > 0

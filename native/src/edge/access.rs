@@ -17,7 +17,7 @@ const SCHEME: &[u8] = b"bearer ";
 /// A request with a longer `authorization` header is forwarded to the reference, which refuses it.
 const MAX_HEADER_BYTES: usize = 4096;
 
-/// One caller, as `service/dataplane/access.py` writes it.
+/// One caller, as `service/native/edge.py` writes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caller {

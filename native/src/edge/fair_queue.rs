@@ -1,14 +1,14 @@
 //! Queues requests fairly between models and clients, and refuses a request at once if it would wait too long.
 //!
 //! Models take turns. Within a model, client addresses take turns; within an address, its connections do. Turns are
-//! weighted by the expected run time. The rules are those of `service/core/admission/workers.py`.
+//! weighted by the expected run time. The rules are those of `service/engine/workers.py`.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One model or one client may fill at most this many times the places that are still free. One that floods alone can
-/// fill four fifths of the queue, two that flood four ninths each. Source: `service/core/admission/limits.py`.
+/// fill four fifths of the queue, two that flood four ninths each. Source: `service/engine/admission_limits.py`.
 const SHARE: usize = 4;
 /// The newest run counts for one part in `NEWEST` of the mean. A run counts as at most twice the mean plus
 /// `MOST_NANOS`, because a single run may wait for a graph to load.

@@ -377,7 +377,7 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(Bytes::from_static(text.as_bytes()), open));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
-        // As service/transports/http/security_headers.py marks each answer to GET.
+        // As service/http/security_headers.py marks each answer to GET.
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
             ("x-frame-options", "DENY"),

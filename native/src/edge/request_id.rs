@@ -27,7 +27,7 @@ impl RequestIds {
         format!("{}-{:x}", self.prefix, self.next.fetch_add(1, Relaxed))
     }
 
-    /// Returns the id of an HTTP request, as `service/transports/http/request_id.py` finds it.
+    /// Returns the id of an HTTP request, as `service/http/request_id.py` finds it.
     #[must_use]
     pub fn of_http(&self, headers: &HeaderMap) -> HeaderValue {
         own(headers)

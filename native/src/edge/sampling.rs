@@ -10,7 +10,7 @@ use super::request_id::trace_id;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// The sampling rates of an OpenTelemetry sampler, from 0 to 1, as `service/dataplane/sampling.py` reads them.
+/// The sampling rates of an OpenTelemetry sampler, from 0 to 1, as `service/native/sampling.py` reads them.
 ///
 /// A trace is sampled if the lower 64 bits of its id are below its rate times `2**64`.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]

@@ -1,6 +1,6 @@
 //! `POST /v1/models/{model}:lookup`: embeddings by feature.
 //!
-//! The reference is `service/codecs/json_lookup.py`.
+//! The reference is `service/wire/json_lookup.py`.
 
 use super::json::outputs::{self, Layout};
 use super::json::reader::{LookupBody, read_lookup};

@@ -1,6 +1,6 @@
 //! `POST /v2/models/{model}[/versions/{version}]/infer`: JSON, and behind it the binary data of the tensors that say so.
 //!
-//! The reference is `service/codecs/oip_json.py`. This form answers bodies of its plain kind: no key that the reference
+//! The reference is `service/wire/oip_json.py`. This form answers bodies of its plain kind: no key that the reference
 //! does not read holds a list or an object, no number is `NaN` or `Infinity`, and 16-bit floats are binary.
 
 mod request;
@@ -406,7 +406,7 @@ mod tests {
         }
     }
 
-    /// Compares with the bytes of `service/codecs/oip_json.py` for the same arrays.
+    /// Compares with the bytes of `service/wire/oip_json.py` for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };

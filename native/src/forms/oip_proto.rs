@@ -1,6 +1,6 @@
 //! `inference.GRPCInferenceService/ModelInfer`: `ModelInferRequest` to `ModelInferResponse`.
 //!
-//! The reference is `service/codecs/oip_proto.py`; field numbers are those of `service/codecs/open_inference.proto`.
+//! The reference is `service/wire/oip_proto.py`; field numbers are those of `service/artifact/open_inference.proto`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -532,7 +532,7 @@ mod tests {
         }
     }
 
-    /// Compares with the bytes of `service/codecs/oip_proto.py` for the same arrays.
+    /// Compares with the bytes of `service/wire/oip_proto.py` for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };

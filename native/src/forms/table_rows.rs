@@ -1,6 +1,6 @@
 //! `POST /v1/models/{model}/tables/{table}:rows`: rows of a table by their ids, as float32.
 //!
-//! The reference is `service/codecs/json_lookup.py`.
+//! The reference is `service/wire/json_lookup.py`.
 
 use bytes::Bytes;
 

@@ -1,6 +1,6 @@
 //! `POST /v1/models/{model}:predict`: TensorFlow Serving's rows (`instances`) and columns (`inputs`).
 //!
-//! The reference is `service/codecs/json_tensor.py`. A ragged feature is sent under its own name, as one list of ids for
+//! The reference is `service/wire/json_tensor.py`. A ragged feature is sent under its own name, as one list of ids for
 //! each row, or by column as values and row splits.
 
 use smallvec::SmallVec;

@@ -1,4 +1,4 @@
-//! Reads the JSON description of one version of a model, which `service/dataplane/description.py` writes.
+//! Reads the JSON description of one version of a model, which `service/native/description.py` writes.
 
 use serde::Deserialize;
 
@@ -45,7 +45,7 @@ pub struct TableDescription {
     pub scales_at: usize,
 }
 
-/// One vocabulary, as the arrays of `service/lookup/vocabulary.py` in memory.
+/// One vocabulary, as the arrays of `service/tables/vocabulary.py` in memory.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyDescription {
@@ -97,7 +97,7 @@ pub struct SignatureDescription {
     pub graph: Option<serde_json::Value>,
 }
 
-/// One input of a signature; fields as in `TensorSpec` of service/core/types.py.
+/// One input of a signature; fields as in `TensorSpec` of service/types.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputDescription {
@@ -121,7 +121,7 @@ pub struct InputDescription {
     pub takes_strings: bool,
 }
 
-/// One feature; fields as in `LookupFeature` of service/core/manifest.py.
+/// One feature; fields as in `LookupFeature` of service/artifact/manifest.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {

@@ -1,7 +1,7 @@
 //! Kernels, indexes and the guard of maps as Python functions: `service._native.tables`.
 //!
-//! Signatures and results are those of service/lookup/numpy_kernels.py, service/lookup/key_index.py and
-//! service/files/crc32c.py, so that tests hold one against the other. Arrays are C-contiguous, at any alignment.
+//! Signatures and results are those of service/tables/numpy_kernels.py, service/tables/key_index.py and
+//! service/artifact/crc32c.py, so that tests hold one against the other. Arrays are C-contiguous, at any alignment.
 #![allow(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
@@ -22,7 +22,7 @@ use super::table::{
 };
 use super::vocabulary::Rows;
 
-// As in service/lookup/kernel_codes.py and service/lookup/key_index.py.
+// As in service/tables/kernel_codes.py and service/tables/key_index.py.
 const OK: i64 = -1;
 const TOO_MANY: i64 = -2;
 const MISSING: i64 = -(1 << 40);

@@ -57,7 +57,7 @@ pub enum Combiner {
 }
 
 /// The order of additions; the last bits of a sum depend on it. See `LookupFeature.summation` in
-/// service/core/manifest.py.
+/// service/artifact/manifest.py.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Summation {
@@ -264,7 +264,7 @@ pub struct Policy {
     pub default_row: usize,
 }
 
-/// How the rows of a feature are combined; fields as in `LookupFeature` of service/core/manifest.py.
+/// How the rows of a feature are combined; fields as in `LookupFeature` of service/artifact/manifest.py.
 #[derive(Clone, Copy, Debug)]
 pub struct Combining {
     /// The combiner.

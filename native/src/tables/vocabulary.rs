@@ -1,4 +1,4 @@
-//! Maps keys to rows by the index that service/lookup/key_index.py builds, without a Python object for each key.
+//! Maps keys to rows by the index that service/tables/key_index.py builds, without a Python object for each key.
 
 use super::key_index::{Integers, Lines, Strangers, find};
 
@@ -43,10 +43,10 @@ unsafe impl Send for Vocabulary {}
 unsafe impl Sync for Vocabulary {}
 
 impl Vocabulary {
-    /// Takes the arrays of service/lookup/vocabulary.py by their addresses and lengths.
+    /// Takes the arrays of service/tables/vocabulary.py by their addresses and lengths.
     ///
     /// # Safety
-    /// They are what `service/lookup/key_index.py` made of one file, and stay readable as long as any copy lives: the
+    /// They are what `service/tables/key_index.py` made of one file, and stay readable as long as any copy lives: the
     /// bytes of the file, the starts of its lines or its int64 keys, and the slots, a power of two of them.
     #[must_use]
     pub unsafe fn new(

@@ -13,11 +13,11 @@ from embedding_client.calls import Reply, Where
 from embedding_client.errors import ServerFault, Unimplemented
 from embedding_client.grpc_calls import GrpcCalls
 from embedding_client.types import RaggedIds, State, TensorDescription, VersionStatus
-from service.codecs.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
-from service.codecs.signature_def import encode_metadata
-from service.codecs.status import encode_statuses
-from service.core import types
-from service.core.types import ModelRef, SignatureSpec, TensorSpec, ragged_features
+from service import types
+from service.artifact.signature_def import encode_metadata
+from service.types import ModelRef, SignatureSpec, TensorSpec, ragged_features
+from service.wire.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
+from service.wire.status import encode_statuses
 
 CALLS = GrpcCalls("m")
 

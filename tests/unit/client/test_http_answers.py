@@ -6,8 +6,8 @@ import pytest
 
 from embedding_client.errors import EmbeddingError
 from embedding_client.http_answers import checked
-from service.core.errors import ArtifactError, ServiceError
-from service.transports.http.errors import HTTP_STATUS, service_error_response
+from service.errors import ArtifactError, ServiceError
+from service.http.errors import HTTP_STATUS, service_error_response
 
 # An artifact's error ends as a version's state and never answers a request.
 SENT = [cls for cls in HTTP_STATUS if cls is not ArtifactError]

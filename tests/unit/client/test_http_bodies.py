@@ -10,9 +10,9 @@ import pytest
 from embedding_client.errors import InvalidRequest
 from embedding_client.http_bodies import lookup_body, predict_body, rows_body
 from embedding_client.types import RaggedIds
-from service.codecs.json_lookup import decode_lookup, decode_rows
-from service.codecs.json_tensor import decode_inputs, decode_predict
-from service.core.types import SignatureSpec, TensorSpec
+from service.types import SignatureSpec, TensorSpec
+from service.wire.json_lookup import decode_lookup, decode_rows
+from service.wire.json_tensor import decode_inputs, decode_predict
 
 
 def test_a_lookup_is_nested_by_row() -> None:

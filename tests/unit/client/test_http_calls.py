@@ -12,12 +12,12 @@ from embedding_client.calls import Reply, Where
 from embedding_client.errors import InvalidRequest, ServerFault
 from embedding_client.http_calls import HttpCalls
 from embedding_client.types import State, TableDescription, TensorDescription, VersionStatus
-from service.codecs.json_lookup import encode_lookup, encode_rows, encode_tables
-from service.codecs.json_tensor import encode_predict
-from service.codecs.signature_def import metadata_json
-from service.codecs.status import statuses_json
-from service.core import types
-from service.core.types import SignatureSpec, TableInfo, TensorSpec
+from service import types
+from service.artifact.signature_def import metadata_json
+from service.types import SignatureSpec, TableInfo, TensorSpec
+from service.wire.json_lookup import encode_lookup, encode_rows, encode_tables
+from service.wire.json_tensor import encode_predict
+from service.wire.status import statuses_json
 from tests.unit.client.test_grpc_calls import answer
 
 X = {"x": np.array([1.0], np.float32)}

@@ -20,7 +20,7 @@ from embedding_client.protobuf import (
     varint,
     varints,
 )
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from embedding_client.protobuf import field, tag, varint
 from embedding_client.tensor_proto import DTYPE_NUMBERS, decode_shape, decode_tensor, dtype_name, dtype_of_proto_name
-from service.codecs import dtypes
-from service.codecs.protos import message_class
-from service.codecs.tensor_proto import encode_tensor
+from service.artifact import dtypes
+from service.artifact.protos import message_class
+from service.artifact.tensor_proto import encode_tensor
 
 DTYPES = sorted(DTYPE_NUMBERS, key=str)
 

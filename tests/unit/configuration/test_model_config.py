@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from service.configuration.model_config import ConfigFile
-from service.core.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError
-from service.core.model_config import ModelConfig
+from service.engine.model_config import ModelConfig
+from service.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError
 from tests.conftest import Clock
 
 RETRY_INTERVAL_S = 60.0

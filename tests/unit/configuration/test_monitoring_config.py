@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from service.codecs.monitoring_config_proto import PrometheusConfig
 from service.configuration.monitoring_config import metrics_paths, read_monitoring_config
-from service.core.errors import InvalidRequest
-from service.transports.http.http_app import DEFAULT_METRICS_PATHS
+from service.errors import InvalidRequest
+from service.http.http_app import DEFAULT_METRICS_PATHS
+from service.wire.monitoring_config_proto import PrometheusConfig
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from service.core.registry import Registry
-from service.core.repository import ModelWatcher
-from service.deltas.journal import journal_path
+from service.artifact.delta_journal import journal_path
 from service.deltas.journal_pruning import GONE_S, JournalPruning
+from service.engine.registry import Registry
+from service.engine.repository import ModelWatcher
 from tests.conftest import Clock
-from tests.unit.core.test_repository import World
-from tests.unit.deltas.test_journal import Writer
+from tests.unit.artifact.test_delta_journal import Writer
+from tests.unit.engine.test_repository import World
 
 
 class Pruned(World):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.core.deltas import Upsert
-from service.core.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, ServiceError, TableNotFound
-from service.core.types import ModelRef
 from service.deltas.version_deltas import _PATIENCE_S
+from service.engine.deltas import Upsert
+from service.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, ServiceError, TableNotFound
+from service.types import ModelRef
 from tests.deltas import delta_bytes, drop
 from tests.toy_model import toy_tables_as
 from tests.unit.deltas.conftest import Served

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.core.errors import InvalidRequest
-from service.core.manifest import (
+from service.artifact.manifest import (
     MANIFEST_PATH,
     FeatureEntry,
     GraphRun,
@@ -20,12 +19,13 @@ from service.core.manifest import (
     SignatureEntry,
     VocabularyEntry,
 )
-from service.core.servable import Servable
-from service.core.types import Array
+from service.engine.servable import Servable
+from service.errors import InvalidRequest
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.table_rows import FeatureRows
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.types import Array
 from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, write_zoo_model
 
 pytestmark = pytest.mark.tf

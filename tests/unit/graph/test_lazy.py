@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.core.errors import ArtifactError, BackendFailure
+from service.errors import ArtifactError, BackendFailure
 from service.graph.lazy import LazyBackend
-from tests.unit.core.fakes import FakeBackend, X
+from tests.unit.engine.fakes import FakeBackend, X
 
 
 def test_opens_at_the_first_run_and_never_again() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.signature_def import read_signatures
-from service.core.engine import Engine
-from service.core.errors import ArtifactError, BackendFailure, InputMismatch, InvalidRequest
-from service.core.registry import Registry
-from service.core.types import ModelRef
+from service.artifact.signature_def import read_signatures
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.errors import ArtifactError, BackendFailure, InputMismatch, InvalidRequest
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.loading.loader import ServableLoader
+from service.types import ModelRef
 from tests.conftest import Clock, RecordingObserver
 
 pytestmark = pytest.mark.tf

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.signature_def import metadata_json, read_signatures
-from service.core.errors import InvalidRequest
+from service.artifact.signature_def import metadata_json, read_signatures
+from service.errors import InvalidRequest
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.sparse import to_coo
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
-from service.core.errors import ArtifactError, BackendFailure, InvalidRequest
-from service.core.servable import Servable
-from service.core.types import Array
-from service.core.validation import checked
+from service.artifact.protos import message_class
+from service.engine.servable import Servable
+from service.engine.validation import checked
+from service.errors import ArtifactError, BackendFailure, InvalidRequest
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.types import Array
 from tests.tower_model import write_tower_model
 
 pytestmark = pytest.mark.tf

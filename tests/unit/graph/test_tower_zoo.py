@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.core.errors import InvalidRequest
-from service.core.servable import Servable
-from service.core.types import Array
-from service.core.validation import checked
+from service.engine.servable import Servable
+from service.engine.validation import checked
+from service.errors import InvalidRequest
 from service.graph.run_comparison import compare_runs
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.types import Array
 from tests.tower_zoo import SIGNATURE, ZOO, write_zoo_model
 
 pytestmark = pytest.mark.tf

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.core.batching.batcher import Batcher
-from service.core.batching.parameters import BatchingParameters
-from service.core.batching.scheduler import Scheduler
-from service.core.engine import Engine
-from service.core.errors import ArtifactError, DeadlineExceeded, InputMismatch, InvalidRequest
-from service.core.registry import Registry
-from service.core.servable import Servable
-from service.core.types import ModelRef
+from service.engine.batch_scheduler import Scheduler
+from service.engine.batcher import Batcher
+from service.engine.batching_parameters import BatchingParameters
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.engine.servable import Servable
+from service.errors import ArtifactError, DeadlineExceeded, InputMismatch, InvalidRequest
 from service.loading.graph_batching import DEFAULT, PER_MODEL_FILE, GraphBatching, create_batching
+from service.types import ModelRef
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.core.batching.test_batcher import RecordingBatches
-from tests.unit.core.fakes import FakeBackend, predict_spec, servable
+from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
+from tests.unit.engine.test_batcher import RecordingBatches
 
 
 def batching(parameters: BatchingParameters = DEFAULT, is_per_model: bool = False) -> GraphBatching:

@@ -12,13 +12,13 @@ import pytest
 
 import service.loading.graph_opening
 import service.loading.loader
-from service.core.errors import ArtifactError, GraphUnavailable
-from service.core.servable import Servable
-from service.core.types import Array, SignatureSpec, Tensors
-from service.deltas.delta_file import fingerprint_of
-from service.deltas.journal import journal_path
+from service.artifact.delta_file import fingerprint_of
+from service.artifact.delta_journal import journal_path
 from service.deltas.rules import DeltaRules
+from service.engine.servable import Servable
+from service.errors import ArtifactError, GraphUnavailable
 from service.loading.loader import ServableLoader
+from service.types import Array, SignatureSpec, Tensors
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, saved_model, toy_signatures, write_toy_model
 
 SERVE = frozenset({"serve"})

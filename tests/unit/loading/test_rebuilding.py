@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from model_export import compact, write_delta
-from service.core.deltas import Upsert
-from service.core.engine import Engine
-from service.core.errors import DeltaRefused
-from service.core.registry import Registry
-from service.core.types import Array, ModelRef
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import VersionDeltas
+from service.engine.deltas import Upsert
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.errors import DeltaRefused
 from service.loading.loader import ServableLoader
+from service.types import Array, ModelRef
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop
 from tests.tower_model import TAGS, USERS, write_tower_model

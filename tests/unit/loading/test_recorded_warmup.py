@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
-from service.core.errors import ArtifactError
-from service.core.servable import Servable
-from service.core.types import SignatureSpec, TensorSpec
+from service.artifact.protos import message_class
+from service.engine.servable import Servable
+from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
 from service.loading.recorded_warmup import MAX_RECORDS, WARMUP_REQUESTS, replay_requests
+from service.types import SignatureSpec, TensorSpec
 from tests.toy_model import write_toy_model
-from tests.unit.codecs.test_tf_record import record
-from tests.unit.core.fakes import FakeBackend, predict_spec, servable
+from tests.unit.artifact.test_tf_record import record
+from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
 
 
 def predict_log(signature: str = "", model: str = "anything", **inputs: list[float]) -> bytes:

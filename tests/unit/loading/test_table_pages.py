@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from service.configuration.settings_reading import read_settings
-from service.core.servable import Servable
-from service.files.guarded_files import GuardedFiles
-from service.files.huge_pages import HugePages
-from service.files.page_table import huge_bytes
-from service.files.verification import Verifier
+from service.engine.servable import Servable
 from service.loading.loader import ServableLoader
 from service.loading.table_pages import TablePages, table_pages
 from service.loading.table_verification import TableVerification
+from service.tables.guarded_files import GuardedFiles
+from service.tables.huge_pages import HugePages
+from service.tables.page_table import huge_bytes
+from service.tables.verification import Verifier
 from tests.large_folios import HUGE, need_large_folios
 from tests.toy_model import SHARD, toy_tables, write_toy_model
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.core.errors import DeadlineExceeded, IdOutOfRange, InvalidRequest
-from service.core.servable import Servable
-from service.core.types import Array, SignatureSpec, Tensors, TensorSpec
+from service.engine.servable import Servable
+from service.errors import DeadlineExceeded, IdOutOfRange, InvalidRequest
 from service.loading.loader import ServableLoader
 from service.loading.tower_batching import TowerBatcher
+from service.types import Array, SignatureSpec, Tensors, TensorSpec
 from tests.conftest import Clock
 from tests.tower_model import write_tower_model
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from service.codecs.signature_def import read_signatures
-from service.core.errors import InvalidRequest
-from service.core.manifest import Manifest
-from service.core.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
-from service.core.validation import checked
+from service.artifact.manifest import Manifest
+from service.artifact.signature_def import read_signatures
+from service.engine.validation import checked
+from service.errors import InvalidRequest
 from service.loading.warmup import warm_up
-from service.lookup.backend import open_lookups
+from service.tables.backend import open_lookups
+from service.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
 from tests.toy_policies import write_policy_model
 
 

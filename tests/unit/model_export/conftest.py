@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from model_export.datasets.ratings import RatingData
-from model_export.datasets.synthetic import synthetic_ratings
+from model_export.demo.ratings import RatingData
+from model_export.demo.synthetic import synthetic_ratings
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 from model_export import commands
 from model_export.__main__ import main
 from model_export.cli import build_parser
-from model_export.datasets.ratings import RatingData
+from model_export.demo.ratings import RatingData
 from model_export.errors import ExportError
 
 
@@ -74,10 +74,10 @@ def test_auto_falls_back_to_synthetic_ratings_and_says_so_loudly(
     "module",
     [
         "model_export.spec.features",
-        "model_export.training.examples",
-        "model_export.exporter.oracle",
-        "model_export.exporter.fingerprint",
-        "model_export.exporter.lookup_features",
+        "model_export.demo.examples",
+        "model_export.parity.oracle",
+        "model_export.parity.fingerprint",
+        "model_export.graphs.lookup_features",
     ],
 )
 def test_the_examples_in_docstrings_hold(module: str) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.signature_def import read_signatures
-from service.core.errors import InvalidRequest, ServiceError
-from service.core.servable import Servable
-from service.core.types import Array, SignatureSpec
-from service.core.validation import checked
+from service.artifact.signature_def import read_signatures
+from service.engine.servable import Servable
+from service.engine.validation import checked
+from service.errors import InvalidRequest, ServiceError
 from service.graph.graph_session import CoreSession
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.types import Array, SignatureSpec
 from tests.tower_model import write_tower_model
 from tests.tower_zoo import SIGNATURE, ZOO, write_zoo_model
 
@@ -55,7 +55,7 @@ def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array
 
 def load(folder: Path, *, has_core: bool = True, **options: Any) -> Servable:
     """Loads a version with sessions of the core, or of Python."""
-    from service.dataplane.native_servable import compile_native
+    from service.native.native_servable import compile_native
 
     with pytest.MonkeyPatch.context() as patched:
         if not has_core:

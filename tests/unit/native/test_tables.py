@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.files.crc32c import numpy_crc32c
-from service.lookup import dict_index, kernels, key_index, numpy_kernels
-from service.lookup.fingerprint import fingerprint64
+from service.artifact.crc32c import numpy_crc32c
+from service.tables import dict_index, kernels, key_index, numpy_kernels
+from service.tables.fingerprint import fingerprint64
 from tests.stored_tables import DTYPES, StoredTable, store, unaligned
 
 NATIVE = pytest.importorskip("service._native", reason="the native core is not built").tables

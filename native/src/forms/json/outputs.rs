@@ -1,4 +1,4 @@
-//! Writes outputs as JSON, as `service/codecs/json_tensor.py` and `json_lookup.py` lay them out.
+//! Writes outputs as JSON, as `service/wire/json_tensor.py` and `json_lookup.py` lay them out.
 
 use std::sync::Arc;
 use std::time::Instant;

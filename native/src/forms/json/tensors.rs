@@ -1,4 +1,4 @@
-//! Converts values of a JSON body to inputs of a signature, strictly by dtype, as `service/codecs/json_arrays.py` does.
+//! Converts values of a JSON body to inputs of a signature, strictly by dtype, as `service/wire/json_arrays.py` does.
 
 use smallvec::smallvec;
 

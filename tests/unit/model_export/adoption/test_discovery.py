@@ -10,7 +10,7 @@ import pytest
 from loadtest.foreign.models import all_models
 from model_export.adoption.discovery import Discovery, discover
 from model_export.errors import ExportError
-from service.core.manifest import LookupFeature, SignatureEntry, VocabularyEntry
+from service.artifact.manifest import LookupFeature, SignatureEntry, VocabularyEntry
 
 pytestmark = pytest.mark.tf
 

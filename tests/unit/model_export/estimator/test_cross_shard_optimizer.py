@@ -17,7 +17,7 @@ import pytest
 from model_export.estimator.cross_shard_optimizer import unwrapped
 from model_export.estimator.run_config import RunConfig, TPUConfig
 from model_export.tensorflow_setup import tf
-from service.core.manifest import MANIFEST_PATH
+from service.artifact.manifest import MANIFEST_PATH
 from tests.unit.model_export.estimator.small_model import column, estimator_of, input_fn, model_fn_of
 
 pytestmark = pytest.mark.tf

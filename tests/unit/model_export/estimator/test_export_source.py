@@ -15,14 +15,14 @@ from model_export.estimator.export_outputs import ClassificationOutput, PredictO
 from model_export.estimator.export_source import EstimatorSource
 from model_export.estimator.modes import ModeKeys
 from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
-from model_export.exporter.api import export
-from model_export.exporter.lookup_features import lookup_entry
-from model_export.exporter.signature_runner import read_saved_model
-from model_export.exporter.source import LookupPlan, PredictSignature
+from model_export.export_model import export
+from model_export.graphs.lookup_features import lookup_entry
+from model_export.graphs.signature_runner import read_saved_model
+from model_export.graphs.source import LookupPlan, PredictSignature
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
 from model_export.tensorflow_setup import tf
-from service.core.manifest import Manifest
+from service.artifact.manifest import Manifest
 from tests.unit.model_export.estimator.small_model import (
     ROWS,
     TABLE_NAME,

@@ -19,7 +19,7 @@ from model_export.estimator.modes import ModeKeys
 from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
 from model_export.estimator.run_config import RunConfig
 from model_export.estimator.warm_start import WarmStartSettings
-from model_export.exporter.source import LookupPlan
+from model_export.graphs.source import LookupPlan
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters
 from model_export.tensorflow_setup import tf

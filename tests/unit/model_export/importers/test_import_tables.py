@@ -12,10 +12,10 @@ import pytest
 import model_export
 from model_export.__main__ import main
 from model_export.errors import ExportError
-from model_export.exporter.saved_table import read_tables
 from model_export.importers import import_tables as module
 from model_export.importers.import_tables import COMPARED_ROWS_KEY
-from service.core.manifest import Manifest
+from model_export.parity.saved_table import read_tables
+from service.artifact.manifest import Manifest
 from tests.unit.model_export.importers.reading import matrix, small_chunks
 
 pytestmark = pytest.mark.tf

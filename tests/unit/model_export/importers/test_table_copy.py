@@ -12,10 +12,10 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
-from model_export.exporter.reduced_table import reduced
+from model_export.graphs.reduced_table import reduced
 from model_export.importers.table_copy import CopiedTable, TableCopy
 from model_export.importers.table_reader import Chunk
-from service.lookup.bundle import read_bundle
+from service.artifact.bundle import read_bundle
 from tests.unit.model_export.importers.reading import matrix
 
 

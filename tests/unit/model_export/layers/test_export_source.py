@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from service.core.manifest import Manifest
+from service.artifact.manifest import Manifest
 from tests.unit.model_export.layers.late import Late, TPUEmbedding, embedding, legacy, tables, tf, tfrs
 from tests.unit.model_export.layers.reference import (
     combined,
@@ -26,9 +26,9 @@ from tests.unit.model_export.layers.reference import (
 pytestmark = pytest.mark.tf
 
 LayerSource = Late("model_export.layers.export_source", "LayerSource")
-export = Late("model_export.exporter.api", "export")
-lookup_entry = Late("model_export.exporter.lookup_features", "lookup_entry")
-LookupPlan = Late("model_export.exporter.source", "LookupPlan")
+export = Late("model_export.export_model", "export")
+lookup_entry = Late("model_export.graphs.lookup_features", "lookup_entry")
+LookupPlan = Late("model_export.graphs.source", "LookupPlan")
 REQUEST = {
     "user": np.array([1, 9, 1]),
     "film_seen__values": np.array([1, 1, 2, 7]),

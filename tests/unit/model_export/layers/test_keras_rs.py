@@ -14,8 +14,8 @@ from tests.unit.model_export.layers.late import Late, tf
 pytestmark = pytest.mark.tf
 
 KerasRsSource = Late("model_export.layers.keras_rs", "KerasRsSource")
-lookup_entry = Late("model_export.exporter.lookup_features", "lookup_entry")
-LookupPlan = Late("model_export.exporter.source", "LookupPlan")
+lookup_entry = Late("model_export.graphs.lookup_features", "lookup_entry")
+LookupPlan = Late("model_export.graphs.source", "LookupPlan")
 
 
 @pytest.fixture(scope="module")

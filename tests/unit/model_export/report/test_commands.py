@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model_export.__main__ import main
-from tests.unit.model_export.report.test_report_statistics import write_statistics
+from tests.unit.model_export.report.test_statistics import write_statistics
 
 
 def test_inspect_prints_text(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,7 @@ def test_a_folder_without_a_manifest_can_not_be_verified(artifact: Path, capsys:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real export with both lookups; not to be changed."""
-    from model_export.exporter.api import export
+    from model_export.export_model import export
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     base = tmp_path_factory.mktemp("exported")

@@ -12,8 +12,8 @@ import pytest
 from model_export.report.build import build_report
 from model_export.report.findings import first_ids
 from model_export.report.statistics import STATISTICS_FOLDER
-from model_export.report.table_health import Rows
 from model_export.statistics.files import add_to_file
+from model_export.statistics.table_health import Rows
 from model_export.statistics.table_statistics import TableDescription, TableStatistics
 from tests.toy_model import SHARD, rewrite_manifest, write_bundle
 

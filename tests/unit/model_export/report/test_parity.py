@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from model_export.exporter.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
+from model_export.parity.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
 from model_export.report.parity import parity_from_json
 
 

@@ -9,7 +9,7 @@ import pytest
 from model_export.report import plots
 from model_export.report.document import Curve
 from model_export.report.projection import Projection
-from model_export.report.table_health import Histogram
+from model_export.statistics.table_health import Histogram
 
 NS = "{http://www.w3.org/2000/svg}"
 

@@ -6,7 +6,7 @@ import pytest
 
 from model_export.report.document import FeatureReport, SignatureReport, TensorReport
 from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
-from service.core.manifest import LookupFeature, VocabularyEntry
+from service.artifact.manifest import LookupFeature, VocabularyEntry
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.exporter.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
+from model_export.parity.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
 from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
@@ -21,7 +21,7 @@ from model_export.report.row_names import LabelFile
 from model_export.report.statistics import STATISTICS_FOLDER
 from model_export.report.text import WIDTH, to_text, verification_text
 from tests.toy_model import rewrite_manifest, write_bundle
-from tests.unit.model_export.report.test_report_statistics import write_statistics
+from tests.unit.model_export.report.test_statistics import write_statistics
 
 EVIL = '<script>alert("1")</script>\x1b[31m'
 

@@ -10,8 +10,8 @@ import pytest
 from model_export.errors import ExportError
 from model_export.report import row_names as module
 from model_export.report.row_names import LabelFile, read_labels, table_vocabularies, vocabulary_names
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest, VocabularyEntry
+from service.artifact.manifest import Manifest, VocabularyEntry
+from service.errors import ArtifactError
 
 
 def label_file(folder: Path, text: str, *, name: str = "labels.csv", column: str | None = None) -> LabelFile:

@@ -8,8 +8,8 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.report.saved_model import read_meta_graphs
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest
+from service.artifact.manifest import Manifest
+from service.errors import ArtifactError
 
 GOLDEN = Path(__file__).resolve().parents[5] / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from model_export.report.table_files import SlicedRows, declared_tables, map_table, matrix_variables
-from model_export.report.table_health import table_health
-from service.core.errors import ArtifactError
-from service.core.manifest import Manifest
+from model_export.statistics.table_health import table_health
+from service.artifact.manifest import Manifest
+from service.errors import ArtifactError
 from tests.toy_model import SHARD, toy_tables, write_bundle
 
 

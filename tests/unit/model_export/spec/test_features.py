@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from model_export.datasets.ratings import RatingData
+from model_export.demo.rating_model import rating_model_spec
+from model_export.demo.ratings import RatingData
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
-from model_export.spec.rating_model import rating_model_spec
 
 TABLE = TableSpec("film", 4, 2)
 

@@ -1,0 +1,252 @@
+"""Copies a foreign SavedModel and writes a manifest for the copy, so that its lookups read mapped tables.
+
+The variables stay unchanged. The manifest describes each signature that is a lookup; if no signature is one, adopt
+adds one. Every lookup is compared with the numpy oracle before the copy becomes a version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from model_export.adoption.chosen_names import names_text, with_names
+from model_export.adoption.discovery import discover
+from model_export.adoption.opened_graph import OpenedGraph, open_graph
+from model_export.adoption.plan import AdoptPlan, plan_of_discovery, plan_of_spec
+from model_export.adoption.spec import Names, read_names, read_spec
+from model_export.adoption.summary import Served, summary_lines
+from model_export.errors import ExportError
+from model_export.exporter.artifact import base_provenance
+from model_export.exporter.finishing import finish
+from model_export.exporter.versions import new_version_folder
+from model_export.graphs.added_lookups import add_lookups, write_graph
+from model_export.graphs.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry
+from model_export.graphs.signature_runner import read_signature_inputs
+from model_export.parity.integrity import (
+    VARIABLES_PREFIX,
+    file_sizes,
+    saved_rows,
+    table_entry,
+    with_nonfinite,
+)
+from model_export.parity.parity_report import Disagreements
+from model_export.parity.verify import check_parity
+from model_export.tensorflow_setup import tf
+from service.artifact.bundle import BundleEntry, read_bundle
+from service.artifact.manifest import MANIFEST_PATH, Manifest, SignatureEntry
+from service.types import Array
+
+Say = Callable[[str], None]
+
+
+def adopt(
+    saved_model: str | Path,
+    spec: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    version: int | None = None,
+    measure: bool = True,
+    allow_rounding: bool = False,
+    allow_nonfinite: bool = True,
+    say: Say = lambda line: None,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Path:
+    """Copies a SavedModel to out/<version>/, with a manifest, and returns that folder; the original is not changed.
+
+    Args:
+      saved_model: the folder that holds saved_model.pb.
+      spec: TOML file. None: adopt searches the graph for lookups. A file of names, as print_spec writes it: adopt
+        searches, and uses these names. A file of tables and features, as adopt_example.SPEC_EXAMPLE: no search.
+      out: folder of the versions; None: the one that saved_model is a version of.
+      version: a new number; None takes the one after the highest that out holds, or 1.
+      measure: time each signature that TensorFlow still runs, whole and with its lookups cut out, and serve it the
+        faster way; otherwise lookups are cut out.
+      allow_rounding: accept a lookup whose sums differ from TensorFlow's in the last bits; otherwise TensorFlow
+        computes such sums.
+      allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.
+      say: called with lines of text: each step, and at the end how each signature is served.
+      clock: gives the time that the manifest records.
+
+    Raises:
+      ExportError: the folder is no SavedModel, or has a manifest already; no signature reads rows of a variable; the
+        graph contradicts the spec; or a table holds NaN or infinity and may not. Nothing is left in out then.
+    """
+    folder = Path(saved_model)
+    base = _base(folder, out)
+    target = new_version_folder(base, version)
+    inputs = read_signature_inputs(folder)
+    if (folder / MANIFEST_PATH).exists():
+        raise ExportError(f"{folder} has a lookup manifest already")
+    names = Names() if spec is None else read_names(Path(spec))
+    if names is not None:
+        found = with_names(discover(folder, say, allow_rounding=allow_rounding), names)
+        opened, plan = found.opened, plan_of_discovery(found)
+    else:
+        opened = open_graph(folder)
+        plan = plan_of_spec(read_spec(Path(str(spec)), opened.bundle), inputs, opened)
+    is_new = not base.exists()
+    base.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
+    try:
+        say(f"copying {folder}")
+        artifact = temporary / target.name
+        shutil.copytree(folder, artifact)
+        if opened.repaired:
+            write_graph(artifact, opened.meta_graph)
+        copy = _Copy(
+            artifact, opened, plan, {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
+        )
+        manifest, served = copy.described(say, measure=measure)
+        manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
+        finish(artifact, manifest, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if is_new and not any(base.iterdir()):
+            base.rmdir()
+    for line in summary_lines(plan, served):
+        say(line)
+    return target
+
+
+def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
+    """Returns the names of the tables and features found in a SavedModel, as TOML; raises ExportError as adopt does."""
+    return names_text(discover(Path(saved_model), allow_rounding=allow_rounding))
+
+
+class _Copy:
+    """The copy of a SavedModel, on its way to becoming a version."""
+
+    def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
+        self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, provenance
+        self._variables = read_bundle(artifact / VARIABLES_PREFIX)
+        self._index = _write_whole_tables(artifact, plan.tables, self._variables)
+        _write_vocabularies(artifact, plan)
+
+    def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
+        """Returns the manifest after the comparison with the oracle, and how each signature is served."""
+        say("comparing lookups with an oracle")
+        signatures, why = self._proven(self._plan.signatures)
+        added = self._added(signatures)
+        signatures |= added
+        parity = check_parity(
+            self._artifact, self._manifest({n: e for n, e in signatures.items() if e.kind == "lookup"})
+        )
+        manifest = self._manifest(signatures)
+        served = {}
+        for name, entry in signatures.items():
+            reason = why.get(name, self._plan.reasons.get(name, ""))
+            served[name] = Served(entry, reason, name in self._plan.inexact, is_added=name in added)
+        if measure:
+            from model_export.adoption.measure import measured
+
+            served = measured(self._artifact, manifest, served, say)
+            manifest = self._manifest({name: one.entry for name, one in served.items()})
+        return dataclasses.replace(manifest, parity=parity.manifest_json()), served
+
+    def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
+        """Returns the entries and, by name, the oracle's fault of each lookup that became a predict because of it."""
+        lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
+        found, why = dict(signatures), {}
+        if self._faults(lookups) is not None:
+            # Compare each signature by itself, to find the one at fault.
+            for name, entry in lookups.items():
+                fault = self._faults({name: entry})
+                if fault is None:
+                    continue
+                if name in self._plan.required:
+                    raise fault
+                found[name], why[name] = SignatureEntry("predict", {}), fault.lines[0]
+        return found, why
+
+    def _faults(self, signatures: Mapping[str, SignatureEntry]) -> Disagreements | None:
+        if not signatures:
+            return None
+        try:
+            check_parity(self._artifact, self._manifest(signatures))
+        except Disagreements as disagreements:
+            return disagreements
+        except ExportError as error:
+            return Disagreements([str(error)])
+        return None
+
+    def _added(self, signatures: Mapping[str, SignatureEntry]) -> dict[str, SignatureEntry]:
+        """Adds lookup signatures to the graph and returns their entries."""
+        devices = self._plan.added
+        if devices is None:
+            devices = () if any(entry.kind == "lookup" for entry in signatures.values()) else ("cpu",)
+        model = self._plan.added_model
+        if not devices or model is None:
+            return {}
+        lookups = {
+            SIGNATURE_OF_DEVICE[device]: lookup_entry(model, device, batch_sizes=self._plan.batch_sizes)
+            for device in devices
+        }
+        handles = {table: self._opened.handles_of(self._plan.tables[table]) for table in (t.name for t in model.tables)}
+        add_lookups(self._artifact, model, lookups, handles)
+        return lookups
+
+    def _manifest(self, signatures: Mapping[str, SignatureEntry]) -> Manifest:
+        plan = self._plan
+        tables = {}
+        for table, key in plan.tables.items():
+            index = read_bundle(self._artifact / self._index[table]) if table in self._index else self._variables
+            tables[table] = table_entry(self._artifact, key, index[key])
+        return Manifest(
+            tables,
+            plan.features,
+            signatures,
+            {name: one.entry for name, one in plan.vocabularies.items()},
+            file_sizes(self._artifact),
+            dict(self._provenance),
+        )
+
+
+def _base(folder: Path, out: str | Path | None) -> Path:
+    if out is not None:
+        return Path(out)
+    if not folder.resolve().name.isdecimal():
+        raise ExportError(f"{folder} is not a version of a model; say where the copy goes (out, --out)")
+    return folder.resolve().parent
+
+
+def _write_vocabularies(artifact: Path, plan: AdoptPlan) -> None:
+    for vocabulary in plan.vocabularies.values():
+        if vocabulary.entry.file:
+            path = artifact / vocabulary.entry.file
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"".join(line + b"\n" for line in vocabulary.lines))
+
+
+def _write_whole_tables(
+    artifact: Path, tables: Mapping[str, str], variables: Mapping[str, BundleEntry]
+) -> dict[str, str]:
+    # A partitioned variable lies in parts that need not follow each other; a table has to be one piece to be mapped.
+    index = {}
+    for table, key in tables.items():
+        entry = variables[key]
+        if entry.is_sliced:
+            if any(part.start[1] or part.entry.shape[1] != entry.shape[1] for part in entry.slices):
+                raise ExportError(f"table {table!r} is saved in parts by columns; only parts by rows can be adopted")
+            index[table] = f"assets.extra/table_{table}"
+            (artifact / "assets.extra").mkdir(exist_ok=True)
+            tf.raw_ops.SaveV2(
+                prefix=str(artifact / index[table]),
+                tensor_names=[key],
+                shape_and_slices=[""],
+                tensors=[tf.constant(_joined(entry))],
+            )
+    return index
+
+
+def _joined(entry: BundleEntry) -> Array:
+    whole = np.empty(entry.shape, entry.dtype)
+    for part in entry.slices:
+        rows = part.entry.shape[0]
+        whole[part.start[0] : part.start[0] + rows] = saved_rows(part.entry, 0, rows)
+    return whole

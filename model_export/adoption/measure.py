@@ -1,0 +1,170 @@
+"""Times the signatures of an adopted model, and chooses the faster way to serve each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from model_export.adoption.serving import Answer, answering, predict_request
+from model_export.adoption.summary import Served, Times
+from model_export.graphs.signature_runner import SERVE
+from model_export.parity.oracle import vocabulary_lines
+from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.artifact.signature_def import read_signatures
+from service.engine.servable import Servable
+from service.errors import ServiceError
+from service.graph.run_comparison import compare_runs
+from service.graph.savedmodel import open_savedmodel
+from service.graph.tower import TowerBackend
+from service.loading.towers import open_towers
+from service.tables.backend import OpenedLookups, open_lookups
+from service.types import Array, Backend, SignatureSpec
+
+# Rows of the timed requests; the summary shows the times of the largest.
+_ROWS = (1, 32, 256)
+# Rows of further requests, whose answers are compared but not timed.
+_COMPARED_ROWS = (2, 7, 20, 64, 130)
+_IDS_PER_ROW = 5
+# A signature runs whole if, at any size, its cut rate is below this share of the whole graph's rate.
+_LEAST_RATIO = 0.97
+_TURNS = 5
+_SEED = 37
+_MODEL = "adopted"
+
+
+def measured(
+    artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
+) -> dict[str, Served]:
+    """Returns the signatures with their times; sets run to "whole" for each predict whose whole graph is faster.
+
+    Requests are timed from a request's bytes to an answer's bytes, as the server works. The graph's run alone is a
+    third of that, and a cut signature may need none of the arrays and checks that the whole graph needs.
+
+    A signature that refuses the random requests keeps its entry and gets no times.
+    """
+    tags = frozenset(SERVE)
+    specs = read_signatures(artifact / "saved_model.pb", tags)
+    lookups = open_lookups(artifact, manifest, specs)
+    named = {name: spec for name, spec in lookups.signatures.items() if name in served}
+    predicts = {name: spec for name, spec in named.items() if name not in lookups.lookup_names}
+    whole = open_savedmodel(artifact, specs, tags, threads=1)
+    towers = open_towers(artifact, manifest, lookups, predicts, tags, threads=1) if predicts else None
+    adopted = _adopted(lookups, towers)
+    original = Servable(_MODEL, 1, specs, dict.fromkeys(specs, whole))
+    answers = answering(adopted, lookups), answering(original, None)
+    found = dict(served)
+    try:
+        for name, one in served.items():
+            if name not in adopted.backends:
+                continue
+            say(f"timing signature {name}")
+            requests = _requests(artifact, manifest, one.entry, named[name])
+            timed = {rows: predict_request(adopted, name, requests[rows]) for rows in _ROWS}
+            ratio, times = _compared(*answers, timed)
+            entry, reason = one.entry, one.reason
+            if entry.kind == "predict":
+                differs = _differs(adopted.backends[name], whole, named[name], requests.values())
+                if differs:
+                    reason = f"{reason}; answers would differ in some bits if its lookups were cut out"
+                if differs or (ratio is not None and ratio < _LEAST_RATIO):
+                    entry = dataclasses.replace(entry, run="whole")
+                    times = None if times is None else times._replace(after_s=times.before_s)
+            found[name] = dataclasses.replace(one, entry=entry, times=times, reason=reason)
+    finally:
+        whole.close()
+        if towers is not None:
+            towers.close()
+    return found
+
+
+def _adopted(lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
+    cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)
+    backends: dict[str, Backend] = {**dict.fromkeys(lookups.lookup_names, lookups.backend), **cuts}
+    return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables)
+
+
+def _compared(adopted: Answer, original: Answer, requests: Mapping[int, bytes]) -> tuple[float | None, Times | None]:
+    """Returns the smallest ratio of rates over all sizes, and the times at the largest."""
+    try:
+        rates = compare_runs(adopted, original, requests, turns=_TURNS)
+    except ServiceError:
+        return None, None
+    largest = rates[max(rates)]
+    return min(one.ratio for one in rates.values()), Times(1 / largest.whole, 1 / largest.cut, max(rates))
+
+
+def _differs(now: Backend, whole: Backend, spec: SignatureSpec, requests: Iterable[Mapping[str, Array]]) -> bool:
+    """Says whether a cut signature and its whole graph differ in any bit of an answer, or only one of them answers."""
+    outputs = tuple(spec.outputs)
+    for request in requests:
+        found, wanted = (_answer(backend, spec.name, request, outputs) for backend in (now, whole))
+        if found.keys() != wanted.keys() or any(found[o].tobytes() != wanted[o].tobytes() for o in found):
+            return True
+    return False
+
+
+def _answer(backend: Backend, name: str, request: Mapping[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
+    try:
+        return {output: np.asarray(a) for output, a in backend.run(name, request, outputs).items()}
+    except ServiceError:
+        return {}
+
+
+def _requests(
+    artifact: Path, manifest: Manifest, entry: SignatureEntry, spec: SignatureSpec
+) -> dict[int, dict[str, Array]]:
+    random = np.random.default_rng(_SEED)
+    found = {}
+    for rows in (*_ROWS, *_COMPARED_ROWS):
+        request = {name: _filler(spec, name, rows) for name in spec.inputs}
+        for name, lookup in entry.features.items():
+            request |= _drawn(artifact, manifest, name, lookup, spec, rows, random)
+        found[rows] = request
+    return found
+
+
+def _drawn(
+    artifact: Path,
+    manifest: Manifest,
+    name: str,
+    lookup: LookupFeature,
+    spec: SignatureSpec,
+    rows: int,
+    random: np.random.Generator,
+) -> dict[str, Array]:
+    """Returns random ids or keys of one feature."""
+    shape = (rows * _IDS_PER_ROW,) if lookup.row_splits else _filler(spec, lookup.ids, rows).shape
+    feature = manifest.features[name]
+    vocabulary = manifest.vocabularies.get(feature.vocabulary or "")
+    ids = random.integers(0, manifest.tables[feature.table].vocabulary_size, shape)
+    tensor = spec.inputs[lookup.ids]
+    if vocabulary is not None and tensor.takes_keys and spec.kind == "predict":
+        lines = vocabulary_lines(artifact / vocabulary.file)[:1000] if vocabulary.file else ()
+        keys = [lines[int(i) % len(lines)] if lines else b"%d" % i for i in ids.reshape(-1)]
+        drawn = np.empty(len(keys), object)
+        drawn[:] = keys
+        ids = (drawn if tensor.dtype == "string" else np.array([int(key) for key in keys])).reshape(shape)
+    request = {lookup.ids: ids if tensor.dtype == "string" else ids.astype(tensor.numpy_dtype or np.int64)}
+    if lookup.row_splits:
+        splits = np.arange(rows + 1) * _IDS_PER_ROW
+        request[lookup.row_splits] = splits.astype(spec.inputs[lookup.row_splits].numpy_dtype or np.int64)
+    if lookup.weights:
+        request[lookup.weights] = np.ones(shape, np.float32)
+    return request
+
+
+def _filler(spec: SignatureSpec, name: str, rows: int) -> Array:
+    tensor = spec.inputs[name]
+    if tensor.default is not None:
+        return tensor.default
+    splits = {names.row_splits for names in spec.ragged_names}
+    if name in splits:
+        return np.zeros(rows + 1, tensor.numpy_dtype)
+    values = {part for names in spec.ragged_names for part in (names.values, names.weights)}
+    shape = tensor.shape if tensor.shape is not None else (None,)
+    sizes = (0 if name in values else rows, *(size or _IDS_PER_ROW for size in shape[1:])) if shape else ()
+    dtype = tensor.numpy_dtype or np.dtype(object)
+    return np.full(sizes, b"", object) if dtype.kind == "O" else np.zeros(sizes, dtype)

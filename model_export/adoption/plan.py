@@ -1,0 +1,186 @@
+"""Plans the manifest of an adopted SavedModel, before its lookups are compared with the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from model_export.adoption.discovery import Discovery
+from model_export.adoption.keys import FoundKeys
+from model_export.adoption.opened_graph import OpenedGraph
+from model_export.adoption.spec import AdoptSpec, FittingSignature
+from model_export.errors import ExportError
+from model_export.graphs.lookup_features import lookup_entry
+from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
+from model_export.graphs.signature_runner import InputInfo
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
+from service.artifact.manifest import FeatureEntry, LookupDevice, LookupFeature, SignatureEntry, VocabularyEntry
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedVocabulary:
+    """A vocabulary of the manifest, and its keys, line by line."""
+
+    entry: VocabularyEntry
+    lines: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptPlan:
+    """The parts of a manifest that is not compared with the oracle yet.
+
+    tables: name -> key in the checkpoint. vocabularies: by name; features that have the same keys share one.
+    reasons: signature -> why it is no lookup. inexact: signatures whose sums differ in the last bits.
+    required: signatures that must be lookups; any other lookup that fails the comparison becomes a predict.
+    added: devices to add a lookup signature for; None: "cpu" where no signature is a lookup.
+    added_model: tables and features of the added signatures; None: none can be added.
+    """
+
+    tables: Mapping[str, str]
+    features: Mapping[str, FeatureEntry]
+    vocabularies: Mapping[str, PlannedVocabulary]
+    signatures: Mapping[str, SignatureEntry]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    inexact: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+    added: tuple[LookupDevice, ...] | None = None
+    added_model: ModelSpec | None = None
+    batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
+
+
+def vocabulary_path(feature: str) -> str:
+    """Returns the path of a feature's vocabulary in an adopted artifact; the model's own files are in assets/."""
+    return f"assets.extra/vocabulary_{feature}.txt"
+
+
+def plan_of_discovery(found: Discovery) -> AdoptPlan:
+    """Returns the plan for the lookups that were found in a graph."""
+    features, vocabularies = {}, {}
+    named: dict[FoundKeys, str] = {}
+    for name, feature in found.features.items():
+        table, keys = found.tables[feature.table], feature.keys
+        if keys is not None and keys not in named:
+            named[keys] = name
+            entry = dataclasses.replace(keys.entry, file=vocabulary_path(name) if keys.lines else "")
+            vocabularies[name] = PlannedVocabulary(entry, keys.lines)
+        features[name] = FeatureEntry(table, None if keys is None else named[keys])
+    return AdoptPlan(
+        {name: key for key, name in found.tables.items()},
+        features,
+        vocabularies,
+        {one.name: one.entry for one in found.signatures},
+        reasons={one.name: one.reason for one in found.signatures if one.reason},
+        inexact=frozenset(one.name for one in found.signatures if not one.is_exact),
+        added_model=_model(found, features, vocabularies),
+    )
+
+
+def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]], opened: OpenedGraph) -> AdoptPlan:
+    """Returns the plan of a spec file.
+
+    Args:
+      inputs: of every signature of the SavedModel.
+      opened: its graph; of several keys with the same numbers, the one that the graph reads is taken.
+
+    Raises:
+      ExportError: the spec names a signature that there is not.
+    """
+    signatures: dict[str, SignatureEntry] = {}
+    for name, fitting in spec.fitting.items():
+        if name not in inputs:
+            raise ExportError(f"[signatures.{name}]: the SavedModel has signatures {sorted(inputs)}")
+        features = [f for f in spec.model.features if f.name in {*fitting.outputs, *fitting.inputs}]
+        signatures[name] = _entry(spec, features or list(spec.model.features), fitting, inputs[name])
+    for name, infos in inputs.items():
+        features = _named_after_features(spec, infos)
+        if name not in signatures:
+            plain = SignatureEntry("predict", {})
+            signatures[name] = _entry(spec, features, FittingSignature(), infos) if features else plain
+    planned, vocabularies = {}, {}
+    for feature in spec.model.features:
+        words = feature.vocabulary
+        planned[feature.name] = FeatureEntry(feature.table, feature.name if words else None)
+        if words is None:
+            continue
+        entry = VocabularyEntry(
+            file=vocabulary_path(feature.name),
+            size=len(words.keys),
+            first_id=words.first_id,
+            oov_id=words.oov_id,
+            num_oov_buckets=words.num_oov_buckets,
+            on_oov=words.on_oov,
+            key_dtype=words.key_dtype,
+        )
+        vocabularies[feature.name] = PlannedVocabulary(entry, tuple(str(key).encode() for key in words.keys))
+    return AdoptPlan(
+        {table: opened.alias(key) for table, key in spec.variables.items()},
+        planned,
+        vocabularies,
+        signatures,
+        required=frozenset(spec.fitting),
+        added=spec.added,
+        added_model=spec.model,
+        batch_sizes=spec.batch_sizes,
+    )
+
+
+def _model(
+    found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
+) -> ModelSpec | None:
+    """Returns the tables and features of an added lookup: float32 tables, read by ids or by string keys."""
+    lookups: dict[str, LookupFeature] = {}
+    for one in found.signatures:
+        for name, lookup in one.entry.features.items():
+            lookups.setdefault(name, lookup)
+    specs = []
+    for name, lookup in lookups.items():
+        planned = features[name]
+        variable = found.opened.variables[found.features[name].table]
+        takes_integers = planned.vocabulary and vocabularies[planned.vocabulary].entry.key_dtype == "int64"
+        if variable.dtype != "float32" or takes_integers or "__" in name:
+            continue
+        specs.append(
+            FeatureSpec(
+                name,
+                planned.table,
+                is_ragged=lookup.row_splits is not None,
+                combiner=lookup.combiner,
+                on_bad_id=lookup.on_bad_id,
+                default_id=lookup.default_row if lookup.on_bad_id == "default_row" else 0,
+                on_nonpositive_weight=lookup.on_nonpositive_weight,
+            )
+        )
+    shapes = {name: found.opened.variables[key].shape for key, name in found.tables.items()}
+    used = {feature.table for feature in specs}
+    tables = tuple(TableSpec(name, size, dim) for name, (size, dim) in shapes.items() if name in used)
+    return ModelSpec(tables, tuple(specs)) if specs else None
+
+
+def _named_after_features(spec: AdoptSpec, infos: Mapping[str, InputInfo]) -> list[FeatureSpec]:
+    features, explained = [], set()
+    for feature in spec.model.features:
+        needed = {feature.ids_input, feature.row_splits_input} - {None}
+        if needed <= set(infos):
+            features.append(feature)
+            explained |= {*needed, feature.weights_input}
+    return features if explained >= set(infos) else []
+
+
+def _entry(
+    spec: AdoptSpec, features: list[FeatureSpec], fitting: FittingSignature, infos: Mapping[str, InputInfo]
+) -> SignatureEntry:
+    entries: dict[str, LookupFeature] = {}
+    names_of = [feature.name for feature in features]
+    base = lookup_entry(spec.model, fitting.device, batch_sizes=spec.batch_sizes, features=names_of)
+    for name, lookup in base.features.items():
+        names = fitting.inputs.get(name, {})
+        weights = names.get("weights", lookup.weights)
+        entries[name] = dataclasses.replace(
+            lookup,
+            ids=names.get("ids", lookup.ids),
+            row_splits=names.get("row_splits", lookup.row_splits),
+            weights=weights if weights in infos else None,
+            output=fitting.outputs.get(name, lookup.output),
+        )
+    return SignatureEntry("lookup", entries, fitting.device)

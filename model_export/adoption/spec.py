@@ -1,0 +1,210 @@
+"""Reads a user's spec file for `adopt`: either names, or tables and features. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from model_export.adoption.names import valid
+from model_export.errors import ExportError
+from model_export.export_model import lookup_devices
+from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
+from model_export.parity.oracle import vocabulary_lines
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
+from service.artifact.bundle import BundleEntry
+from service.artifact.manifest import LookupDevice
+from service.near_names import did_you_mean
+
+_FEATURE_KEYS = (
+    "table",
+    "is_ragged",
+    "max_ids_per_row",
+    "combiner",
+    "max_sequence_length",
+    "vocabulary",
+    "on_bad_id",
+    "default_id",
+    "on_nonpositive_weight",
+    "on_too_many_ids",
+)
+_VOCABULARY_KEYS = ("file", "first_id", "oov_id", "num_oov_buckets", "on_oov")
+_SERVED_DTYPES = ("float32",)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class FittingSignature:
+    """A signature of the SavedModel that is a lookup already.
+
+    outputs: feature -> output; empty: each by its feature's name.
+    inputs: feature -> {"ids", "row_splits", "weights"} -> input, where they are not named after the feature.
+    """
+
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    device: LookupDevice = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptSpec:
+    """A spec file, read.
+
+    variables: table -> key in the index. fitting: signatures that the file names. added: devices to add a lookup for;
+    None: decided by whether a signature fits.
+    """
+
+    model: ModelSpec
+    variables: Mapping[str, str]
+    fitting: Mapping[str, FittingSignature]
+    added: tuple[LookupDevice, ...] | None
+    batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """New names of a user: the name that adopt found -> the name to use."""
+
+    tables: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_names(path: Path) -> Names | None:
+    """Reads a file of names; None where it is a spec of tables and features.
+
+    Raises:
+      ExportError: the file can not be read, is no TOML, or holds other keys beside names.
+    """
+    data = _parsed(path)
+    names = data.get("names")
+    if names is None:
+        return None
+    if set(data) != {"names"} or not isinstance(names, dict) or not set(names) <= {"tables", "features"}:
+        raise ExportError(f"{path}: a file of names holds [names.tables] and [names.features] and nothing else")
+    for section in names.values():
+        for name in section.values() if isinstance(section, dict) else [section]:
+            if not isinstance(name, str) or valid(name) != name:
+                raise ExportError(f"{path}: {name!r} is no name; use letters, digits and _, a letter first")
+    return Names(names.get("tables", {}), names.get("features", {}))
+
+
+def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
+    """Reads a spec file against the variables of a SavedModel.
+
+    Raises:
+      ExportError: it is no TOML, has a key that there is not, or names a variable that is no table.
+    """
+    data = _parsed(path)
+    _refuse_unknown(path, "", data, ("tables", "features", "signatures", "lookup"))
+    keys, tables = {}, []
+    for name, entry in _sections(path, data, "tables").items():
+        _refuse_unknown(path, f"tables.{name}.", entry, ("variable", "combiner"))
+        keys[name] = find_variable(str(entry.get("variable", name)), variables)
+        rows, dim = variables[keys[name]].shape
+        combiner = entry.get("combiner", "mean")
+        tables.append(_built(path, f"tables.{name}", TableSpec, name, rows, dim, combiner=combiner))
+    features = [_feature(path, name, entry) for name, entry in _sections(path, data, "features").items()]
+    if not tables or not features:
+        raise ExportError(f"{path} declares {len(tables)} tables and {len(features)} features; at least one of each")
+    fitting = {}
+    for name, entry in _sections(path, data, "signatures").items():
+        _refuse_unknown(path, f"signatures.{name}.", entry, ("outputs", "inputs", "device"))
+        fitting[name] = FittingSignature(**entry)
+    lookup = data.get("lookup")
+    _refuse_unknown(path, "lookup.", lookup or {}, ("device", "batch_sizes"))
+    sizes = tuple((lookup or {}).get("batch_sizes", DEFAULT_BATCH_SIZES))
+    added = None if lookup is None else lookup_devices(lookup.get("device", "cpu"))
+    model = _built(path, "tables and features", ModelSpec, tuple(tables), tuple(features))
+    return AdoptSpec(model, keys, fitting, added, sizes)
+
+
+def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = _SERVED_DTYPES) -> str:
+    """Returns the key of the one matrix of dtypes that name is, or is the end of.
+
+    Raises:
+      ExportError: none or several; lists all candidates.
+    """
+    plain = {key: key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key in variables}
+    exact = [key for key, short in plain.items() if name in (key, short)]
+    found = exact or [key for key, short in plain.items() if short.endswith("/" + name)]
+    if len(found) == 1 and is_table(variables[found[0]], dtypes):
+        return found[0]
+    if len(found) == 1:
+        entry = variables[found[0]]
+        problem = f"is {entry.dtype} {list(entry.shape)}; a table is a matrix of {' or '.join(dtypes)}"
+    else:
+        near = did_you_mean(name, plain.values())
+        problem = f"is not there{near}" if not found else f"may be any of {sorted(found)}"
+    raise ExportError(f"variable {name!r} {problem}\nCandidates:\n" + "\n".join(candidate_lines(variables)))
+
+
+def is_table(entry: BundleEntry, dtypes: Collection[str] = _SERVED_DTYPES) -> bool:
+    """Says whether a variable is a matrix of one of the dtypes; the default: those that are served where they lie."""
+    return entry.dtype in dtypes and len(entry.shape) == 2
+
+
+def candidate_lines(variables: Mapping[str, BundleEntry]) -> list[str]:
+    """Returns name, shape and dtype of every variable, tables first, the largest of them first."""
+
+    def order(item: tuple[str, BundleEntry]) -> tuple[bool, int]:
+        size = 1
+        for length in item[1].shape:
+            size *= length
+        return not is_table(item[1]), -size
+
+    lines = []
+    for key, entry in sorted(variables.items(), key=order):
+        if entry.dtype != "other":
+            parts = ", in parts" if entry.is_sliced else ""
+            mark = "table?" if is_table(entry) else "      "
+            lines.append(f"  {mark} {key}  {list(entry.shape)} {entry.dtype}{parts}")
+    return lines
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExportError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ExportError(f"cannot read {path}: it is no TOML: {error}") from error
+
+
+def _feature(path: Path, name: str, entry: Mapping[str, Any]) -> FeatureSpec:
+    _refuse_unknown(path, f"features.{name}.", entry, _FEATURE_KEYS)
+    options = dict(entry)
+    words = options.pop("vocabulary", None)
+    if words is not None:
+        _refuse_unknown(path, f"features.{name}.vocabulary.", words, _VOCABULARY_KEYS)
+        rest = {key: value for key, value in words.items() if key != "file"}
+        try:
+            lines = vocabulary_lines(path.parent / str(words.get("file", "")))
+            keys = tuple(line.decode() for line in lines)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(f"{path}: features.{name}.vocabulary.file: {error}") from error
+        options["vocabulary"] = _built(path, f"features.{name}.vocabulary", VocabularySpec, keys, **rest)
+        # The graph takes rows and our server strings too: nothing has to be initialized in a graph that is not ours.
+        options["sends_rows"] = True
+    return _built(path, f"features.{name}", FeatureSpec, name, **options)
+
+
+def _built(path: Path, where: str, cls: type[_T], *arguments: Any, **options: Any) -> _T:
+    try:
+        return cls(*arguments, **options)
+    except (TypeError, ValueError) as error:
+        raise ExportError(f"{path}: {where}: {error}") from error
+
+
+def _sections(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Mapping[str, Any]]:
+    sections = data.get(name, {})
+    if not isinstance(sections, dict) or not all(isinstance(entry, dict) for entry in sections.values()):
+        raise ExportError(f"{path}: {name} is not a table of tables, such as [{name}.film]")
+    return cast(Mapping[str, Mapping[str, Any]], sections)
+
+
+def _refuse_unknown(path: Path, where: str, entry: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := sorted(set(entry) - set(known)):
+        near = did_you_mean(unknown[0], known)
+        raise ExportError(f"{path}: {where}{unknown[0]} is no key of a spec; the keys are {', '.join(known)}{near}")

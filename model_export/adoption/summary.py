@@ -1,0 +1,73 @@
+"""Prints how an adopted model is served, as a table for the user's terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from model_export.adoption.plan import AdoptPlan
+from service.artifact.manifest import SignatureEntry
+
+
+class Times(NamedTuple):
+    """Seconds that one request takes. before_s: by TensorFlow alone; after_s: by the server with the manifest."""
+
+    before_s: float
+    after_s: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The way one signature is served.
+
+    reason: why it is no lookup, "" where it is one.
+    is_inexact: whether its sums may differ from the graph's in the last bits.
+    times: None where it was not measured.
+    """
+
+    entry: SignatureEntry
+    reason: str = ""
+    is_inexact: bool = False
+    is_added: bool = False
+    times: Times | None = None
+
+
+def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
+    """Returns the lines of a table of signatures, then lines that say why a signature is no lookup."""
+    rows = [("signature", "served", "by TensorFlow", "us before", "us now", "features")]
+    for name, one in served.items():
+        rows.append((name, _kind(one), _rest(one), *_times(one.times), ", ".join(one.entry.features) or "-"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    notes = [f"{name}: {one.reason}" for name, one in served.items() if one.reason]
+    notes += [
+        f"{name}: sums are added up in another order than TensorFlow's, so the last bits may differ"
+        for name, one in served.items()
+        if one.is_inexact and one.entry.kind == "lookup"
+    ]
+    keyed = [f"{name} ({one.entry.size or 'hashed'} keys)" for name, one in plan.vocabularies.items()]
+    if keyed:
+        notes.append("vocabularies taken from the graph: " + ", ".join(keyed))
+    return [*lines, *notes]
+
+
+def _kind(one: Served) -> str:
+    if one.entry.kind == "lookup":
+        return "lookup, added" if one.is_added else "lookup"
+    return "whole graph" if one.entry.run == "whole" else "lookups cut out"
+
+
+def _rest(one: Served) -> str:
+    if one.entry.kind == "lookup":
+        return "nothing"
+    return "everything" if one.entry.run == "whole" else "what follows the lookups"
+
+
+def _times(times: Times | None) -> tuple[str, str]:
+    if times is None:
+        return "-", "-"
+    return f"{times.before_s * 1e6:.0f}", f"{times.after_s * 1e6:.0f}"

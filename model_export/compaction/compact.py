@@ -1,0 +1,124 @@
+"""Makes the next version of an artifact of what it holds: deltas folded into its tables, tables reduced to fewer bits.
+
+The new version is the old one's files but for the rows, their checksums in the index and in the manifest, and what was
+recorded of the old rows' answers. Servers start it without deltas. Folding alone needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from model_export.compaction.folding import read_deltas, write_deltas
+from model_export.compaction.journal_search import find_journal
+from model_export.compaction.reduction import Reduction, plan_reduction, reduce_tables
+from model_export.compaction.reduction_report import REDUCED_FROM_KEY
+from model_export.errors import ExportError
+from model_export.exporter.finishing import finish
+from model_export.exporter.versions import new_version_folder
+from model_export.folder_checks import check_described
+from model_export.graphs.signature_names import RECORDED_PATH
+from model_export.parity.integrity import file_sizes
+from model_export.statistics.table_health import Progress
+from service.artifact.delta_file import DELTAS_FOLDER, Delta
+from service.artifact.manifest import Manifest
+
+# In provenance: which version the rows were folded into, and how far.
+COMPACTED_KEY = "compacted"
+# TensorFlow's note on a SavedModel's checkpoint; it would be one on another's.
+_FINGERPRINT = "fingerprint.pb"
+_UNAFFECTED = "not affected: they read the trained tables"
+
+
+def compact(
+    artifact: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    version: int | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    without_journal: bool = False,
+    skip_refused: bool = False,
+    table_dtype: str | Mapping[str, str] | None = None,
+    progress: Callable[[str], Progress] = lambda what: lambda done, rows: None,
+) -> Path:
+    """Writes a new version whose tables have a version's deltas, or fewer bits, or both; returns its folder.
+
+    Args:
+      artifact: the version folder; it is not changed.
+      out: folder of the versions; None: the one that artifact is in.
+      version: its number; None: the next.
+      journal: of the version's upserts.
+      without_journal: leave a journal's upserts out, also where one is found beside the model.
+      skip_refused: leave out what a server refuses, too.
+      table_dtype: what the lookups of the new version read tables as, one dtype for all or by table, as export() takes
+        it. Deltas are folded into the trained tables first, so predictions have them, too.
+      progress: called with what is read next; returns what is told (rows done, rows).
+
+    Raises:
+      ExportError: there is nothing to fold or to reduce, a delta that a server refuses, upserts that would be dropped,
+        or a lookup that can not read another table.
+    """
+    folder = Path(artifact).absolute()
+    check_described(folder)
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        raise ExportError(f"{folder} has no lookup manifest, so it has no tables to fold deltas into or to reduce")
+    _check_journal(folder, journal, without_journal=without_journal)
+    deltas, faults = read_deltas(folder, None if journal is None else Path(journal))
+    if not deltas and table_dtype is None:
+        raise ExportError(f"{folder} has no deltas to fold")
+    if faults and not skip_refused:
+        raise ExportError(f"{'; '.join(faults)} (--skip_refused leaves them out, as servers do)")
+    reduction = None if table_dtype is None else plan_reduction(folder, manifest, table_dtype)
+    base = folder.parent if out is None else Path(out)
+    target = new_version_folder(base, version)
+    base.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
+    try:
+        copy = temporary / target.name
+        # Recorded answers of the old rows are wrong for the new rows.
+        recorded = [Path(RECORDED_PATH).name] if deltas else []
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(DELTAS_FOLDER, _FINGERPRINT, *recorded))
+        tables = write_deltas(copy, manifest, deltas)
+        provenance = {**manifest.provenance, "version": int(target.name), **_told(folder, deltas, reduction)}
+        folded = dataclasses.replace(manifest, tables=tables, provenance=provenance, parity={})
+        if reduction is not None:
+            folded = _reduced(copy, folded, reduction, progress)
+        finish(copy, dataclasses.replace(folded, files=file_sizes(copy)), target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _check_journal(folder: Path, journal: str | os.PathLike[str] | None, *, without_journal: bool) -> None:
+    if journal is not None and without_journal:
+        raise ExportError("give either journal or without_journal, not both")
+    if journal is None and not without_journal and (found := find_journal(folder)) is not None:
+        raise ExportError(
+            f"{found} holds upserts of this version, which the new one would lack: fold them with --journal {found}, "
+            "or leave them out with --without_journal"
+        )
+
+
+def _told(folder: Path, deltas: list[Delta], reduction: Reduction | None) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if deltas:
+        told[COMPACTED_KEY] = {"of": folder.name, "deltas": len(deltas), "last_sequence": deltas[-1].sequence}
+    if reduction is not None:
+        predictions = "none: the version holds lookups only" if reduction.is_alone else _UNAFFECTED
+        told[REDUCED_FROM_KEY] = {"of": folder.name, "predictions": predictions}
+    return told
+
+
+def _reduced(copy: Path, manifest: Manifest, reduction: Reduction, progress: Callable[[str], Progress]) -> Manifest:
+    made = reduce_tables(copy, manifest, reduction, progress=progress)
+    # Late, since it starts TensorFlow.
+    from model_export.parity.verify import check_parity
+
+    made = dataclasses.replace(made, files=file_sizes(copy))
+    return dataclasses.replace(made, parity=check_parity(copy, made).manifest_json())

@@ -1,0 +1,260 @@
+"""Lookup signatures of a saved_model.pb written anew, so that they read tables of fewer bits.
+
+A lookup is built from its manifest entry again (ADR 0007), with variables of its own. The rest of the graph, and the
+trained tables that its predictions read, stay as they are; a SavedModel of nothing but lookups gets a graph of its own
+without them.
+
+The graph becomes one of TensorFlow 1: its object graph, which knows the old lookups only, is left out. TensorFlow
+Serving reads the SignatureDefs in any case, and so does `tf.saved_model.load` then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from model_export.compaction.manifest_spec import lookup_spec
+from model_export.errors import ExportError
+from model_export.graphs.added_lookups import append_nodes
+from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.meta_graphs import hide_initialiser, initialiser_of, set_initialiser
+from model_export.graphs.padded_lookup import by_xla
+from model_export.graphs.reduced_graph import GraphTable
+from model_export.graphs.signature_runner import read_saved_model, read_signature_inputs
+from model_export.graphs.tpu_graph import TPU_TAGS, tpu_call
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from service.artifact.manifest import Manifest, TableEntry
+from service.graph.restoring import saved_tensors
+from service.types import packed_dim, saved_dtype, stored_columns
+
+_SCOPE = "reduced"
+
+
+def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, Any], *, is_alone: bool) -> None:
+    """Rewrites artifact/saved_model.pb.
+
+    Args:
+      manifest: with the tables as they are now in the checkpoint.
+      rebuilt: name -> manifest entry of the lookups to build again; is_alone: of all signatures that there are.
+
+    Raises:
+      ExportError: a table's variable is not in the graph.
+    """
+    saved_model = read_saved_model(artifact)
+    inputs = read_signature_inputs(artifact)
+    specs = {
+        name: lookup_spec(artifact, manifest, entry, {f: inputs[name][e.ids].dtype for f, e in entry.features.items()})
+        for name, entry in rebuilt.items()
+    }
+    for meta_graph in saved_model.meta_graphs:
+        meta_graph.ClearField("object_graph_def")
+        hide_initialiser(meta_graph)
+        present = {name: entry for name, entry in rebuilt.items() if name in meta_graph.signature_def}
+        if present:
+            _rewrite(artifact, meta_graph, manifest, _Lookups(present, specs), is_alone=is_alone)
+    (artifact / "saved_model.pb").write_bytes(saved_model.SerializeToString())
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookups:
+    """Manifest entries and specs of the lookups to build, by signature."""
+
+    entries: Mapping[str, Any]
+    specs: Mapping[str, ModelSpec]
+
+
+class _Vocabulary:
+    """A vocabulary's table in the graph, filled from an asset. init: the operation that fills it."""
+
+    def __init__(self, asset: Any, content: bytes) -> None:
+        # By content: tf.saved_model.load shares tables of one name within a process.
+        shared = f"vocabulary_{hashlib.sha256(content).hexdigest()[:16]}"
+        self._handle = tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64, shared_name=shared)
+        whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+        self.init = tf.raw_ops.InitializeTableFromTextFileV2(
+            table_handle=self._handle, filename=asset, key_index=whole_line, value_index=line_number
+        )
+
+    def lookup(self, keys: Any) -> Any:
+        """Returns the lines of string keys, -1 of others."""
+        missing = tf.constant(-1, tf.int64)
+        lines = tf.raw_ops.LookupTableFindV2(table_handle=self._handle, keys=keys, default_value=missing)
+        return tf.ensure_shape(lines, keys.shape)
+
+
+def _rewrite(artifact: Path, meta_graph: Any, manifest: Manifest, lookups: _Lookups, *, is_alone: bool) -> None:
+    v1 = tf.compat.v1
+    old = v1.MetaGraphDef.FromString(meta_graph.SerializeToString())
+    on_tpu = set(meta_graph.meta_info_def.tags) == set(TPU_TAGS)
+    compiled = (lambda combine: partial(tpu_call, combine)) if on_tpu else by_xla
+    with tf.Graph().as_default() as graph:
+        if not is_alone:
+            tf.import_graph_def(old.graph_def, name="")
+        before = {node.name for node in graph.as_graph_def().node}
+        variables = _Variables(manifest, {} if is_alone else _handles(old))
+        vocabularies = _Vocabularies(artifact, manifest, {} if is_alone else _assets(old))
+        definitions = {}
+        for name, entry in lookups.entries.items():
+            spec = lookups.specs[name]
+            tables = {table.name: variables.table(table.name) for table in spec.tables}
+            keyed = {f.name: vocabularies.table(f.name) for f in spec.features if f.vocabulary and not f.sends_rows}
+            built = build_lookup(entry, spec, tables, keyed, compiled=compiled)
+            definitions[name] = built.signature_def(name)
+        saver = variables.saver(None if is_alone else old.saver_def)
+        init = vocabularies.init("" if is_alone else initialiser_of(old))
+        extended = v1.train.export_meta_graph(graph=graph, clear_extraneous_savers=True)
+    if is_alone:
+        info = old.meta_info_def
+        meta_graph.Clear()
+        meta_graph.MergeFromString(extended.SerializeToString())
+        meta_graph.meta_info_def.tags[:] = info.tags
+        meta_graph.ClearField("collection_def")
+    else:
+        append_nodes(meta_graph, extended, before)
+    meta_graph.ClearField("saver_def")
+    meta_graph.saver_def.MergeFromString(saver.SerializeToString())
+    for filename, tensor in vocabularies.added.items():
+        meta_graph.asset_file_def.add(filename=filename).tensor_info.name = tensor
+    if init:
+        set_initialiser(meta_graph, init)
+    for name, definition in definitions.items():
+        meta_graph.signature_def[name].Clear()
+        meta_graph.signature_def[name].MergeFromString(definition.SerializeToString())
+
+
+class _Variables:
+    """The tables of lookups in the current graph: variables that are there, or new ones.
+
+    Args:
+      present: key in the checkpoint -> handles of the graph's own variables, parts of one in order of their rows.
+    """
+
+    def __init__(self, manifest: Manifest, present: Mapping[str, list[Any]]) -> None:
+        self._manifest, self._present = manifest, present
+        self._new: dict[str, tuple[Any, Any]] = {}
+        self._tables: dict[str, Any] = {}
+
+    def table(self, name: str) -> Any:
+        """Returns what build_lookup takes for a table."""
+        if name not in self._tables:
+            entry = self._manifest.tables[name]
+            shape = (entry.vocabulary_size, stored_columns(entry.dtype, entry.embedding_dim))
+            numbers = self._values(entry, entry.variable, tf.as_dtype(saved_dtype(entry.dtype)), shape, entry.crc32c)
+            if entry.dtype == "float32":
+                self._tables[name] = numbers[0] if len(numbers) == 1 else numbers
+            else:
+                scale, scales = entry.scale, None
+                if scale is not None:
+                    (scales,) = self._values(entry, scale.variable, tf.float32, (shape[0], 1), scale.crc32c)
+                self._tables[name] = GraphTable(numbers[0], scales, packed_dim(entry.dtype, entry.embedding_dim))
+        return self._tables[name]
+
+    def saver(self, old: Any) -> Any:
+        """Adds what restores the new variables; returns the SaverDef of a graph that has the old one."""
+        v1 = tf.compat.v1
+        definition = v1.train.SaverDef(version=v1.train.SaverDef.V2, max_to_keep=1)
+        if old is None:
+            prefix = v1.placeholder_with_default("model", [], f"{_SCOPE}/prefix")
+            definition.filename_tensor_name = prefix.name
+        else:
+            definition.CopyFrom(old)
+            prefix = v1.get_default_graph().get_tensor_by_name(_tensor(old.filename_tensor_name))
+        keys = sorted(self._new)
+        handles, dtypes = [self._new[key][0] for key in keys], [self._new[key][1] for key in keys]
+        steps = [] if old is None else [v1.get_default_graph().get_operation_by_name(old.restore_op_name)]
+        if keys:
+            read = tf.raw_ops.RestoreV2(
+                prefix=prefix, tensor_names=keys, shape_and_slices=[""] * len(keys), dtypes=dtypes
+            )
+            steps += [
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                for handle, value in zip(handles, read, strict=True)
+            ]
+        definition.restore_op_name = tf.group(*steps, name=f"{_SCOPE}/restore_all").name
+        if old is None:
+            values = [tf.raw_ops.ReadVariableOp(resource=h, dtype=d) for h, d in zip(handles, dtypes, strict=True)]
+            save = tf.raw_ops.SaveV2(
+                prefix=prefix, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=values
+            )
+            with tf.control_dependencies([save]):
+                definition.save_tensor_name = tf.identity(prefix, f"{_SCOPE}/saved").name
+        return definition
+
+    def _values(self, entry: TableEntry, key: str, dtype: Any, shape: tuple[int, int], crc32c: int) -> list[Any]:
+        handles = self._present.get(key)
+        if handles is None:
+            # By content: tf.saved_model.load shares variables of one name within a process.
+            shared = f"{_SCOPE}/{key}/{crc32c:08x}"
+            handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=shared, name=_node_name(key))
+            self._new[key] = (handle, dtype)
+            handles = [handle]
+        values = []
+        for handle in handles:
+            is_handle = handle.dtype == tf.resource
+            values.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype) if is_handle else tf.identity(handle))
+        if len(values) == 1:
+            values = [tf.ensure_shape(values[0], shape)]
+        return values
+
+
+class _Vocabularies:
+    """The vocabularies of lookups in the current graph, filled from the graph's own assets or from new ones.
+
+    added: file below assets/ -> tensor that a loader feeds its path to.
+    """
+
+    def __init__(self, artifact: Path, manifest: Manifest, present: Mapping[str, str]) -> None:
+        self._artifact, self._manifest, self._present = artifact, manifest, present
+        self._tables: dict[str, _Vocabulary] = {}
+        self.added: dict[str, str] = {}
+
+    def table(self, feature: str) -> _Vocabulary:
+        """Returns the vocabulary of a feature."""
+        file = Path(self._manifest.vocabularies[self._manifest.features[feature].vocabulary or ""].file)
+        if file.name not in self._tables:
+            if file.parent != Path("assets"):
+                raise ExportError(f"vocabulary {file} is no asset, so no graph can read it")
+            graph = tf.compat.v1.get_default_graph()
+            if file.name in self._present:
+                asset = graph.get_tensor_by_name(_tensor(self._present[file.name]))
+            else:
+                asset = tf.constant(file.name, name=f"{_SCOPE}/{_node_name(file.name)}_path")
+                self.added[file.name] = asset.name
+            self._tables[file.name] = _Vocabulary(asset, (self._artifact / file).read_bytes())
+        return self._tables[file.name]
+
+    def init(self, old: str) -> str:
+        """Adds what fills all of them; returns the operation's name, "" where there is nothing to do."""
+        if not self._tables:
+            return old
+        graph = tf.compat.v1.get_default_graph()
+        steps = [graph.get_operation_by_name(old)] if old else []
+        filled = tf.group(*steps, *(table.init for table in self._tables.values()), name=f"{_SCOPE}/init")
+        return str(filled.name)
+
+
+def _handles(meta_graph: Any) -> dict[str, list[Any]]:
+    graph = tf.compat.v1.get_default_graph()
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for node, saved in saved_tensors(meta_graph).items():
+        # A part says "rows columns first,count:first,count"; a whole variable says nothing.
+        start = int(saved.part.split()[-1].partition(",")[0]) if saved.part else 0
+        found.setdefault(saved.key, []).append((start, graph.get_tensor_by_name(f"{node}:0")))
+    return {key: [handle for _, handle in sorted(parts, key=lambda part: part[0])] for key, parts in found.items()}
+
+
+def _assets(meta_graph: Any) -> dict[str, str]:
+    return {asset.filename: asset.tensor_info.name for asset in meta_graph.asset_file_def}
+
+
+def _tensor(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+def _node_name(text: str) -> str:
+    return "".join(char if char.isalnum() else "_" for char in text).strip("_") or "variable"

@@ -1,0 +1,245 @@
+"""Reduces the tables of a copy of an artifact: its lookups then read float16, bfloat16, int8 or int4."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.compaction.reduction_report import Losses, neighbours_kept, sample_rows
+from model_export.errors import ExportError
+from model_export.exporter.bundle_writer import BundleWriter
+from model_export.graphs.lookup_features import SIGNATURE_OF_DEVICE
+from model_export.graphs.reduced_table import REDUCED_KEY, Rounding, TableDtype, chosen_dtypes, widened
+from model_export.graphs.signature_names import INIT_OP
+from model_export.parity.integrity import VARIABLES_PREFIX, table_chunks, table_entry
+from model_export.parity.saved_table import SavedTable
+from model_export.statistics.table_health import Progress
+from service.artifact.bundle import prefix_of, read_bundle
+from service.artifact.manifest import Manifest, SignatureEntry, TableEntry
+from service.artifact.protos import message_class
+from service.types import TABLE_DTYPES, Array, packed_dim, saved_dtype
+
+# In provenance: the lookups that were built again, whose nodes do not have the names that adopt gives.
+REBUILT_KEY = "rebuilt_lookups"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reduction:
+    """The planned reduction of an artifact.
+
+    dtypes: table -> what lookups are to read it as. rebuilt: the lookups that read one of them, or all.
+    is_alone: those are all signatures, so the trained tables are left out.
+    """
+
+    dtypes: Mapping[str, TableDtype]
+    rebuilt: Mapping[str, SignatureEntry]
+    is_alone: bool
+
+
+def plan_reduction(artifact: Path, manifest: Manifest, table_dtype: str | Mapping[str, str]) -> Reduction:
+    """Returns what to do for a table_dtype as export() takes it.
+
+    Raises:
+      ExportError: there is no such table or dtype, a table is reduced already, or a lookup is the model's own.
+    """
+    dtypes = {}
+    wanted = chosen_dtypes(table_dtype, list(manifest.tables))
+    for name, dtype in wanted.items():
+        present = manifest.tables[name].dtype
+        if present == dtype:
+            continue
+        if present != "float32":
+            raise ExportError(
+                f"table {name!r} is {present} already; reduce a version that has it as float32 to {dtype}, so that its "
+                "rows are rounded once"
+            )
+        dtypes[name] = dtype
+    if not dtypes:
+        told = {name: entry.dtype for name, entry in manifest.tables.items()}
+        raise ExportError(f"table_dtype {table_dtype!r} changes no table; they are {told}")
+    definitions = _signature_definitions(artifact)
+    own = [
+        name
+        for name, entry in manifest.signatures.items()
+        if entry.kind == "lookup" and _is_own(manifest, name, entry, definitions.get(name))
+    ]
+    is_alone = set(definitions) <= set(own)
+    rebuilt = {}
+    for name, entry in manifest.signatures.items():
+        tables = {manifest.features[feature].table for feature in entry.features}
+        if entry.kind != "lookup" or not (is_alone or tables & set(dtypes)):
+            continue
+        if name not in own:
+            read = sorted(tables & set(dtypes))
+            raise ExportError(
+                f"signature {name!r} is the model's own lookup: its graph reads the variables of tables {read} itself "
+                "and can not be made to read others. Leave those tables out (--table_dtype TABLE=DTYPE for the rest), "
+                f"or adopt the SavedModel anew without [signatures.{name}] and with [lookup], whose signatures are ours"
+            )
+        rebuilt[name] = entry
+    return Reduction(dtypes, rebuilt, is_alone)
+
+
+def reduce_tables(
+    artifact: Path,
+    manifest: Manifest,
+    reduction: Reduction,
+    *,
+    progress: Callable[[str], Progress] = lambda what: lambda done, rows: None,
+) -> Manifest:
+    """Writes the checkpoint and the graph of an artifact anew; returns the manifest of its new tables.
+
+    files and parity are for the caller to fill in.
+
+    Args:
+      artifact: a copy that is no version yet; it is changed.
+      progress: called with what is read next; returns what is told (rows done, rows).
+
+    Raises:
+      ExportError: a table has numbers that a dtype has no place for, or the graph can not be built.
+    """
+    told: dict[str, dict[str, Any]] = {}
+    places: dict[str, tuple[str, str | None]] = {}
+    trained = {manifest.tables[name].variable for name in reduction.dtypes}
+    kept = {entry.variable for name, entry in manifest.tables.items() if name not in reduction.dtypes}
+    kept |= {entry.scale.variable for entry in manifest.tables.values() if entry.scale is not None}
+    old, new = artifact / VARIABLES_PREFIX, artifact / "reduced_variables" / "variables"
+    with BundleWriter(new) as writer:
+        # In an artifact of lookups alone, no node reads another variable.
+        writer.copy(old, (lambda key: key in kept) if reduction.is_alone else (lambda key: True))
+        for name, dtype in reduction.dtypes.items():
+            entry = manifest.tables[name]
+            places[name], told[name] = _write_table(artifact, name, entry, dtype, writer, progress)
+    for name in reduction.dtypes:
+        told[name] |= _neighbours(artifact, manifest.tables[name], new, places[name], told[name]["dtype"], progress)
+    shutil.rmtree(old.parent)
+    new.parent.rename(old.parent)
+    _remove_parts(artifact, manifest, trained)
+    reduced_manifest = dataclasses.replace(
+        manifest,
+        tables=_tables(artifact, manifest, reduction.dtypes, places),
+        provenance={
+            **manifest.provenance,
+            REDUCED_KEY: {**manifest.provenance.get(REDUCED_KEY, {}), **told},
+            REBUILT_KEY: sorted({*manifest.provenance.get(REBUILT_KEY, ()), *reduction.rebuilt}),
+        },
+    )
+    # Late, since it starts TensorFlow.
+    from model_export.compaction.reduced_lookups import rewrite_lookups
+
+    rewrite_lookups(artifact, reduced_manifest, reduction.rebuilt, is_alone=reduction.is_alone)
+    return reduced_manifest
+
+
+def _signature_definitions(artifact: Path) -> dict[str, Any]:
+    saved_model = message_class("tensorflow.SavedModel")()
+    saved_model.ParseFromString((artifact / "saved_model.pb").read_bytes())
+    found: dict[str, Any] = {}
+    for graph in saved_model.meta_graphs:
+        for name, definition in graph.signature_def.items():
+            if name != INIT_OP:
+                found.setdefault(name, definition)
+    return found
+
+
+def _is_own(manifest: Manifest, name: str, entry: SignatureEntry, definition: Any) -> bool:
+    if definition is None or entry.concatenated or any(f.needs_format_4 for f in entry.features.values()):
+        return False
+    if "adopted_from" not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
+        return True
+    # As adopt_graph.add_lookups names what it adds.
+    return (
+        name in SIGNATURE_OF_DEVICE.values()
+        and all(info.name == f"{name}_{key}:0" for key, info in definition.inputs.items())
+        and all(info.name == f"{name}_{key}_vectors:0" for key, info in definition.outputs.items())
+    )
+
+
+def _write_table(
+    artifact: Path,
+    name: str,
+    entry: TableEntry,
+    dtype: TableDtype,
+    writer: BundleWriter,
+    progress: Callable[[str], Progress],
+) -> tuple[tuple[str, str | None], dict[str, Any]]:
+    losses, rounding = Losses(dtype), Rounding(name, dtype)
+    scales: list[Array] = []
+    show = progress(f"reducing {name}")
+
+    def pieces() -> Iterator[Array]:
+        for start, rows in table_chunks(artifact, entry):
+            numbers, some = rounding.add(rows)
+            losses.add(rows, widened(numbers, dtype, some, embedding_dim=entry.embedding_dim))
+            if some is not None:
+                scales.append(some)
+            show(start + len(rows), entry.vocabulary_size)
+            yield numbers
+
+    key, scale_key = f"reduced/{name}/numbers", None
+    rows, columns = writer.add(key, saved_dtype(dtype), pieces())
+    nbytes = rows * columns * np.dtype(TABLE_DTYPES[dtype]).itemsize
+    if scales:
+        scale_key = f"reduced/{name}/scales"
+        writer.add(scale_key, "float32", scales)
+        nbytes += 4 * rows
+    told = losses.to_json() | {"error_bound": rounding.error_bound, "bytes_before": entry.nbytes, "bytes_after": nbytes}
+    return (key, scale_key), told
+
+
+def _neighbours(
+    artifact: Path,
+    entry: TableEntry,
+    prefix: Path,
+    keys: tuple[str, str | None],
+    dtype: str,
+    progress: Callable[[str], Progress],
+) -> dict[str, Any]:
+    ids = sample_rows(entry.vocabulary_size)
+    written = _entry(artifact, prefix, keys, entry, dtype)
+    trained, stored = (_rows_of(artifact, part, ids) for part in (entry, written))
+    show = progress("looking for neighbours")
+    return neighbours_kept(trained, stored, vocabulary_size=entry.vocabulary_size, progress=show)
+
+
+def _rows_of(artifact: Path, entry: TableEntry, ids: Array) -> Array:
+    table = SavedTable(artifact, entry)
+    if len(ids) < entry.vocabulary_size:
+        return table[ids]
+    whole = [table.widened(start, rows) for start, rows in table_chunks(artifact, entry)]
+    return np.concatenate(whole)
+
+
+def _entry(artifact: Path, prefix: Path, keys: tuple[str, str | None], old: TableEntry, dtype: str) -> TableEntry:
+    index = read_bundle(prefix)
+    key, scale_key = keys
+    scale = None if scale_key is None else (scale_key, index[scale_key])
+    return table_entry(artifact, key, index[key], scale, packed_dim=packed_dim(dtype, old.embedding_dim))
+
+
+def _tables(
+    artifact: Path, manifest: Manifest, dtypes: Mapping[str, str], places: Mapping[str, tuple[str, str | None]]
+) -> dict[str, TableEntry]:
+    tables = {}
+    for name, entry in manifest.tables.items():
+        if name in dtypes:
+            tables[name] = _entry(artifact, artifact / VARIABLES_PREFIX, places[name], entry, dtypes[name])
+        else:
+            keys = (entry.variable, None if entry.scale is None else entry.scale.variable)
+            prefix = prefix_of(artifact / entry.file)
+            tables[name] = _entry(artifact, prefix, keys, entry, entry.dtype)
+    return tables
+
+
+def _remove_parts(artifact: Path, manifest: Manifest, trained: set[str]) -> None:
+    # Tables that adopt wrote apart, because the graph has them in parts: nothing reads the copy now.
+    for entry in manifest.tables.values():
+        prefix = prefix_of(artifact / entry.file)
+        if entry.variable in trained and prefix != artifact / VARIABLES_PREFIX:
+            for path in prefix.parent.glob(prefix.name + ".*"):
+                path.unlink()

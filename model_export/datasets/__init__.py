@@ -1,1 +1,0 @@
-"""Sources of ratings, each normalised to the one canonical form of ratings.py; no TensorFlow here."""

@@ -1,0 +1,51 @@
+"""Settings of one training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from model_export.demo.examples import HeldOut
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """What decides a run, together with the data.
+
+    table_learning_rate, dense_learning_rate: Adagrad of the tables, Adam of the tower.
+    dropout: share of hidden units dropped while training.
+    unknown_rate: share of ids replaced by row 0 while training, so that row 0 answers sensibly for strangers.
+    held_out: "test" for the reported numbers; "validation" is for choosing settings without looking at the test part.
+
+    The defaults, the number of epochs included, were chosen on MovieLens 100K with held_out="validation": RMSE 0.948
+    there, user and film biases 0.976. A penalty on the vectors did not help, so there is none.
+    """
+
+    epochs: int = 16
+    batch_size: int = 512
+    table_learning_rate: float = 0.3
+    dense_learning_rate: float = 0.001
+    dropout: float = 0.65
+    unknown_rate: float = 0.02
+    hidden: tuple[int, ...] = (128, 64)
+    seed: int = 1
+    held_out: HeldOut = "test"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ValueError(f"epochs is {self.epochs} and batch_size {self.batch_size}; both must be at least 1")
+        if not 0 <= self.unknown_rate < 1 or not 0 <= self.dropout < 1:
+            raise ValueError("unknown_rate and dropout must lie in [0, 1)")
+        if self.held_out not in get_args(HeldOut):
+            raise ValueError(f"held_out is {self.held_out!r}, expected one of {get_args(HeldOut)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON object."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TrainConfig:
+        """Builds from to_json's object."""
+        return TrainConfig(**{**data, "hidden": tuple(data["hidden"])})

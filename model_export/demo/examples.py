@@ -1,0 +1,138 @@
+"""Ratings as training examples: ids, ragged features, and the split by time; no TensorFlow here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from model_export.demo.ratings import RatingData
+from model_export.spec.features import ModelSpec
+from service.types import Array, RaggedIds
+
+HeldOut = Literal["test", "validation"]
+_TEST_SHARE = 5  # one fifth
+_VALIDATION_SHARE = 10  # one tenth of what is left
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """B examples.
+
+    ids: feature -> [B] int64, one id per row.
+    ragged: feature -> RaggedIds of B rows.
+    rating: [B] float32.
+    """
+
+    ids: dict[str, Array]
+    ragged: dict[str, RaggedIds]
+    rating: Array
+
+    def __len__(self) -> int:
+        return len(self.rating)
+
+    def take(self, rows: Array) -> Examples:
+        """Returns the examples at [n] int64 (or a [B] bool mask), in that order."""
+        index = np.flatnonzero(rows) if rows.dtype == bool else rows
+        return Examples(
+            ids={name: ids[index] for name, ids in self.ids.items()},
+            ragged={name: take_rows(ids, index) for name, ids in self.ragged.items()},
+            rating=self.rating[index],
+        )
+
+
+def build_examples(data: RatingData, spec: ModelSpec) -> Examples:
+    """Returns one example per rating, in canonical order, with the vocabularies of the spec applied."""
+    occupation = _vocabulary_ids(spec, "occupation")
+    genre = _vocabulary_ids(spec, "genres")
+    occupation_of_user = np.zeros(data.num_users + 1, np.int64)
+    for user in data.users.values():
+        occupation_of_user[user.user_id] = occupation.get(user.occupation, 0)
+    no_genres: list[list[int]] = [[] for _ in range(data.num_films + 1)]
+    for film in data.films.values():
+        no_genres[film.film_id] = [genre.get(name, 0) for name in film.genres]
+    genres_of_film = ragged(no_genres)
+    return Examples(
+        ids={
+            "user_id": data.user_id,
+            "film_id": data.film_id,
+            "occupation": occupation_of_user[data.user_id],
+        },
+        ragged={
+            "genres": take_rows(genres_of_film, data.film_id),
+            "recent_films": recent_films(data, spec.feature("recent_films").max_ids_per_row),
+        },
+        rating=data.rating,
+    )
+
+
+def recent_films(data: RatingData, limit: int) -> RaggedIds:
+    """Returns, per rating, the last films (up to limit, oldest first) that its user rated strictly earlier.
+
+    Ratings with the same timestamp do not see each other, since their true order is unknown; so nothing of the future
+    is ever looked at.
+    """
+    rows = np.arange(len(data.user_id))
+    is_new_user = np.r_[True, data.user_id[1:] != data.user_id[:-1]]
+    is_new_time = is_new_user | np.r_[True, data.timestamp[1:] != data.timestamp[:-1]]
+    first_of_user = np.maximum.accumulate(np.where(is_new_user, rows, 0))
+    end = np.maximum.accumulate(np.where(is_new_time, rows, 0))
+    start = np.maximum(first_of_user, end - limit)
+    row_splits = np.r_[0, np.cumsum(end - start)]
+    return RaggedIds(data.film_id[_ranges(start, end - start)], row_splits.astype(np.int64))
+
+
+def held_out_rows(data: RatingData) -> Array:
+    """Returns [n] bool: each user's last floor(n_u / 5) ratings in canonical order."""
+    return _last_share(data.user_id, _TEST_SHARE)
+
+
+def split(examples: Examples, data: RatingData, held_out: HeldOut) -> tuple[Examples, Examples]:
+    """Returns (training examples, held-out examples).
+
+    "test" holds out each user's last 20%. "validation" drops those and holds out the last 10% of what is left: settings
+    are chosen there, so that the test part is not used to choose anything.
+    """
+    is_test = held_out_rows(data)
+    if held_out == "test":
+        return examples.take(~is_test), examples.take(is_test)
+    rest = np.flatnonzero(~is_test)
+    is_validation = _last_share(data.user_id[rest], _VALIDATION_SHARE)
+    return examples.take(rest[~is_validation]), examples.take(rest[is_validation])
+
+
+def ragged(rows: list[list[int]]) -> RaggedIds:
+    """Returns the rows laid end to end.
+
+    >>> ragged([[3], [], [1, 2]]).row_splits.tolist()
+    [0, 1, 1, 3]
+    """
+    lengths = np.array([len(row) for row in rows], np.int64)
+    values = np.array([value for row in rows for value in row], np.int64)
+    return RaggedIds(values, np.r_[0, np.cumsum(lengths)].astype(np.int64))
+
+
+def take_rows(ids: RaggedIds, index: Array) -> RaggedIds:
+    """Returns the rows at index, in that order, without weights."""
+    start = ids.row_splits[index]
+    lengths = ids.row_splits[index + 1] - start
+    return RaggedIds(ids.values[_ranges(start, lengths)], np.r_[0, np.cumsum(lengths)].astype(np.int64))
+
+
+def _ranges(start: Array, lengths: Array) -> Array:
+    # arange(start[i], start[i] + lengths[i]) for all i, laid end to end.
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(start - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def _last_share(user_id: Array, share: int) -> Array:
+    _, first, count = np.unique(user_id, return_index=True, return_counts=True)
+    position = np.arange(len(user_id)) - np.repeat(first, count)
+    return position >= np.repeat(count - count // share, count)
+
+
+def _vocabulary_ids(spec: ModelSpec, feature: str) -> dict[str, int]:
+    vocabulary = spec.feature(feature).vocabulary
+    assert vocabulary is not None
+    return {str(word): row for row, word in enumerate(vocabulary.keys, start=vocabulary.first_id)}

@@ -1,0 +1,209 @@
+"""The rating model as what the exporter asks for: a plain tf.Module of tables, tower and vocabularies.
+
+A plain module with a dict `tables` gives the variables readable names (`tables/film`) in the SavedModel; a Keras model
+would number them, and bring its optimizer slots along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.demo.checkpoints import restore_weights
+from model_export.demo.layer_model import RatingModel, feature_config
+from model_export.demo.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
+from model_export.errors import ExportError
+from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.reduced_graph import ReducedVariables
+from model_export.graphs.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES, RATING_OUTPUT
+from model_export.graphs.source import LookupPlan, PredictSignature, SavedParts
+from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
+from model_export.graphs.vocabulary_graph import rows_of_keys, vocabulary_tables
+from model_export.spec.features import FeatureSpec, ModelSpec
+from model_export.tensorflow_setup import tf
+from service.types import Array
+
+_VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+class RatingSource:
+    """An ExportSource of a finished run. Concurrency: one caller at a time."""
+
+    def __init__(self, run: Run, model: RatingModel) -> None:
+        self._run = run
+        self._model = model
+
+    @staticmethod
+    def of_run(folder: Path) -> RatingSource:
+        """Restores the newest checkpoint of a run. Raises ExportError: none, or one that was interrupted."""
+        run = Run.read(folder)
+        model = RatingModel(
+            run.spec, run.config, mean_rating=run.mean_rating, rating_range=RATING_RANGE, table_optimizer=None
+        )
+        epoch = restore_weights(folder / CHECKPOINTS_FOLDER, model)
+        if epoch != len(run.history):
+            raise ExportError(f"{folder} was interrupted in epoch {len(run.history)}; resume the training first")
+        return RatingSource(run, model)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Tables and features."""
+        return self._run.spec
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Data, settings, history and errors of the run."""
+        run = self._run
+        return {
+            "dataset": dict(run.dataset),
+            "train_config": run.config.to_json(),
+            "epochs": len(run.history),
+            "step": run.step,
+            "train_seconds": round(run.seconds, 1),
+            "held_out_rmse": run.held_out_rmse,
+            "baseline_rmse": dict(run.baselines),
+            "history": [
+                {"epoch": e.epoch, "loss": e.train_loss, "held_out_rmse": e.held_out_rmse} for e in run.history
+            ],
+        }
+
+    @property
+    def predict_names(self) -> Sequence[str]:
+        """A prediction from ids, and one from serialized tf.Examples."""
+        return (PREDICT, PREDICT_EXAMPLES)
+
+    def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
+        """Writes the SavedModel; its {serve,tpu} MetaGraph holds the padded lookups."""
+        module = _ServingModule(self.spec, self._model, plan, predict)
+        tf.saved_model.save(module, str(folder), signatures=module.functions(plan, predict))
+        if plan.export_to_tpu:
+            add_tpu_meta_graph(folder, module, module.tpu_functions(plan))
+        features = tuple(feature.name for feature in self.spec.features)
+        described = {PREDICT: PredictSignature(features), PREDICT_EXAMPLES: PredictSignature((), EXAMPLES_INPUT)}
+        return SavedParts(
+            {table.name: f"tables/{table.name}{_VARIABLE_SUFFIX}" for table in self.spec.tables},
+            {name: described[name] for name in predict},
+            module.reduced.scale_keys(),
+        )
+
+    def table_rows(self, table: str, start: int, stop: int) -> Array:
+        """Returns [stop - start, D] rows of a trained table."""
+        rows: Array = self._model.tables[table][start:stop].numpy()
+        return rows
+
+    def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Returns the model's [B] ratings."""
+        given = _ids_of_examples(self.spec, inputs[EXAMPLES_INPUT]) if signature == PREDICT_EXAMPLES else inputs
+        ids = {f.name: _feature_ids(f, given) for f in self.spec.features}
+        return {RATING_OUTPUT: self._model.tower.clipped(self._model.embedding(ids)).numpy()}
+
+
+class _ServingModule(tf.Module):  # type: ignore[misc]
+    def __init__(self, spec: ModelSpec, model: RatingModel, plan: LookupPlan, predict: Sequence[str]) -> None:
+        super().__init__()
+        self.reduced = ReducedVariables(plan.reduced)
+        # The trained variables themselves: a copy of a table may not fit.
+        self.tables = {**model.tables, **self.reduced.tables}
+        self.scales = self.reduced.scales
+        # Predictions read what was trained.
+        self.trained = {name: model.tables[name] for name in plan.reduced} if predict else {}
+        self.tower = model.tower
+        self.vocabularies = vocabulary_tables(spec, plan.vocabulary_files)
+        self._spec = spec
+        # A dict keyed by TableConfig can not be saved with the module, so it stays in a closure.
+        config = feature_config(spec)
+        by_config = {feature.table: model.tables[feature.table.name] for feature in config.values()}
+
+        def vectors(ids: Mapping[str, Any]) -> Any:
+            return tf.tpu.experimental.embedding.serving_embedding_lookup(ids, None, by_config, config)
+
+        self._vectors = vectors
+
+    def functions(self, plan: LookupPlan, predict: Sequence[str]) -> dict[str, Any]:
+        functions = {
+            name: build_lookup(entry, self._spec, self.reduced.for_lookups(self.tables), self.vocabularies).function()
+            for name, entry in plan.lookups.items()
+        }
+        specs = {}
+        for feature in self._spec.features:
+            for name in filter(None, (feature.ids_input, feature.row_splits_input)):
+                specs[name] = tf.TensorSpec([None], tf.int64, name)
+        examples = tf.TensorSpec([None], tf.string, EXAMPLES_INPUT)
+        own = {
+            PREDICT: tf.function(self._predict, input_signature=[specs], autograph=False),
+            PREDICT_EXAMPLES: tf.function(self._predict_examples, input_signature=[examples], autograph=False),
+        }
+        return functions | {name: own[name] for name in predict}
+
+    def tpu_functions(self, plan: LookupPlan) -> dict[str, Any]:
+        padded = {name: entry for name, entry in plan.lookups.items() if entry.batch_sizes}
+        if not padded:
+            raise ExportError("export_to_tpu needs lookup_device='tpu_tensor_core': it is what runs on the TPU")
+        return {
+            name: build_lookup(
+                entry,
+                self._spec,
+                self.reduced.for_lookups(self.tables),
+                self.vocabularies,
+                compiled=lambda combine: partial(tpu_call, combine),
+            ).function()
+            for name, entry in padded.items()
+        }
+
+    def _predict(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        ids = {f.name: _feature_ids(f, inputs) for f in self._spec.features}
+        return {RATING_OUTPUT: self.tower.clipped(self._vectors(ids))}
+
+    def _predict_examples(self, examples: Any) -> dict[str, Any]:
+        parsed = tf.io.parse_example(examples, {f.name: _example_field(f) for f in self._spec.features})
+        ids = {f.name: self._rows(f, parsed[f.name]) for f in self._spec.features}
+        return {RATING_OUTPUT: self.tower.clipped(self._vectors(ids))}
+
+    def _rows(self, feature: FeatureSpec, ids: Any) -> Any:
+        if feature.vocabulary is None:
+            return ids
+        table = self.vocabularies[feature.name]
+        if feature.is_ragged:
+            return ids.with_values(rows_of_keys(feature, ids.values, table))
+        return rows_of_keys(feature, ids, table)
+
+
+def _feature_ids(feature: FeatureSpec, inputs: Mapping[str, Any]) -> Any:
+    if feature.row_splits_input is None:
+        return tf.convert_to_tensor(inputs[feature.ids_input])
+    splits = inputs[feature.row_splits_input]
+    return tf.RaggedTensor.from_row_splits(inputs[feature.ids_input], splits, validate=True)
+
+
+def _example_field(feature: FeatureSpec) -> Any:
+    # A field that an Example leaves out is an unknown id (row 0), an unknown string, or an empty row.
+    dtype = tf.int64 if feature.vocabulary is None else tf.string
+    if feature.is_ragged:
+        return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+    return tf.io.FixedLenFeature([], dtype, default_value="" if dtype == tf.string else 0)
+
+
+def _ids_of_examples(spec: ModelSpec, examples: Array) -> dict[str, Array]:
+    # Read one by one in Python, so that the parsing in the graph is held against something else.
+    messages = [tf.train.Example.FromString(example) for example in examples]
+    inputs: dict[str, Array] = {}
+    for feature in spec.features:
+        rows = [_ids_of_example(feature, message) for message in messages]
+        inputs[feature.ids_input] = np.array([row_id for row in rows for row_id in row], np.int64)
+        if feature.row_splits_input is not None:
+            inputs[feature.row_splits_input] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return inputs
+
+
+def _ids_of_example(feature: FeatureSpec, example: Any) -> list[int]:
+    field = example.features.feature[feature.name]
+    if feature.vocabulary is None:
+        found = list(field.int64_list.value)
+    else:
+        row_of = {key: feature.vocabulary.first_id + i for i, key in enumerate(feature.vocabulary.keys)}
+        found = [row_of.get(key.decode(), feature.vocabulary.oov_id or 0) for key in field.bytes_list.value]
+    return found or ([] if feature.is_ragged else [0])

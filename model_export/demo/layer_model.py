@@ -1,0 +1,70 @@
+"""The model as it is trained: TFRS's TPUEmbedding layer over TableConfig and FeatureConfig, and the tower.
+
+On a TPU the layer would put the tables in the embedding cores; on a CPU it looks them up with TensorFlow's
+serving_embedding_lookup, which is what the exported `lookup` signature runs too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_export.demo.config import TrainConfig
+from model_export.demo.tower import RatingTower
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf, tfrs
+
+embedding = tf.tpu.experimental.embedding
+
+
+def feature_config(spec: ModelSpec, seed: int = 0) -> dict[str, Any]:
+    """Returns TensorFlow's FeatureConfig per feature; features of one table share one TableConfig object."""
+    tables = {
+        table.name: embedding.TableConfig(
+            vocabulary_size=table.vocabulary_size,
+            dim=table.embedding_dim,
+            initializer=tf.initializers.TruncatedNormal(stddev=table.initial_stddev, seed=seed + index),
+            combiner=table.combiner,
+            name=table.name,
+        )
+        for index, table in enumerate(spec.tables)
+    }
+    return {
+        feature.name: embedding.FeatureConfig(table=tables[feature.table], name=feature.name)
+        for feature in spec.features
+    }
+
+
+class RatingModel(tf.Module):  # type: ignore[misc]
+    """Embedding layer and tower, built; table_optimizer None leaves the slot variables out, for export."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        *,
+        mean_rating: float,
+        rating_range: tuple[float, float],
+        table_optimizer: Any,
+    ) -> None:
+        super().__init__()
+        self.embedding = tfrs.layers.embedding.TPUEmbedding(feature_config(spec, config.seed), table_optimizer)
+        self.tower = RatingTower(
+            id_dim=spec.table("film").embedding_dim,
+            side_dim=spec.table("genre").embedding_dim,
+            hidden=config.hidden,
+            mean_rating=mean_rating,
+            rating_range=rating_range,
+            seed=config.seed,
+        )
+        # One call creates the tables, so that a checkpoint can be restored into them.
+        self.embedding(
+            {
+                f.name: tf.ragged.constant([[0]], dtype=tf.int64) if f.is_ragged else tf.zeros([1], tf.int64)
+                for f in spec.features
+            }
+        )
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """Table name -> [V, D] variable."""
+        return {config.name: variable for config, variable in self.embedding.embedding_tables.items()}

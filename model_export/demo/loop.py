@@ -1,0 +1,177 @@
+"""The training loop: separate optimizers for tables and tower, a checkpoint per epoch, resumable.
+
+An epoch's order and its id dropout depend only on the seed and the epoch's number, so a run that was stopped and
+resumed sees the same batches as one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.demo.baselines import rmse
+from model_export.demo.checkpoints import Checkpoints
+from model_export.demo.config import TrainConfig
+from model_export.demo.examples import Examples
+from model_export.demo.layer_model import RatingModel
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from service.types import Array, RaggedIds
+
+# Steps per call into the compiled loop: few enough for a lively progress bar, many enough to hide Python.
+_STEPS_PER_CALL = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """What one epoch gave; epoch counts from 1."""
+
+    epoch: int
+    train_loss: float
+    held_out_rmse: float
+
+
+class Trainer:
+    """Trains one model on one split.
+
+    Args:
+      folder: where checkpoints go.
+      on_steps: called with (steps done in this call, mean loss of them).
+
+    Concurrency: one caller at a time.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        train: Examples,
+        held_out: Examples,
+        *,
+        rating_range: tuple[float, float],
+        folder: Path,
+        on_steps: Callable[[int, float], None] = lambda steps, loss: None,
+    ) -> None:
+        tf.keras.utils.set_random_seed(config.seed)
+        legacy = tf.keras.optimizers.legacy  # the only optimizers that TPUEmbedding takes
+        self._spec = spec
+        self._config = config
+        self._train = train
+        self._held_out = held_out
+        self._on_steps = on_steps
+        self._batch_size = min(config.batch_size, len(train))
+        self._table_optimizer = legacy.Adagrad(config.table_learning_rate)
+        self._dense_optimizer = legacy.Adam(config.dense_learning_rate)
+        self.model = RatingModel(
+            spec,
+            config,
+            mean_rating=float(train.rating.mean(dtype=np.float64)),
+            rating_range=rating_range,
+            table_optimizer=self._table_optimizer,
+        )
+        # Everything that a checkpoint holds must exist before a restore; optimizers make theirs at the first step.
+        self._table_optimizer._create_all_weights(list(self.model.tables.values()))
+        self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
+        self._checkpoints = Checkpoints(folder, self.model, self._table_optimizer, self._dense_optimizer)
+        self._run_steps = tf.function(self._run_steps_eagerly, autograph=False, reduce_retracing=True)
+        self._predict = tf.function(self._predict_eagerly, autograph=False, reduce_retracing=True)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches per epoch; the rest of the shuffled examples waits for another epoch."""
+        return len(self._train) // self._batch_size
+
+    @property
+    def global_step(self) -> int:
+        """Steps since the first."""
+        return int(self._dense_optimizer.iterations)
+
+    def resume(self) -> int:
+        """Restores the newest checkpoint, if any; returns the epochs done."""
+        return self._checkpoints.restore()
+
+    def save(self, epoch: int) -> None:
+        """Writes the checkpoint of an epoch."""
+        self._checkpoints.save(epoch)
+
+    def run_epoch(self, epoch: int) -> EpochResult:
+        """Trains epoch (counting from 1) and measures the held-out part."""
+        tensors = self._epoch_tensors(epoch)
+        total = 0.0
+        seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
+        for first in range(0, self.steps_per_epoch, _STEPS_PER_CALL):
+            steps = min(_STEPS_PER_CALL, self.steps_per_epoch - first)
+            loss = float(self._run_steps(tensors, seed, tf.constant(first), tf.constant(steps)))
+            total += loss
+            self._on_steps(steps, loss / steps)
+        held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
+        return EpochResult(epoch, total / self.steps_per_epoch, held_out_rmse)
+
+    def predict(self, examples: Examples) -> Array:
+        """Returns [B] float32 clipped ratings."""
+        ratings: Array = self._predict(_tensors(examples, self._spec)).numpy()
+        return ratings
+
+    def _epoch_tensors(self, epoch: int) -> dict[str, Any]:
+        rng = np.random.default_rng([self._config.seed, epoch])
+        examples = self._train.take(rng.permutation(len(self._train)))
+        rate = self._config.unknown_rate
+
+        def forget(ids: Array) -> Array:
+            return np.where(rng.random(ids.shape) < rate, 0, ids)
+
+        forgetful = Examples(
+            ids={name: forget(ids) for name, ids in examples.ids.items()},
+            ragged={name: RaggedIds(forget(ids.values), ids.row_splits) for name, ids in examples.ragged.items()},
+            rating=examples.rating,
+        )
+        return {**_tensors(forgetful, self._spec), "rating": tf.constant(examples.rating)}
+
+    def _run_steps_eagerly(self, tensors: dict[str, Any], seed: Any, first: Any, steps: Any) -> Any:
+        def body(step: Any, total: Any) -> tuple[Any, Any]:
+            rows = tf.range(step * self._batch_size, (step + 1) * self._batch_size)
+            batch = {name: tf.gather(tensor, rows) for name, tensor in tensors.items()}
+            return step + 1, total + self._step(batch, seed + [0, tf.cast(step, tf.int64)])
+
+        return tf.while_loop(lambda step, _: step < first + steps, body, (first, tf.constant(0.0)))[1]
+
+    def _step(self, batch: dict[str, Any], seed: Any) -> Any:
+        tables = list(self.model.tables.values())
+        dense = list(self.model.tower.trainable_variables)
+        with tf.GradientTape() as tape:
+            vectors = self.model.embedding(_features(batch, self._spec))
+            error = self.model.tower(vectors, self._config.dropout, seed) - batch["rating"]
+            mse = tf.reduce_mean(tf.square(error))
+        gradients = tape.gradient(mse, tables + dense)
+        self._table_optimizer.apply_gradients(zip(gradients[: len(tables)], tables, strict=True))
+        self._dense_optimizer.apply_gradients(zip(gradients[len(tables) :], dense, strict=True))
+        return mse
+
+    def _predict_eagerly(self, tensors: dict[str, Any]) -> Any:
+        return self.model.tower.clipped(self.model.embedding(_features(tensors, self._spec)))
+
+
+def _tensors(examples: Examples, spec: ModelSpec) -> dict[str, Any]:
+    # Ragged features as padded ids and lengths: the compiled loop then cuts batches by row.
+    tensors = {name: tf.constant(ids) for name, ids in examples.ids.items()}
+    for name, ids in examples.ragged.items():
+        lengths = np.diff(ids.row_splits)
+        width = spec.feature(name).max_ids_per_row
+        padded = np.zeros((len(lengths), width), np.int64)
+        padded[np.arange(width) < lengths[:, None]] = ids.values
+        tensors[name] = tf.constant(padded)
+        tensors[name + "_length"] = tf.constant(lengths)
+    return tensors
+
+
+def _features(batch: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    return {
+        f.name: tf.RaggedTensor.from_tensor(batch[f.name], lengths=batch[f.name + "_length"])
+        if f.is_ragged
+        else batch[f.name]
+        for f in spec.features
+    }

@@ -1,0 +1,46 @@
+"""The rating model's declaration: which tables and features a data set of ratings gives."""
+
+from __future__ import annotations
+
+from model_export.demo.ratings import RatingData
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
+
+RECENT_FILMS_LIMIT = 10
+_ID_DIM = 32
+_SIDE_DIM = 8
+
+
+def rating_model_spec(data: RatingData) -> ModelSpec:
+    """Returns the spec of a data set: four tables, five features, recent_films sharing the film table.
+
+    user and film ids are rows themselves. Column 0 of both tables is read as a bias by the tower.
+    """
+    most_genres = max((len(genres) for genres in data.film_genres), default=1)
+    return ModelSpec(
+        tables=(
+            TableSpec("user", data.num_users + 1, _ID_DIM),
+            TableSpec("film", data.num_films + 1, _ID_DIM),
+            TableSpec("genre", len(data.genre_vocabulary) + 1, _SIDE_DIM),
+            TableSpec("occupation", len(data.occupation_vocabulary) + 1, _SIDE_DIM),
+        ),
+        features=(
+            FeatureSpec("user_id", "user"),
+            FeatureSpec("film_id", "film"),
+            FeatureSpec("occupation", "occupation", vocabulary=_words(data.occupation_vocabulary), sends_rows=True),
+            # Room to spare, so that a film with one more genre is not refused by the padded lookup.
+            FeatureSpec(
+                "genres",
+                "genre",
+                is_ragged=True,
+                max_ids_per_row=max(8, most_genres),
+                vocabulary=_words(data.genre_vocabulary),
+                sends_rows=True,
+            ),
+            FeatureSpec("recent_films", "film", is_ragged=True, max_ids_per_row=RECENT_FILMS_LIMIT),
+        ),
+    )
+
+
+def _words(vocabulary: tuple[str, ...]) -> VocabularySpec:
+    # Row 0 is the unknown.
+    return VocabularySpec(vocabulary, first_id=1, oov_id=0)

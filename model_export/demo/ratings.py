@@ -1,0 +1,167 @@
+"""The canonical form of a set of film ratings, in memory and as three CSV files.
+
+Rows are ordered by (user, timestamp, film), whatever the source's order, so the same ratings give the same bytes and
+the same checksum. Ids start at 1; 0 is left for "unknown".
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model_export.errors import ExportError
+from service.types import Array
+
+RATINGS_FILE = "ratings.csv"
+USERS_FILE = "users.csv"
+FILMS_FILE = "films.csv"
+# The source's own word for "no genre known"; it is no entry of the vocabulary, so it maps to row 0.
+UNKNOWN_GENRE = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One person who rates."""
+
+    user_id: int
+    age: int
+    gender: str
+    occupation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """One rated film."""
+
+    film_id: int
+    title: str
+    genres: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RatingData:
+    """Ratings with what is known of users and films.
+
+    user_id, film_id, timestamp: [n] int64 (timestamp in seconds); rating: [n] float32; in canonical row order.
+    users, films: by id.
+    """
+
+    name: str
+    user_id: Array
+    film_id: Array
+    rating: Array
+    timestamp: Array
+    users: Mapping[int, User]
+    films: Mapping[int, Film]
+
+    @property
+    def num_users(self) -> int:
+        """Highest user id."""
+        return max(self.users)
+
+    @property
+    def num_films(self) -> int:
+        """Highest film id."""
+        return max(self.films)
+
+    @property
+    def film_genres(self) -> Sequence[tuple[str, ...]]:
+        """Genres of every film."""
+        return [film.genres for film in self.films.values()]
+
+    @property
+    def genre_vocabulary(self) -> tuple[str, ...]:
+        """All genres but the unknown one, sorted."""
+        return tuple(sorted({genre for genres in self.film_genres for genre in genres} - {UNKNOWN_GENRE}))
+
+    @property
+    def occupation_vocabulary(self) -> tuple[str, ...]:
+        """All occupations, sorted."""
+        return tuple(sorted({user.occupation for user in self.users.values()}))
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the canonical ratings file."""
+        return hashlib.sha256(self.ratings_csv()).hexdigest()
+
+    def ratings_csv(self) -> bytes:
+        """Returns the canonical ratings file: header, then user, film, rating, timestamp; ratings without decimals if
+        they have none."""
+        columns = (self.user_id.tolist(), self.film_id.tolist(), self.rating.tolist(), self.timestamp.tolist())
+        rows = [f"{user},{film},{rating:g},{time}" for user, film, rating, time in zip(*columns, strict=True)]
+        return ("\n".join(["user_id,film_id,rating,timestamp", *rows]) + "\n").encode()
+
+
+def rating_data(
+    name: str,
+    ratings: Sequence[tuple[int, int, float, int]],
+    users: Sequence[User],
+    films: Sequence[Film],
+) -> RatingData:
+    """Brings ratings (user, film, rating, timestamp) into canonical order and checks them.
+
+    Raises:
+      ExportError: no ratings, an id below 1, or a rating whose user or film is not described.
+    """
+    if not ratings:
+        raise ExportError(f"{name}: there are no ratings")
+    columns = np.array(ratings, np.float64)
+    user_id, film_id, timestamp = (columns[:, c].astype(np.int64) for c in (0, 1, 3))
+    order = np.lexsort((film_id, timestamp, user_id))
+    data = RatingData(
+        name=name,
+        user_id=user_id[order],
+        film_id=film_id[order],
+        rating=columns[order, 2].astype(np.float32),
+        timestamp=timestamp[order],
+        users={user.user_id: user for user in users},
+        films={film.film_id: film for film in films},
+    )
+    for what, ids, known in (("user", user_id, data.users), ("film", film_id, data.films)):
+        strangers = sorted(set(np.unique(ids).tolist()) - set(known))
+        if strangers or min(known) < 1:
+            raise ExportError(f"{name}: {what} ids {strangers[:5]} are not described, or an id is below 1")
+    return data
+
+
+def write_ratings(data: RatingData, folder: Path) -> None:
+    """Writes the three CSV files into an existing folder."""
+    (folder / RATINGS_FILE).write_bytes(data.ratings_csv())
+    users = [(u.user_id, u.age, u.gender, u.occupation) for _, u in sorted(data.users.items())]
+    films = [(f.film_id, f.title, "|".join(f.genres)) for _, f in sorted(data.films.items())]
+    _write_csv(folder / USERS_FILE, ("user_id", "age", "gender", "occupation"), users)
+    _write_csv(folder / FILMS_FILE, ("film_id", "title", "genres"), films)
+
+
+def read_ratings(folder: Path, name: str) -> RatingData:
+    """Reads what write_ratings wrote. Raises ExportError where a file is missing or malformed."""
+    try:
+        users = [User(int(u), int(age), gender, job) for u, age, gender, job in _read_csv(folder / USERS_FILE)]
+        films = [Film(int(f), title, _genres(genres)) for f, title, genres in _read_csv(folder / FILMS_FILE)]
+        ratings = [(int(u), int(f), float(r), int(t)) for u, f, r, t in _read_csv(folder / RATINGS_FILE)]
+    except (OSError, ValueError) as error:
+        raise ExportError(f"cannot read ratings from {folder}: {error}") from error
+    return rating_data(name, ratings, users, films)
+
+
+def _genres(joined: str) -> tuple[str, ...]:
+    return tuple(genre for genre in joined.split("|") if genre)
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8")
+
+
+def _read_csv(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))[1:]

@@ -1,0 +1,159 @@
+"""A run's folder: run.json (settings, spec, history, baselines) beside checkpoints/."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_export.demo.baselines import baseline_rmse
+from model_export.demo.config import TrainConfig
+from model_export.demo.examples import build_examples, split
+from model_export.demo.loop import EpochResult, Trainer
+from model_export.demo.rating_model import rating_model_spec
+from model_export.demo.ratings import RatingData
+from model_export.errors import ExportError
+from model_export.folder_checks import RUN_FILE
+from model_export.spec.features import ModelSpec
+
+CHECKPOINTS_FOLDER = "checkpoints"
+RATING_RANGE = (1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What run.json holds.
+
+    dataset: name, sha256 and sizes of what was trained on.
+    baselines: held-out RMSE of "global_mean" and "user_film_bias".
+    history: one entry per epoch done.
+    """
+
+    spec: ModelSpec
+    config: TrainConfig
+    dataset: Mapping[str, Any]
+    baselines: Mapping[str, float]
+    history: tuple[EpochResult, ...]
+    mean_rating: float
+    step: int
+    seconds: float
+
+    @property
+    def held_out_rmse(self) -> float:
+        """Error after the last epoch: no epoch is picked by it."""
+        return self.history[-1].held_out_rmse
+
+    def write(self, folder: Path) -> None:
+        """Writes run.json in one step."""
+        data = {**dataclasses.asdict(self), "spec": self.spec.to_json(), "config": self.config.to_json()}
+        temporary = folder / f".{RUN_FILE}"
+        temporary.write_text(json.dumps(data, indent=1) + "\n")
+        os.replace(temporary, folder / RUN_FILE)
+
+    @staticmethod
+    def read(folder: Path) -> Run:
+        """Reads run.json. Raises ExportError where it is missing or malformed."""
+        path = folder / RUN_FILE
+        try:
+            data = json.loads(path.read_text())
+            return Run(
+                **{
+                    **data,
+                    "spec": ModelSpec.from_json(data["spec"]),
+                    "config": TrainConfig.from_json(data["config"]),
+                    "history": tuple(EpochResult(**entry) for entry in data["history"]),
+                }
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ExportError(f"cannot read {path}: {error}; is it a folder that `train` wrote?") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told how a run goes: on_start(steps to do, baselines), on_steps(steps, loss), on_epoch(result)."""
+
+    on_start: Callable[[int, Mapping[str, float]], None] = lambda steps, baselines: None
+    on_steps: Callable[[int, float], None] = lambda steps, loss: None
+    on_epoch: Callable[[EpochResult], None] = lambda result: None
+
+
+def train(
+    data: RatingData,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    is_resumed: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Trains into folder and returns the run.
+
+    Args:
+      is_resumed: go on after the last epoch of the run that folder holds; everything but the number of epochs must be
+        as it was.
+
+    Raises:
+      ExportError: folder holds a run and is_resumed is false, or holds none or another one and it is true.
+    """
+    listener = listener or Listener()
+    spec = rating_model_spec(data)
+    before = _run_to_resume(folder, spec, config, data) if is_resumed else None
+    if before is None and (folder / RUN_FILE).exists():
+        raise ExportError(f"{folder} already holds a run; resume it, or choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    train_part, held_out_part = split(build_examples(data, spec), data, config.held_out)
+    baselines = baseline_rmse(train_part, held_out_part)
+    trainer = Trainer(
+        spec,
+        config,
+        train_part,
+        held_out_part,
+        rating_range=RATING_RANGE,
+        folder=folder / CHECKPOINTS_FOLDER,
+        on_steps=listener.on_steps,
+    )
+    done = trainer.resume() if before else 0
+    history = list(before.history[:done]) if before else []
+    listener.on_start((config.epochs - done) * trainer.steps_per_epoch, baselines)
+    run = before
+    for epoch in range(done + 1, config.epochs + 1):
+        history.append(trainer.run_epoch(epoch))
+        listener.on_epoch(history[-1])
+        run = Run(
+            spec=spec,
+            config=config,
+            dataset={
+                "name": data.name,
+                "sha256": data.sha256,
+                "ratings": len(data.rating),
+                "users": len(data.users),
+                "films": len(data.films),
+                "held_out_ratings": len(held_out_part),
+            },
+            baselines=baselines,
+            history=tuple(history),
+            mean_rating=float(trainer.model.tower.mean_rating),
+            step=trainer.global_step,
+            seconds=(before.seconds if before else 0.0) + time.monotonic() - started,
+        )
+        # In this order: a run that is cut off between the two repeats the epoch when it is resumed.
+        run.write(folder)
+        trainer.save(epoch)
+    assert run is not None  # epochs is at least 1, so there was a run or an epoch
+    return run
+
+
+def _run_to_resume(folder: Path, spec: ModelSpec, config: TrainConfig, data: RatingData) -> Run:
+    run = Run.read(folder)
+    if run.spec != spec or run.dataset["sha256"] != data.sha256:
+        raise ExportError(f"{folder} holds a run on other data ({run.dataset['name']}); choose another folder")
+    if len(run.history) > config.epochs:
+        raise ExportError(f"{folder} already holds {len(run.history)} epochs, more than {config.epochs}")
+    if dataclasses.replace(run.config, epochs=config.epochs) != config:
+        raise ExportError(f"{folder} holds a run with other settings: {run.config}")
+    return run

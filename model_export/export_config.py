@@ -1,0 +1,149 @@
+"""`model-export export --config FILE`: an export written down, as TOML or JSON; no TensorFlow until it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from service.near_names import did_you_mean
+
+CONFIG_EXAMPLE = """\
+factory = "my_package.training:trained_model"   # called without arguments; what it returns is exported
+# run = "runs/movielens"                        # or: the folder of a `model-export train` run
+# adopt = "saved_models/ranker"                 # or: a foreign SavedModel,
+# spec = "ranker.toml"                          #     perhaps with names of your own (`model-export adopt --help`)
+out = "models/mine"
+version = 3                                     # default: the next
+lookup_device = ["cpu", "tpu_tensor_core"]      # default: "cpu"
+signatures = ["serving_default", "lookup"]      # default: all
+batch_sizes = [1, 8, 64, 512]
+export_to_tpu = false
+allow_nonfinite = false
+warmup = true
+table_dtype = {item = "int8"}                   # or one for all tables: "float16"; default: "float32"
+
+[options]                                       # what this kind of model takes beside
+max_ids_per_row = 16
+"""
+
+_KINDS = ("factory", "run", "adopt")
+_EXPORT_OPTIONS = (
+    "version",
+    "lookup_device",
+    "signatures",
+    "batch_sizes",
+    "export_to_tpu",
+    "allow_nonfinite",
+    "warmup",
+    "table_dtype",
+)
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "factory": (str,),
+    "run": (str,),
+    "adopt": (str,),
+    "spec": (str,),
+    "out": (str,),
+    "version": (int,),
+    "lookup_device": (str, list),
+    "signatures": (list,),
+    "batch_sizes": (list,),
+    "export_to_tpu": (bool,),
+    "allow_nonfinite": (bool,),
+    "warmup": (bool,),
+    "table_dtype": (str, dict),
+    "options": (dict,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportConfig:
+    """A configuration, checked: what is exported, where to, and the arguments of export() that it gives."""
+
+    kind: str
+    model: str
+    out: Path
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    spec: Path | None = None
+
+
+def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportConfig:
+    """Reads a configuration; a value of overrides (keys as in the file) goes before the file's.
+
+    Raises:
+      ExportError: it can not be read, has an unknown key or a value of the wrong type, or does not name one model.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ExportError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ExportError(f"cannot read {path}: it is no {kind}: {error}") from error
+    if not isinstance(data, dict):
+        raise ExportError(f"{path} holds no table of keys")
+    if unknown := sorted(set(data) - set(_TYPES)):
+        near = did_you_mean(unknown[0], _TYPES)
+        raise ExportError(f"{path}: unknown keys {unknown}; there are {', '.join(_TYPES)}{near}")
+    data |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    for key, value in data.items():
+        if not isinstance(value, _TYPES[key]) or (isinstance(value, bool) and bool not in _TYPES[key]):
+            names = " or ".join(kind.__name__ for kind in _TYPES[key])
+            raise ExportError(f"{path}: {key} is {value!r}, expected {names}")
+    named = [kind for kind in _KINDS if kind in data]
+    if len(named) != 1:
+        raise ExportError(f"{path}: names {named or 'no model'}; exactly one of {', '.join(_KINDS)} is needed")
+    if "out" not in data:
+        raise ExportError(f"{path}: out is missing: the folder of the versions")
+    (kind,) = named
+    arguments = {key: data[key] for key in _EXPORT_OPTIONS if key in data}
+    if kind == "adopt":
+        _check_adopt(path, data, arguments)
+    elif "spec" in data:
+        raise ExportError(f"{path}: spec belongs to adopt")
+    spec = Path(data["spec"]) if "spec" in data else None
+    return ExportConfig(kind, data[kind], Path(data["out"]), arguments, data.get("options", {}), spec)
+
+
+def run_config(config: ExportConfig) -> Path:
+    """Exports what a configuration says and returns the version's folder. Raises ExportError."""
+    if config.kind == "adopt":
+        from model_export.adoption.adopt import adopt
+
+        return adopt(config.model, config.spec, config.out, version=config.arguments.get("version"))
+    from model_export.export_model import export
+
+    model = Path(config.model) if config.kind == "run" else _call(config.model)
+    try:
+        return export(model, config.out, **config.arguments, **config.options)
+    except TypeError as error:
+        raise ExportError(str(error)) from error
+
+
+def _check_adopt(path: Path, data: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    if superfluous := sorted((set(arguments) - {"version"}) | ({"options"} & set(data))):
+        raise ExportError(f"{path}: {superfluous} do not go with adopt; its spec says what is added")
+
+
+def _call(factory: str) -> Any:
+    module_name, separator, name = factory.partition(":")
+    if not separator:
+        raise ExportError(f"factory is {factory!r}, expected package.module:function")
+    # As `python -m` does: modules of the folder one stands in are found.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ExportError(f"factory {factory!r}: {error}") from error
+    if not callable(function):
+        raise ExportError(f"factory {factory!r} is a {type(function).__name__}, expected a function")
+    return function()

@@ -1,0 +1,78 @@
+"""Says in one line why a folder is not what a command wants, in a moment and without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from model_export.errors import ExportError
+from service.artifact.manifest import MANIFEST_PATH
+from service.near_names import did_you_mean
+
+SAVED_MODEL = "saved_model.pb"
+RUN_FILE = "run.json"
+_KERAS = (".keras", ".h5", ".hdf5")
+
+
+def check_saved_model(folder: Path) -> None:
+    """Raises ExportError unless a folder holds a SavedModel; the text says what it is instead and what to name."""
+    if (folder / SAVED_MODEL).is_file():
+        return
+    if not folder.exists():
+        names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ExportError(f"{folder} does not exist{did_you_mean(folder.name, names)}")
+    if not folder.is_dir():
+        raise ExportError(_not_a_folder(folder))
+    names = [path.name for path in folder.iterdir()]
+    versions = sorted((name for name in names if (folder / name / SAVED_MODEL).is_file()), key=_version_order)
+    if versions:
+        raise ExportError(f"{folder} is a folder of versions: name one, such as {folder / versions[-1]}")
+    if RUN_FILE in names:
+        raise ExportError(
+            f"{folder} is the folder of a training run: write a SavedModel with `model-export export --run {folder}`"
+        )
+    if any(name == "checkpoint" or name.endswith(".index") for name in names):
+        raise ExportError(
+            f"{folder} holds a checkpoint: variables without signatures. Restore it into its model and export that "
+            "(tf.saved_model.save, or model_export.export)"
+        )
+    raise ExportError(f"{folder} has no {SAVED_MODEL}: it is not a SavedModel")
+
+
+def check_described(folder: Path) -> None:
+    """Raises ExportError unless a folder holds a SavedModel with a lookup manifest."""
+    if not (folder / MANIFEST_PATH).is_file():
+        check_saved_model(folder)
+        raise ExportError(f"{folder} has no lookup manifest; `model-export` did not write it")
+
+
+def check_run(folder: Path) -> None:
+    """Raises ExportError unless a folder is that of a training run."""
+    if not (folder / RUN_FILE).is_file():
+        raise ExportError(f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run")
+
+
+def check_writable(folder: Path) -> None:
+    """Raises ExportError unless a folder, which need not exist, can be made and written to."""
+    nearest = folder
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ExportError(f"cannot write to {folder}: {nearest} is a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ExportError(f"cannot write to {folder}: no permission to write in {nearest}")
+
+
+def _not_a_folder(path: Path) -> str:
+    if path.suffix in _KERAS:
+        return (
+            f"{path} is a Keras file, not a SavedModel: load it and write a folder with "
+            "tf.saved_model.save(model, folder)"
+        )
+    if path.name == SAVED_MODEL:
+        return f"{path} is the file in a SavedModel: name its folder, {path.parent}"
+    return f"{path} is a file, not the folder of a SavedModel"
+
+
+def _version_order(name: str) -> tuple[bool, int, str]:
+    return name.isdecimal(), int(name) if name.isdecimal() else 0, name

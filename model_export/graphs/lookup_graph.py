@@ -1,0 +1,153 @@
+"""The TensorFlow graph of a lookup signature, built from its manifest entry.
+
+The entry is the one description of a lookup (ADR 0007): the server's kernels and the numpy oracle read the same. Order
+of work in a row: keys become rows, a row of ids is cut at K or L, ids outside the table meet their policy, weights of 0
+or less theirs, the rest is combined.
+
+Source (TensorFlow 2.21): tpu.experimental.embedding.serving_embedding_lookup combines on device cpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_export.graphs.lookup_features import id_dtype
+from model_export.graphs.padded_lookup import Compile, by_xla, padded_lookup
+from model_export.graphs.ragged_lookup import ragged_lookup
+from model_export.graphs.vocabulary_graph import rows_of_keys
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from service.artifact.manifest import LookupFeature, SignatureEntry
+
+
+@dataclass(frozen=True, slots=True)
+class LookupGraph:
+    """A lookup, to be put into a graph. Concurrency: one caller at a time."""
+
+    entry: SignatureEntry
+    spec: ModelSpec
+    tables: Mapping[str, Any]
+    vocabularies: Mapping[str, Any]
+    compiled: Compile = by_xla
+
+    def input_specs(self) -> dict[str, Any]:
+        """Returns the TensorSpec of every input, by name; all are of rank 1."""
+        specs = {}
+        for name, lookup in self.entry.features.items():
+            dtype = tf.as_dtype(id_dtype(self.spec.feature(name), self.entry.device))
+            specs[lookup.ids] = tf.TensorSpec([None], dtype, lookup.ids)
+            if lookup.row_splits is not None:
+                specs[lookup.row_splits] = tf.TensorSpec([None], tf.int64, lookup.row_splits)
+            if lookup.weights is not None:
+                specs[lookup.weights] = tf.TensorSpec([None], tf.float32, lookup.weights)
+        return specs
+
+    def weight_inputs(self) -> list[str]:
+        """Returns the inputs that a request may leave out: the default, an empty vector, means 1 for every id."""
+        return [lookup.weights for lookup in self.entry.features.values() if lookup.weights is not None]
+
+    def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns output name -> [B, D] float32, or [B, L, D] of a sequence, for a tensor per input.
+
+        Usable in a tf.function and in a v1 graph.
+        """
+        rows = {name: self._rows(name, lookup, inputs) for name, lookup in self.entry.features.items()}
+        weights = {
+            name: with_default_weights(lookup, inputs)
+            for name, lookup in self.entry.features.items()
+            if lookup.weights is not None
+        }
+        tables = {name: self.tables[self.spec.feature(name).table] for name in self.entry.features}
+        shapes = {name: self.spec.table_of(name) for name in self.entry.features}
+        if self.entry.batch_sizes:
+            vectors = padded_lookup(self.entry, shapes, tables, rows, weights, compiled=self.compiled)
+        else:
+            vectors = ragged_lookup(self.entry, shapes, tables, rows, weights)
+        return {lookup.output or name: vectors[name] for name, lookup in self.entry.features.items()}
+
+    def function(self) -> Any:
+        """Returns the tf.function to pass to tf.saved_model.save as a signature; its weights may be left out."""
+        # tf.saved_model.save turns the tensors among a tf.function's Python defaults into SignatureDef.defaults, so
+        # that TensorFlow Serving and ours accept requests without them; None is no default.
+        specs = self.input_specs()
+        optional = set(self.weight_inputs())
+        defaults = {name: tf.zeros([0]) if name in optional else None for name in specs}
+
+        def lookup(inputs: Mapping[str, Any] = defaults) -> Any:
+            return self.outputs(inputs)
+
+        return tf.function(lookup, input_signature=[specs], autograph=False)
+
+    def signature_def(self, name: str) -> Any:
+        """Adds the lookup to the current v1 graph, with placeholders named <name>_<input>; returns its SignatureDef."""
+        v1 = tf.compat.v1
+        inputs = {
+            key: v1.placeholder(spec.dtype, spec.shape, f"{name}_{key}") for key, spec in self.input_specs().items()
+        }
+        outputs = {key: tf.identity(vectors, f"{name}_{key}_vectors") for key, vectors in self.outputs(inputs).items()}
+        # Filled by hand: TensorFlow's own helper says at each call that it is deprecated.
+        method = v1.saved_model.signature_constants.PREDICT_METHOD_NAME
+        definition = v1.saved_model.build_signature_def(method_name=method)
+        for infos, tensors in ((definition.inputs, inputs), (definition.outputs, outputs)):
+            for key, tensor in tensors.items():
+                infos[key].name = tensor.name
+                infos[key].dtype = tensor.dtype.as_datatype_enum
+                infos[key].tensor_shape.CopyFrom(tensor.shape.as_proto())
+        for key in self.weight_inputs():
+            definition.defaults[key].CopyFrom(tf.make_tensor_proto([], tf.float32, [0]))
+        return definition
+
+    def _rows(self, name: str, lookup: LookupFeature, inputs: Mapping[str, Any]) -> Any:
+        ids = inputs[lookup.ids]
+        if name in self.vocabularies:
+            ids = rows_of_keys(self.spec.feature(name), ids, self.vocabularies[name])
+        if lookup.row_splits is None:
+            return ids
+        return tf.RaggedTensor.from_row_splits(ids, inputs[lookup.row_splits], validate=True)
+
+
+def build_lookup(
+    entry: SignatureEntry,
+    spec: ModelSpec,
+    tables: Mapping[str, Any],
+    vocabularies: Mapping[str, Any] | None = None,
+    *,
+    compiled: Compile = by_xla,
+) -> LookupGraph:
+    """Returns the graph of a lookup.
+
+    Args:
+      entry: of lookup_features.lookup_entry, or of a manifest.
+      spec: of the model that the entry was made from.
+      tables: table name -> [V, D] variable or tensor, a list of its parts by rows in order (partitioned variables), or
+        a reduced_graph.GraphTable.
+      vocabularies: feature -> table of vocabulary_graph.vocabulary_tables, for those that take keys; features that
+        send rows (FeatureSpec.sends_rows) are left out by this function.
+      compiled: makes the dense part of a padded lookup run where it should; for the lookups
+        of a {serve,tpu} MetaGraph: `lambda combine: partial(tpu_call, combine)`.
+    """
+    keyed = {
+        name: table for name, table in (vocabularies or {}).items() if name in entry.features and _is_keyed(spec, name)
+    }
+    missing = sorted(name for name in entry.features if _is_keyed(spec, name) and name not in keyed)
+    if missing:
+        raise ValueError(f"vocabularies: features {missing} take keys and have no vocabulary table")
+    return LookupGraph(entry, spec, tables, keyed, compiled)
+
+
+def with_default_weights(lookup: LookupFeature, inputs: Mapping[str, Any]) -> Any:
+    """Returns [N] float32 weights; the empty default becomes ones, any other length than N is an error of the graph."""
+    assert lookup.weights is not None  # callers have looked
+    values, weights = inputs[lookup.ids], inputs[lookup.weights]
+    ones = tf.ones(tf.shape(values), tf.float32)
+    weights = tf.cond(tf.equal(tf.size(weights), 0), lambda: ones, lambda: weights)
+    same = tf.debugging.assert_equal(tf.size(weights), tf.size(values), f"{lookup.weights}: one weight per id")
+    with tf.control_dependencies([same]):
+        return tf.identity(weights)
+
+
+def _is_keyed(spec: ModelSpec, feature: str) -> bool:
+    declared = spec.feature(feature)
+    return declared.vocabulary is not None and not declared.sends_rows

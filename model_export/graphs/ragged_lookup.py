@@ -1,0 +1,98 @@
+"""The lookup of device cpu: rows of any length, combined by TensorFlow's serving_embedding_lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_export.graphs.id_policies import bad_id_checks, gathered, placed, too_many_checks
+from model_export.graphs.reduced_graph import GraphTable
+from model_export.spec.features import TableSpec
+from model_export.tensorflow_setup import tf
+from service.artifact.manifest import LookupFeature, SignatureEntry
+
+embedding = tf.tpu.experimental.embedding
+
+
+def ragged_lookup(
+    entry: SignatureEntry,
+    shapes: Mapping[str, TableSpec],
+    tables: Mapping[str, Any],
+    rows: Mapping[str, Any],
+    weights: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns feature -> [B, D] float32, or [B, L, D] of a sequence. Each feature may have its own number of rows.
+
+    Args:
+      shapes, tables: feature -> its table.
+      rows: feature -> ids, [B] or ragged [B, (K)].
+      weights: feature -> [N] float32, for those that have them.
+    """
+    return {
+        name: _vectors(lookup, shapes[name], tables[name], rows[name], weights.get(name))
+        for name, lookup in entry.features.items()
+    }
+
+
+def _vectors(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, weights: Any) -> Any:
+    if lookup.row_splits is None:
+        return _one_per_row(lookup, shape, table, ids)
+    if lookup.max_sequence_length is not None:
+        return _sequence(lookup, shape, table, ids)
+    return _combined(lookup, shape, table, ids, weights)
+
+
+def _one_per_row(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) -> Any:
+    with tf.control_dependencies(bad_id_checks(lookup, ids, shape.vocabulary_size)):
+        inside, is_kept = placed(lookup, ids, shape.vocabulary_size)
+        vectors = gathered(table, inside)
+    return vectors if is_kept is None else tf.where(is_kept[:, None], vectors, 0.0)
+
+
+def _sequence(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) -> Any:
+    length = lookup.max_sequence_length
+    # What is cut off is not looked at: a bad id there is no error.
+    ids = ids[:, :length]
+    with tf.control_dependencies(bad_id_checks(lookup, ids.flat_values, shape.vocabulary_size)):
+        inside, is_kept = placed(lookup, ids.flat_values, shape.vocabulary_size)
+        vectors = gathered(table, inside)
+    if is_kept is not None:
+        vectors = tf.where(is_kept[:, None], vectors, 0.0)
+    padded = ids.with_flat_values(vectors).to_tensor(0.0, shape=[None, length, shape.embedding_dim])
+    return tf.ensure_shape(padded, [None, length, shape.embedding_dim])
+
+
+def _combined(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, weights: Any) -> Any:
+    checks = too_many_checks(lookup, ids)
+    weighted = None if weights is None else ids.with_values(weights)
+    if lookup.max_ids_per_row is not None and lookup.on_too_many_ids == "truncate":
+        ids = ids[:, : lookup.max_ids_per_row]
+        weighted = None if weighted is None else weighted[:, : lookup.max_ids_per_row]
+    checks += bad_id_checks(lookup, ids.flat_values, shape.vocabulary_size)
+    with tf.control_dependencies(checks):
+        inside, is_kept = placed(lookup, ids.flat_values, shape.vocabulary_size)
+        inside = ids.with_flat_values(tf.identity(inside))
+    if lookup.on_nonpositive_weight == "drop" and weighted is not None:
+        is_positive = weighted.flat_values > 0
+        is_kept = is_positive if is_kept is None else tf.logical_and(is_kept, is_positive)
+    if is_kept is not None:
+        mask = ids.with_flat_values(is_kept)
+        inside = tf.ragged.boolean_mask(inside, mask)
+        weighted = None if weighted is None else tf.ragged.boolean_mask(weighted, mask)
+    if lookup.mean_divisor == "at_least_one" and lookup.combiner == "mean":
+        total = _tensorflows(shape, "sum", table, inside, weighted)
+        counted = tf.cast(inside.row_lengths(), tf.float32) if weighted is None else tf.reduce_sum(weighted, axis=1)
+        return total / tf.maximum(counted, 1.0)[:, None]
+    return _tensorflows(shape, lookup.combiner, table, inside, weighted)
+
+
+def _tensorflows(shape: TableSpec, combiner: Any, table: Any, ids: Any, weights: Any) -> Any:
+    if isinstance(table, list | tuple | GraphTable):
+        # serving_embedding_lookup would take the parts for one by modulo, and knows no dtype but float32; only whole
+        # tables of float32 go through it.
+        vectors = gathered(table, ids.flat_values)
+        ids, table = ids.with_flat_values(tf.range(tf.shape(ids.flat_values, tf.int64)[0])), vectors
+    rows = embedding.TableConfig(shape.vocabulary_size, shape.embedding_dim, combiner=combiner, name=shape.name)
+    config = embedding.FeatureConfig(rows)
+    vectors = embedding.serving_embedding_lookup([ids], [weights], {rows: table}, [config])[0]
+    return tf.ensure_shape(vectors, [None, shape.embedding_dim])

@@ -1,0 +1,136 @@
+"""Tables of fewer bits inside a graph: gathered as they are stored, then made float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_export.graphs.reduced_table import ReducedTable
+from model_export.tensorflow_setup import tf
+from service.types import packed_dim, saved_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTable:
+    """A table of a lookup's graph.
+
+    numbers: [V, D] variable, of int4 [V, ceil(D / 2)] uint8.
+    scales: [V, 1] float32 variable of an int8 or int4 table.
+    packed_dim: D of an int4 table.
+    """
+
+    numbers: Any
+    scales: Any = None
+    packed_dim: int | None = None
+
+    def gather(self, ids: Any) -> Any:
+        """Returns the float32 vectors of ids of any shape."""
+        rows = tf.gather(self.numbers, ids)
+        vectors = tf.cast(rows if self.packed_dim is None else _unpacked(rows, self.packed_dim), tf.float32)
+        return vectors if self.scales is None else vectors * tf.gather(self.scales, ids)
+
+
+def numbers_of(table: ReducedTable) -> Any:
+    """Returns a table's numbers as a tensor of its dtype (numpy has no bfloat16)."""
+    numbers = tf.constant(table.numbers)
+    return tf.bitcast(numbers, tf.bfloat16) if table.dtype == "bfloat16" else numbers
+
+
+class ReducedVariables:
+    """The variables of tables of fewer bits, for a module that is saved. Concurrency: one caller at a time.
+
+    tables, scales: to be attributes of the module under these names.
+    """
+
+    def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
+        self._reduced = reduced
+        # On the host: a table of a device would be copied there.
+        with tf.device("CPU"):
+            self.tables = {
+                name: tf.Variable(numbers_of(table), trainable=False, name=name) for name, table in reduced.items()
+            }
+            self.scales = {
+                name: tf.Variable(table.scales, trainable=False, name=f"{name}_scale")
+                for name, table in reduced.items()
+                if table.scales is not None
+            }
+
+    def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what build_lookup takes: the tables given, those of fewer bits in place of the trained ones."""
+        own = {
+            name: _graph_table(self._reduced[name], numbers, self.scales.get(name))
+            for name, numbers in self.tables.items()
+        }
+        return {**tables, **own}
+
+    def scale_keys(self) -> dict[str, str]:
+        """Returns table -> key of its scales in the checkpoint."""
+        return {name: f"scales/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in self.scales}
+
+
+class ReducedGraphVariables:
+    """The same for the current v1 graph, which they are added to. Concurrency: one caller at a time."""
+
+    def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
+        self._reduced = reduced
+        self._tables = {
+            name: unwritten_variable(
+                f"reduced/{name}/numbers", tf.as_dtype(saved_dtype(table.dtype)), table.numbers.shape
+            )
+            for name, table in reduced.items()
+        }
+        self._scales = {
+            name: unwritten_variable(f"reduced/{name}/scales", tf.float32, table.scales.shape)
+            for name, table in reduced.items()
+            if table.scales is not None
+        }
+
+    def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """See ReducedVariables."""
+        own = {
+            name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
+            for name, numbers in self._tables.items()
+        }
+        return {**tables, **own}
+
+    def fill(self, session: Any) -> None:
+        """Writes the numbers; as constants of the graph they might be larger than a graph can be."""
+        for name, table in self._reduced.items():
+            _write(session, self._tables[name], table.numbers)
+            if table.scales is not None:
+                _write(session, self._scales[name], table.scales)
+
+    def table_keys(self) -> dict[str, str]:
+        """Returns table -> its key in the checkpoint."""
+        return {name: variable.op.name for name, variable in self._tables.items()}
+
+    def scale_keys(self) -> dict[str, str]:
+        """Returns table -> key of its scales in the checkpoint."""
+        return {name: variable.op.name for name, variable in self._scales.items()}
+
+
+def _graph_table(table: ReducedTable, numbers: Any, scales: Any) -> GraphTable:
+    return GraphTable(numbers, scales, packed_dim(table.dtype, table.embedding_dim))
+
+
+def _unpacked(octets: Any, embedding_dim: int) -> Any:
+    # [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7; of two columns the first is in the low half. Bits of four
+    # are read as a number below 16, and those from 8 on stand for 16 less.
+    halves = tf.stack([tf.bitwise.bitwise_and(octets, 15), tf.bitwise.right_shift(octets, 4)], axis=-1)
+    numbers = tf.bitwise.bitwise_xor(tf.cast(halves, tf.int32), 8) - 8
+    columns = tf.concat([tf.shape(octets)[:-1], [2 * octets.shape[-1]]], axis=0)
+    return tf.reshape(numbers, columns)[..., :embedding_dim]
+
+
+def unwritten_variable(name: str, dtype: Any, shape: Any) -> Any:
+    """Returns a variable of the current v1 graph whose initializer nobody runs: it takes no memory."""
+    return tf.compat.v1.Variable(
+        lambda: tf.zeros(shape, dtype), trainable=False, name=name, dtype=dtype, use_resource=True
+    )
+
+
+def _write(session: Any, variable: Any, numbers: Any) -> None:
+    fed = tf.compat.v1.placeholder(numbers.dtype, numbers.shape)
+    value = tf.bitcast(fed, variable.dtype.base_dtype) if fed.dtype != variable.dtype.base_dtype else fed
+    session.run(variable.assign(value), {fed: numbers})

@@ -1,0 +1,164 @@
+"""Runs the signatures of a SavedModel as TensorFlow Serving does: in one session, fed and fetched by tensor name.
+
+A session, not tf.saved_model.load: it takes TensorFlow 1 and 2 exports alike, signatures that only the SignatureDef
+map knows, and a {serve,tpu} MetaGraph once it is lowered for a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_export.errors import ExportError
+from model_export.graphs.signature_names import INIT_OP
+from model_export.tensorflow_setup import tf
+from service.artifact.protos import message_class
+from service.artifact.tpu_lowering import lower
+from service.types import Array
+
+SERVE = ("serve",)
+SERVE_TPU = ("serve", "tpu")
+
+
+class GraphRefusedError(Exception):
+    """The graph refused a request; the message is TensorFlow's first line."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """One input: numpy's name of its dtype or "string", its shape (None: unknown), its default (None: none)."""
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    default: Array | None = None
+
+
+class SignatureRunner:
+    """The signatures of one MetaGraph, loaded. Concurrency: one caller at a time."""
+
+    def __init__(self, session: Any, signature_defs: Mapping[str, Any]) -> None:
+        self._session = session
+        self._definitions = dict(signature_defs)
+
+    @property
+    def names(self) -> list[str]:
+        """Signatures, sorted."""
+        return sorted(self._definitions)
+
+    def inputs(self, signature: str) -> dict[str, InputInfo]:
+        """Returns the inputs of a signature by name; one that is no single tensor has dtype ""."""
+        definition = self._definitions[signature]
+        return {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
+
+    def output_ranks(self, signature: str) -> dict[str, int | None]:
+        """Returns how many dimensions each output of a signature has by its SignatureDef; None where that is open."""
+        infos = self._definitions[signature].outputs
+        return {
+            key: None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim) for key, info in infos.items()
+        }
+
+    def run(self, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns all outputs. Raises GraphRefusedError; ValueError for an input that the signature does not have."""
+        definition = self._definitions[signature]
+        defaults = {name: tf.make_ndarray(value) for name, value in definition.defaults.items()}
+        given = {**defaults, **inputs}
+        if set(given) != set(definition.inputs):
+            raise ValueError(f"signature {signature!r} takes {sorted(definition.inputs)}, got {sorted(given)}")
+        fetches = {key: info.name for key, info in definition.outputs.items()}
+        try:
+            answer: dict[str, Array] = self._session.run(
+                fetches, {definition.inputs[key].name: value for key, value in given.items()}
+            )
+        except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
+            message = str(error.message).strip().removeprefix("Graph execution error:").strip()
+            raise GraphRefusedError(message.partition("\n")[0]) from error
+        return answer
+
+
+def meta_graph_tags(artifact: Path) -> list[tuple[str, ...]]:
+    """Returns the sorted tags of each MetaGraph."""
+    return [tuple(sorted(graph.meta_info_def.tags)) for graph in read_saved_model(artifact).meta_graphs]
+
+
+def read_saved_model(artifact: Path) -> Any:
+    """Returns the SavedModel message (of the private pool) of saved_model.pb. Raises ExportError."""
+    message = message_class("tensorflow.SavedModel")()
+    try:
+        message.ParseFromString((artifact / "saved_model.pb").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ExportError(f"cannot read {artifact / 'saved_model.pb'}: {error}") from error
+    return message
+
+
+def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
+    """Returns the inputs of each signature of the {serve} MetaGraph, without loading it. Raises ExportError."""
+    for graph in read_saved_model(artifact).meta_graphs:
+        if set(graph.meta_info_def.tags) == set(SERVE):
+            return {
+                name: {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
+                for name, definition in graph.signature_def.items()
+                if name != INIT_OP
+            }
+    raise ExportError(f"{artifact} has no MetaGraph tagged serve")
+
+
+@contextmanager
+def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[SignatureRunner]:
+    """Loads one MetaGraph; one that is tagged tpu is lowered first.
+
+    Raises:
+      ExportError: TensorFlow can not load it, in TensorFlow's words.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, wanted = artifact, tuple(tags)
+        if "tpu" in tags:
+            folder, wanted = _lowered(artifact, wanted, Path(temporary)), SERVE
+        with tf.compat.v1.Session(graph=tf.Graph()) as session:
+            try:
+                with quiet_loader():
+                    meta_graph = tf.compat.v1.saved_model.load(session, list(wanted), str(folder))
+            except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
+                raise ExportError(f"TensorFlow can not load {artifact}: {error}") from error
+            definitions = {name: d for name, d in meta_graph.signature_def.items() if name != INIT_OP}
+            yield SignatureRunner(session, definitions)
+
+
+def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
+    # The same variables and assets, by link: lowering changes the graph only.
+    saved_model = read_saved_model(artifact)
+    graphs = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == set(tags)]
+    if not graphs:
+        raise ExportError(f"{artifact} has no MetaGraph tagged {', '.join(tags)}")
+    lower(graphs[0])
+    alone = message_class("tensorflow.SavedModel")(saved_model_schema_version=saved_model.saved_model_schema_version)
+    alone.meta_graphs.add().CopyFrom(graphs[0])
+    (folder / "saved_model.pb").write_bytes(alone.SerializeToString())
+    for name in ("variables", "assets"):
+        if (artifact / name).is_dir():
+            (folder / name).symlink_to((artifact / name).absolute())
+    return folder
+
+
+def _input_info(info: Any, default: Any) -> InputInfo:
+    shape = info.tensor_shape
+    sizes = None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
+    # A sparse or composite input has several tensors and can not be fed by one name.
+    dtype = tf.as_dtype(info.dtype).name if info.name else ""
+    return InputInfo(dtype, sizes, None if default is None else tf.make_ndarray(default))
+
+
+@contextmanager
+def quiet_loader() -> Iterator[None]:
+    """Keeps back what TensorFlow says at every load: that the only loader that feeds by name is deprecated."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""What every signature should answer, and the checks of an artifact against it."""

@@ -1,0 +1,84 @@
+"""Answers held against what they should be, over many cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from model_export.parity.parity_report import OutputParity
+from service.types import Array
+
+# float32 sums of tens of terms against float64: a wrong row or divisor is off by far more.
+RELATIVE_TOLERANCE = 1e-5
+# Below this, an error is held against this and not against the expected values themselves.
+_SMALLEST_SCALE = 1e-3
+
+
+class Comparison:
+    """Collects the errors of one signature's outputs, and the faults: differences beyond the tolerance."""
+
+    def __init__(self, signature: str, reference: str) -> None:
+        self._signature = signature
+        self._reference = reference
+        self.outputs: dict[str, OutputParity] = {}
+        self.faults: list[str] = []
+
+    def add(self, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+        """Compares one case. Expected numbers that are NaN or infinite (allowed in a table) are passed over."""
+        if set(got) != set(expected):
+            self._fault(f"answers {sorted(got)}, expected {sorted(expected)}")
+            return
+        for output, wanted in expected.items():
+            self._add_output(output, np.asarray(got[output]), np.asarray(wanted))
+
+    def _add_output(self, output: str, actual: Array, wanted: Array) -> None:
+        if actual.shape != wanted.shape:
+            self._fault(f"output {output!r}: shape {actual.shape}, expected {wanted.shape}")
+            return
+        before = self.outputs.get(output, OutputParity())
+        rows = before.rows + (len(wanted) if wanted.ndim else 1)
+        if wanted.dtype.kind not in "fiub":
+            if not np.array_equal(actual, wanted):
+                self._fault(f"output {output!r} is not what the {self._reference} says")
+            self.outputs[output] = OutputParity(rows, before.max_absolute_error, before.max_relative_error)
+            return
+        error, scale = largest_error(actual, wanted)
+        # Written so that a NaN fails it.
+        if not error <= RELATIVE_TOLERANCE * max(scale, _SMALLEST_SCALE):
+            self._fault(f"output {output!r} differs from the {self._reference} by {error:.3g}")
+        relative = error / scale if scale else 0.0
+        self.outputs[output] = OutputParity(
+            rows, max(before.max_absolute_error, error), max(before.max_relative_error, relative)
+        )
+
+    def _fault(self, text: str) -> None:
+        line = f"signature {self._signature!r}, {text}"
+        if line not in self.faults:
+            self.faults.append(line)
+
+
+def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
+    """Returns the largest difference and the largest magnitude, of the numbers that are expected to be finite."""
+    is_finite = np.isfinite(wanted)
+    found, expected = _float64(actual)[is_finite], _float64(wanted)[is_finite]
+    if not expected.size:
+        return 0.0, 0.0
+    return float(np.abs(found - expected).max()), float(np.abs(expected).max())
+
+
+def differing_rows(one: Array, other: Array) -> Array:
+    """Returns which rows of two [B, ...] answers differ by more than the tolerance, where both are finite; [B] bool."""
+    if not one.size:
+        return np.zeros(len(one), bool)
+    is_finite = np.isfinite(one) & np.isfinite(other)
+    found, wanted = np.where(is_finite, _float64(one), 0), np.where(is_finite, _float64(other), 0)
+    difference = np.abs(found - wanted).reshape(len(one), -1).max(axis=1)
+    scale = max(float(np.abs(found).max()), _SMALLEST_SCALE)
+    differs: Array = difference > RELATIVE_TOLERANCE * scale
+    return differs
+
+
+def _float64(array: Array) -> Any:
+    return array.astype(np.float64)

@@ -1,0 +1,182 @@
+"""What every lookup should answer, in numpy: from the manifest and its formulas alone, not from the graphs.
+
+Computes in float64 on the bytes that the manifest points at, so that a comparison also shows that those bytes are the
+tables.
+
+>>> table = np.array([[0, 0], [1, 2], [3, 6]], np.float32)
+>>> bag = LookupFeature("g__values", "g__row_splits", combiner="mean")
+>>> looked_up(table, bag, RaggedIds(np.array([1, 2]), np.array([0, 2, 2]))).tolist()
+[[2.0, 4.0], [0.0, 0.0]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model_export.parity.fingerprint import fingerprint64
+from model_export.parity.saved_table import Rows
+from service.artifact.manifest import LookupFeature, Manifest, VocabularyEntry
+from service.types import Array, RaggedIds
+
+# Ids of one feature: [B] for one id per row, RaggedIds otherwise; rows of the table, or keys (object arrays of bytes,
+# or integers of a vocabulary of integers).
+Ids = Array | RaggedIds
+
+
+class RefusedError(Exception):
+    """The lookup has no answer: an id or a key has no row, or a row is too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A vocabulary and its file's lines; sends_rows: the signature takes rows all the same."""
+
+    entry: VocabularyEntry
+    lines: tuple[bytes, ...]
+    sends_rows: bool = False
+
+    def rows_of(self, keys: Array) -> Array:
+        """Returns int64 rows of keys, -1 for a dropped one. Raises RefusedError for an unknown one that is an error."""
+        if self.sends_rows:
+            return keys.astype(np.int64)
+        line_of = {line: number for number, line in enumerate(self.lines)}
+        return np.array([self._row(line_of, key) for key in keys.tolist()], np.int64)
+
+    def _row(self, line_of: Mapping[bytes, int], key: bytes | int) -> int:
+        text = key if isinstance(key, bytes) else str(key).encode()
+        entry = self.entry
+        if not text and entry.empty_key_id is not None:
+            return entry.empty_key_id
+        if text in line_of:
+            return entry.first_id + line_of[text]
+        if entry.num_oov_buckets:
+            return entry.first_bucket + fingerprint64(text) % entry.num_oov_buckets
+        if entry.oov_id is not None:
+            return entry.oov_id
+        if entry.on_oov == "error":
+            raise RefusedError(f"unknown key {text!r}")
+        return -1
+
+
+def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None = None) -> Array:
+    """Returns [B, D] float64, or [B, L, D] of a sequence, of a [V, D] table; an empty row gives zeros.
+
+    sum: sum(w v). mean: sum(w v) / sum(w), or / max(sum(w), 1) with "at_least_one". sqrtn: sum(w v) / sqrt(sum(w w)).
+    A divisor of 0 gives zeros. A row is cut before its ids are looked at; vectors are bounded before they are weighted.
+    Ids of shape [B, K] give [B, K, D]. A row that no id counts in gives what the manifest says, or is cut off at the
+    end.
+
+    Raises:
+      RefusedError: the manifest makes an id, a key or a row's length an error.
+    """
+    if not isinstance(ids, RaggedIds):
+        flat = ids.reshape(-1)
+        rows = flat if keys is None else keys.rows_of(flat)
+        vectors = [_vector(table, feature, int(row)) for row in rows]
+        found = np.array([np.zeros(table.shape[1]) if v is None else v for v in vectors])
+        return found.reshape(*ids.shape, table.shape[1])
+    # Keys are mapped before a row is cut, so an unknown one is an error wherever it stands.
+    values = ids.values if keys is None else keys.rows_of(ids.values)
+    length = feature.max_sequence_length
+    out = np.zeros((len(ids.row_splits) - 1, *([] if length is None else [length]), table.shape[1]))
+    last = -1
+    for r, (start, end) in enumerate(zip(ids.row_splits[:-1], ids.row_splits[1:], strict=True)):
+        weights = None if ids.weights is None else ids.weights[start:end].astype(np.float64)
+        if length is not None:
+            for position, row in enumerate(values[start:end][:length]):
+                vector = _vector(table, feature, int(row))
+                out[r, position] = 0.0 if vector is None else vector
+        else:
+            with np.errstate(invalid="ignore"):  # a table may hold NaN and infinity
+                combined = _combined(table, feature, values[start:end], weights)
+            last = last if combined is None else r
+            out[r] = _empty_row(table, feature) if combined is None else combined
+    return out[: last + 1] if feature.trailing_empty_rows == "cut" else out
+
+
+def _empty_row(table: Rows, feature: LookupFeature) -> Array | float:
+    if feature.on_empty_row == "default_row":
+        return _bounded(table[feature.default_row].astype(np.float64), feature)
+    return float("nan") if feature.on_empty_row == "nan" else 0.0
+
+
+def _bounded(vector: Array, feature: LookupFeature) -> Array:
+    if feature.max_norm is None:
+        return vector
+    norm = float(np.sqrt((vector * vector).sum()))
+    return vector * (feature.max_norm / max(norm, feature.max_norm))
+
+
+def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) -> dict[str, Keys]:
+    """Returns the vocabularies of features, by feature.
+
+    Args:
+      id_dtypes: feature -> dtype of its ids input: integers of a feature with a vocabulary of strings are rows.
+    """
+    keys = {}
+    for feature, dtype in id_dtypes.items():
+        name = manifest.features[feature].vocabulary
+        if name is not None:
+            entry = manifest.vocabularies[name]
+            sends_rows = entry.key_dtype == "string" and dtype != "string"
+            # Hashed keys have no file.
+            lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
+            keys[feature] = Keys(entry, lines, sends_rows)
+    return keys
+
+
+def vocabulary_lines(path: Path) -> tuple[bytes, ...]:
+    """Returns the keys of a vocabulary file; only a newline, or CR LF, ends a line."""
+    content = path.read_bytes().removesuffix(b"\n")
+    return tuple(line.removesuffix(b"\r") for line in content.split(b"\n"))
+
+
+def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
+    # None is an id that is dropped.
+    policy = feature.on_bad_id
+    if not 0 <= row < table.shape[0]:
+        if policy == "drop" or (policy == "drop_negative" and row < 0):
+            return None
+        if policy == "clamp":
+            row = min(max(row, 0), table.shape[0] - 1)
+        elif policy == "default_row":
+            row = feature.default_row
+        elif policy == "wrap" and -table.shape[0] <= row < 0:
+            row += table.shape[0]
+        else:
+            raise RefusedError(f"id {row}")
+    return _bounded(table[row].astype(np.float64), feature)
+
+
+def _combined(
+    table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None
+) -> Array | None:
+    # None is a row that no id counts in.
+    most = feature.max_ids_per_row
+    if most is not None and len(rows) > most:
+        if feature.on_too_many_ids == "error":
+            raise RefusedError(f"{len(rows)} ids in a row")
+        rows = rows[:most]
+    total, squares, weight_sum, count = np.zeros(table.shape[1]), 0.0, 0.0, 0
+    for position, row in enumerate(rows):
+        vector = _vector(table, feature, int(row))
+        weight = 1.0 if weights is None else float(weights[position])
+        if vector is None or (feature.on_nonpositive_weight == "drop" and not weight > 0):
+            continue
+        total += weight * vector
+        weight_sum += weight
+        squares += weight * weight
+        count += 1
+    if not count:
+        return None
+    if feature.combiner == "sum":
+        return total
+    if feature.combiner == "sqrtn":
+        divisor = squares**0.5
+    else:
+        divisor = max(weight_sum, 1.0) if feature.mean_divisor == "at_least_one" else weight_sum
+    return total / divisor if divisor else np.zeros_like(total)

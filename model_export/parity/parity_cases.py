@@ -1,0 +1,214 @@
+"""Requests that signatures are compared on: edges first, then seeded random rows; no TensorFlow here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from model_export.parity.oracle import Ids, Keys
+from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.types import Array, RaggedIds
+
+_LONGEST_ROW = 12
+_SEED = 20
+_OPEN_SIZE = 3
+# Sizes of the fingerprint's branches; the first bytes differ, so no two are one key.
+_STRANGERS = tuple(f"{size} no such key ".ljust(size, "~").encode() for size in (0, 20, 40, 70))
+_FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request, by feature; refused: what about it has to be an error, "" if nothing."""
+
+    features: Mapping[str, Ids]
+    refused: str = ""
+
+    def inputs(self, signature: SignatureEntry) -> dict[str, Array]:
+        """Returns the tensors of the request; weights that are not sent are an empty vector."""
+        tensors: dict[str, Array] = {}
+        for name, feature in signature.features.items():
+            ids = self.features[name]
+            if not isinstance(ids, RaggedIds):
+                tensors[feature.ids] = ids
+                continue
+            tensors |= {feature.ids: ids.values, feature.row_splits or "": ids.row_splits}
+            if feature.weights:
+                tensors[feature.weights] = np.zeros(0, np.float32) if ids.weights is None else ids.weights
+        return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class CaseWriter:
+    """Draws requests for one signature of a manifest.
+
+    keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input; id_shapes: feature -> its shape, [B]
+      where it is not there.
+    """
+
+    manifest: Manifest
+    signature: SignatureEntry
+    keys: Mapping[str, Keys]
+    id_dtypes: Mapping[str, str]
+    id_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+
+    def lookup_cases(self) -> Iterator[Case]:
+        """Yields requests of a lookup, with and without weights: 0 rows, 1 row, both sides of every batch size; empty
+        first, middle and last rows; rows of K - 1 and K ids (of L - 1, L and L + 1), and of K + 1 where they are cut;
+        repeated ids, the first and the last id of a table; ids outside it and unknown keys where they are no errors;
+        negative weights, weights that sum to 0 and to less than 1. Then, one at a time, whatever is to be refused.
+        """
+        rng = np.random.default_rng(_SEED)
+        sizes = {0, 1, 2, 7, *self.signature.batch_sizes, *(size + 1 for size in self.signature.batch_sizes[:-1])}
+        most = max(self.signature.batch_sizes, default=max(sizes))
+        for rows in sorted(size for size in sizes if size <= most):
+            for is_weighted in (False, True):
+                yield Case({name: self._ids(rng, name, rows, is_weighted) for name in self.signature.features})
+        if most >= 2:
+            yield from self._single_values(rng)
+
+    def predict_cases(self, sizes: tuple[int, ...] = (1, 17, 64)) -> Iterator[Case]:
+        """Yields requests of a predict signature, without weights: ids inside their tables, known and unknown keys that
+        are no errors, row 0 and empty rows among them.
+        """
+        rng = np.random.default_rng(_SEED)
+        for rows in sizes:
+            yield Case({name: self._ids(rng, name, rows, False, is_inside=True) for name in self.signature.features})
+
+    def _single_values(self, rng: np.random.Generator) -> Iterator[Case]:
+        # Whatever is outside a table or a limit, alone in a row of its own: the answer is then its alone.
+        plain = {name: self._ids(rng, name, 2, False, is_inside=True) for name in self.signature.features}
+        for name, feature in self.signature.features.items():
+            ids = plain[name]
+            tolerated = [("", np.array([bad])) for bad in self._tolerated(name)]
+            for reason, bad in [*tolerated, *self._refused_values(name, feature)]:
+                changed: Ids = RaggedIds(bad, np.array([0, 0, 1]))
+                if not isinstance(ids, RaggedIds):
+                    changed = ids.copy()
+                    changed[-1:] = bad
+                yield Case({**plain, name: changed}, reason and f"{feature.ids}: {reason}")
+            most = feature.max_ids_per_row
+            if feature.row_splits and most is not None and feature.on_too_many_ids == "error":
+                values = self._draw(rng, name, most + 1, is_inside=True)
+                too_long = RaggedIds(values, np.array([0, 0, most + 1]))
+                yield Case({**plain, name: too_long}, f"{feature.ids}: {most + 1} ids in a row")
+
+    def _refused_values(self, name: str, feature: LookupFeature) -> Iterator[tuple[str, Array]]:
+        vocabulary_size, keys = self._vocabulary_size(name), self.keys.get(name)
+        if keys is not None and not keys.sends_rows:
+            if not keys.entry.num_oov_buckets and keys.entry.oov_id is None and keys.entry.on_oov == "error":
+                yield "an unknown key", _strangers(keys, 1)
+            return
+        if feature.on_bad_id == "error":
+            yield "an id below 0", np.array([-1])
+        if feature.on_bad_id == "wrap":
+            yield "an id before the table", np.array([-vocabulary_size - 1])
+        if feature.on_bad_id in ("error", "drop_negative", "wrap"):
+            yield "an id beyond the table", np.array([vocabulary_size])
+
+    def _ids(
+        self, rng: np.random.Generator, name: str, rows: int, is_weighted: bool, *, is_inside: bool = False
+    ) -> Ids:
+        feature = self.signature.features[name]
+        if feature.row_splits is None:
+            # Ids of shape [B, K]: any K where the signature leaves it open.
+            inner = tuple(_OPEN_SIZE if size is None else size for size in self.id_shapes.get(name, (None,))[1:])
+            return self._draw(rng, name, rows * math.prod(inner), is_inside=is_inside).reshape(rows, *inner)
+        lengths = _lengths(rng, feature, rows, is_inside)
+        values = self._draw(rng, name, int(lengths.sum()), is_inside=is_inside)
+        row_splits = np.r_[0, np.cumsum(lengths)].astype(np.int64)
+        if not (is_weighted and feature.weights):
+            return RaggedIds(values, row_splits)
+        return RaggedIds(values, row_splits, _weights(rng, feature, lengths, row_splits))
+
+    def _draw(self, rng: np.random.Generator, name: str, count: int, *, is_inside: bool) -> Array:
+        keys, vocabulary_size = self.keys.get(name), self._vocabulary_size(name)
+        if keys is not None and not keys.sends_rows:
+            return _draw_keys(rng, keys, count)
+        values = rng.integers(0, vocabulary_size, count)
+        if count > 3:
+            values[:4] = [vocabulary_size - 1, 0, 1 % vocabulary_size, 1 % vocabulary_size]
+        bad = [] if is_inside else self._tolerated(name)
+        # From the end, so that rows of every length meet them.
+        for position, bad_id in enumerate(bad):
+            if count > 2 * len(bad):
+                values[-2 - 2 * position] = bad_id
+        return values
+
+    def _tolerated(self, name: str) -> list[int]:
+        # Ids outside the table that are no errors.
+        keys, policy = self.keys.get(name), self.signature.features[name].on_bad_id
+        if policy == "error" or (keys is not None and not keys.sends_rows):
+            return []
+        if policy == "wrap":
+            return [-1, -self._vocabulary_size(name)]
+        beyond = [] if policy == "drop_negative" else [self._vocabulary_size(name), _FAR[self.id_dtypes[name]]]
+        return [-1, -9, *beyond]
+
+    def _vocabulary_size(self, name: str) -> int:
+        return self.manifest.tables[self.manifest.features[name].table].vocabulary_size
+
+
+def _limit(feature: LookupFeature) -> int | None:
+    return feature.max_sequence_length or feature.max_ids_per_row
+
+
+def _lengths(rng: np.random.Generator, feature: LookupFeature, rows: int, is_inside: bool) -> Array:
+    limit = _limit(feature)
+    longest = limit or _LONGEST_ROW
+    lengths = rng.integers(0, longest + 1, rows)
+    is_cut = limit is not None and (feature.max_sequence_length or feature.on_too_many_ids == "truncate")
+    if rows > 2:
+        lengths[[0, rows // 2, -1]] = 0
+        lengths[1] = longest
+    elif rows:
+        lengths[0] = min(max(lengths[0], 2), longest)
+    if rows > 6:
+        lengths[2] = longest - 1
+        lengths[5] = longest + 1 if is_cut and not is_inside else longest
+    return lengths
+
+
+def _weights(rng: np.random.Generator, feature: LookupFeature, lengths: Array, row_splits: Array) -> Array:
+    weights = rng.uniform(0.25, 2.0, int(row_splits[-1])).astype(np.float32)
+    weights[::7] = -0.125
+    filled = np.flatnonzero(lengths > 0)
+    if len(filled):
+        # A sum of 0.5 tells the two divisors of a mean apart.
+        first = slice(row_splits[filled[0]], row_splits[filled[0] + 1])
+        weights[first] = 0.5 / min(lengths[filled[0]], _limit(feature) or _LONGEST_ROW)
+    if len(filled) > 1:
+        weights[row_splits[filled[-1]] :] = 0
+    return weights
+
+
+def _draw_keys(rng: np.random.Generator, keys: Keys, count: int) -> Array:
+    if not keys.lines:
+        # Hashed keys: any is as good as another.
+        return np.resize(_strangers(keys, len(_STRANGERS)), count)
+    is_strict = not keys.entry.num_oov_buckets and keys.entry.oov_id is None and keys.entry.on_oov == "error"
+    positions = rng.integers(0, len(keys.lines), count)
+    if count > 1:
+        positions[:2] = [len(keys.lines) - 1, 0]
+    drawn = _array(keys, [keys.lines[position] for position in positions])
+    if count > 4 and not is_strict:
+        drawn[2::3] = np.resize(_strangers(keys, len(_STRANGERS)), len(drawn[2::3]))
+    return drawn
+
+
+def _strangers(keys: Keys, count: int) -> Array:
+    if keys.entry.key_dtype == "string":
+        return _array(keys, list(_STRANGERS[:count]))
+    highest = max((int(line) for line in keys.lines), default=0)
+    return np.array([highest + step for step in (1, 2, 10**6, 10**12)][:count], np.int64)
+
+
+def _array(keys: Keys, items: list[bytes]) -> Array:
+    if keys.entry.key_dtype == "int64":
+        return np.array([int(item) for item in items], np.int64)
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array

@@ -1,0 +1,85 @@
+"""Files of requests and answers: TFRecords of TensorFlow Serving's PredictionLog.
+
+TensorFlow Serving replays assets.extra/tf_serving_warmup_requests when it loads a version; the same format keeps the
+trained model's own answers, so that a later `verify` holds the graph against them without the model.
+
+Source: tensorflow_serving/apis/prediction_log.proto and g3doc/saved_model_warmup.md (9d981c5). The messages come from
+the service's descriptors, since the package tensorflow-serving-api is no dependency of the export.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.tensorflow_setup import tf
+from service.artifact.protos import message_class
+from service.types import Array
+
+# TensorFlow Serving reads no more than these from a warm-up file.
+MAX_WARMUP_REQUESTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPrediction:
+    """One request to a signature, and its answer where there is one. Strings are object arrays of bytes."""
+
+    signature: str
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array] | None = None
+
+
+def write_predictions(path: Path, predictions: Iterable[LoggedPrediction]) -> int:
+    """Writes a file of predictions and returns how many."""
+    path.parent.mkdir(exist_ok=True)
+    count = 0
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for prediction in predictions:
+            writer.write(_message(prediction).SerializeToString(deterministic=True))
+            count += 1
+    return count
+
+
+def read_predictions(path: Path) -> Iterator[LoggedPrediction]:
+    """Yields what write_predictions wrote. Raises ExportError where the file is cut off."""
+    for record in _records(path):
+        log = message_class("tensorflow.serving.PredictionLog").FromString(record).predict_log
+        inputs = {name: tf.make_ndarray(tensor) for name, tensor in log.request.inputs.items()}
+        outputs = {name: tf.make_ndarray(tensor) for name, tensor in log.response.outputs.items()}
+        yield LoggedPrediction(log.request.model_spec.signature_name, inputs, outputs or None)
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    # A record is its length, a checksum of that, the data and its checksum. Read here, since TensorFlow's own reader
+    # wants eager execution, which ported code may have turned off.
+    data, start = path.read_bytes(), 0
+    while start < len(data):
+        (length,) = struct.unpack_from("<Q", data.ljust(start + 8, b"\0"), start)
+        if start + length + 16 > len(data):
+            raise ExportError(f"{path} is cut off")
+        yield data[start + 12 : start + 12 + length]
+        start += length + 16
+
+
+def _message(prediction: LoggedPrediction) -> Any:
+    message = message_class("tensorflow.serving.PredictionLog")()
+    request, response = message.predict_log.request, message.predict_log.response
+    request.model_spec.signature_name = prediction.signature
+    for name, array in prediction.inputs.items():
+        request.inputs[name].MergeFromString(_tensor(array))
+    for name, array in (prediction.outputs or {}).items():
+        response.outputs[name].MergeFromString(_tensor(array))
+    return message
+
+
+def _tensor(array: Array) -> bytes:
+    # numpy's object arrays name no dtype, and an empty one holds nothing to tell it by.
+    dtype = tf.string if np.asarray(array).dtype.kind in "OSU" else None
+    data: bytes = tf.make_tensor_proto(array, dtype, np.shape(array)).SerializeToString()
+    return data

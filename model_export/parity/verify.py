@@ -1,0 +1,274 @@
+"""Checks an artifact: files against manifest and index, lookups against the numpy oracle, predictions against the
+answers that the trained model gave when it was exported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from model_export.folder_checks import check_described
+from model_export.graphs.signature_names import RECORDED_PATH
+from model_export.graphs.signature_runner import (
+    SERVE_TPU,
+    GraphRefusedError,
+    SignatureRunner,
+    meta_graph_tags,
+    open_signatures,
+)
+from model_export.parity import oracle
+from model_export.parity.comparison import Comparison, differing_rows
+from model_export.parity.device_differences import DeviceComparison
+from model_export.parity.integrity import integrity_faults
+from model_export.parity.oracle import RefusedError, looked_up
+from model_export.parity.parity_cases import Case, CaseWriter
+from model_export.parity.parity_report import DeviceDifference, Disagreements, ParityReport, SignatureParity
+from model_export.parity.prediction_log import LoggedPrediction, read_predictions
+from model_export.parity.saved_table import Rows, read_tables
+from service.artifact.manifest import Manifest
+from service.artifact.signature_def import read_signatures
+from service.artifact.signature_rules import signature_faults
+from service.types import Array
+
+Recorded = Mapping[str, Sequence[LoggedPrediction]]
+
+
+def verify_artifact(artifact: Path) -> ParityReport:
+    """Runs all checks on a finished artifact.
+
+    Raises:
+      Disagreements: files, index, vocabularies or answers are not what they should be; all that was found.
+      ExportError, ArtifactError: there is no manifest, or it can not be read.
+    """
+    check_described(artifact)
+    manifest = Manifest.read(artifact)
+    assert manifest is not None  # check_described has looked
+    faults = integrity_faults(artifact, manifest)
+    if faults:
+        raise Disagreements([f"{artifact}: {fault}" for fault in faults])
+    return check_parity(artifact, manifest)
+
+
+def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
+    """Loads the SavedModel and compares every signature of the manifest with its reference.
+
+    Raises:
+      Disagreements: a signature is missing, is not what the manifest says so that a server would leave it to its graph,
+        fails, answers what it should refuse, or differs by more than 1e-5 of the largest expected value.
+    """
+    faults: list[str] = []
+    unfit = signature_faults(manifest, read_signatures(artifact / "saved_model.pb"))
+    notes: list[str] = []
+    recorded = _recorded(artifact)
+    tables = read_tables(artifact, manifest)
+    with open_signatures(artifact) as runner:
+        if missing := sorted(set(manifest.signatures) - set(runner.names)):
+            raise Disagreements([f"the SavedModel lacks signatures {missing}, it has {runner.names}"])
+        checks = _Checks(artifact, manifest, runner, tables)
+        signatures = {}
+        for name, entry in manifest.signatures.items():
+            if name in unfit:
+                faults.append(unfit[name])
+                signatures[name] = SignatureParity(entry.kind, "nothing", 0)
+            elif entry.kind == "lookup":
+                signatures[name] = checks.lookup(name)
+            else:
+                signatures[name] = checks.recorded(name, recorded.get(name, ()))
+                if not recorded.get(name):
+                    notes.append(f"signature {name!r}: no recorded answers, so its predictions were not checked")
+        signatures = checks.with_device_differences(signatures)
+        faults += checks.faults
+    lowered: dict[str, SignatureParity] = {}
+    if tuple(sorted(SERVE_TPU)) in meta_graph_tags(artifact):
+        lowered, found = _check_lowered(artifact, manifest, tables, recorded)
+        faults += found
+    report = ParityReport(signatures, lowered, tuple(notes))
+    if faults:
+        raise Disagreements(faults, report)
+    return report
+
+
+def _recorded(artifact: Path) -> Recorded:
+    path = artifact / RECORDED_PATH
+    recorded: defaultdict[str, list[LoggedPrediction]] = defaultdict(list)
+    for prediction in read_predictions(path) if path.exists() else ():
+        recorded[prediction.signature].append(prediction)
+    return recorded
+
+
+class _Checks:
+    def __init__(self, artifact: Path, manifest: Manifest, runner: SignatureRunner, tables: Mapping[str, Rows]) -> None:
+        self._artifact, self._manifest, self._runner, self._tables = artifact, manifest, runner, tables
+        self.faults: list[str] = []
+
+    def lookup(self, name: str) -> SignatureParity:
+        comparison = Comparison(name, "oracle")
+        writer, cases, refused = self._writer(name), 0, 0
+        if (unfed := self._unfed(name)) is not None:
+            self.faults.append(unfed)
+            return SignatureParity("lookup", "oracle", 0)
+        for case in writer.lookup_cases():
+            inputs = self._inputs(name, case)
+            expected = {} if case.refused else self._expected(name, writer, case)
+            refusal = case.refused or ("" if expected else "features of one output that differ in their rows")
+            try:
+                got = self._runner.run(name, inputs)
+            except GraphRefusedError as error:
+                refused += 1
+                if not refusal:
+                    self.faults.append(f"signature {name!r} refuses a request that the manifest allows: {error}")
+                continue
+            if refusal:
+                self.faults.append(f"signature {name!r} answers what the manifest refuses: {refusal}")
+                continue
+            cases += 1
+            comparison.add(got, expected)
+            self._check_empty_rows(name, got, expected)
+        self.faults += comparison.faults
+        return SignatureParity("lookup", "oracle", cases, comparison.outputs, refused)
+
+    def recorded(self, name: str, predictions: Sequence[LoggedPrediction]) -> SignatureParity:
+        if not predictions:
+            return SignatureParity("predict", "nothing", 0)
+        comparison = Comparison(name, "trained model")
+        for prediction in predictions:
+            try:
+                comparison.add(self._runner.run(name, prediction.inputs), prediction.outputs or {})
+            except (GraphRefusedError, ValueError) as error:
+                self.faults.append(f"signature {name!r} refuses a recorded request: {error}")
+        self.faults += comparison.faults
+        return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
+
+    def with_device_differences(self, signatures: Mapping[str, SignatureParity]) -> dict[str, SignatureParity]:
+        """Holds each padded lookup against the first one of device cpu."""
+        entries = self._manifest.signatures
+        cpu = next((n for n, e in entries.items() if e.kind == "lookup" and e.device == "cpu"), None)
+        result = dict(signatures)
+        for name, parity in signatures.items():
+            is_padded = entries[name].kind == "lookup" and entries[name].device == "tpu_tensor_core"
+            if not is_padded or cpu is None or not parity.cases or not signatures[cpu].cases:
+                continue
+            if not set(entries[name].features) <= set(entries[cpu].features):
+                continue
+            writer = self._writer(name)
+            comparison = DeviceComparison(self._runner, self._manifest, (name, cpu), self._tables, writer.keys)
+            shared = (_with_other_features(case, self._writer(cpu)) for case in writer.lookup_cases())
+            result[name] = replace(parity, differences=comparison.differences(shared))
+            self.faults += comparison.faults
+        return result
+
+    def _writer(self, name: str) -> CaseWriter:
+        entry, infos = self._manifest.signatures[name], self._runner.inputs(name)
+        dtypes = {key: infos[feature.ids].dtype for key, feature in entry.features.items() if feature.ids in infos}
+        keys = oracle.read_keys(self._artifact, self._manifest, dtypes)
+        shapes = {
+            key: infos[feature.ids].shape or (None,) for key, feature in entry.features.items() if feature.ids in infos
+        }
+        return CaseWriter(self._manifest, entry, keys, dtypes, shapes)
+
+    def _check_empty_rows(self, name: str, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+        # A comparison passes over what is expected to be NaN, for a table may hold it.
+        if all(feature.on_empty_row != "nan" for feature in self._manifest.signatures[name].features.values()):
+            return
+        for output, wanted in expected.items():
+            fault = f"signature {name!r}, output {output!r} has numbers in rows without ids, the manifest says NaN"
+            if not np.isnan(got[output][np.isnan(wanted)]).all() and fault not in self.faults:
+                self.faults.append(fault)
+
+    def _unfed(self, name: str) -> str | None:
+        entry, infos = self._manifest.signatures[name], self._runner.inputs(name)
+        parts = (part for f in entry.features.values() for part in (f.ids, f.row_splits, f.weights) if part)
+        described = set(parts)
+        if described == set(infos):
+            return None
+        return f"signature {name!r} takes {sorted(infos)}, the manifest says {sorted(described)}"
+
+    def _inputs(self, name: str, case: Case) -> dict[str, Array]:
+        infos = self._runner.inputs(name)
+        inputs = case.inputs(self._manifest.signatures[name])
+        return {key: a if infos[key].dtype == "string" else a.astype(infos[key].dtype) for key, a in inputs.items()}
+
+    def _expected(self, name: str, writer: CaseWriter, case: Case) -> dict[str, Array]:
+        """Returns what each output should be; nothing where the features of one differ in their number of rows."""
+        entry, ranks = self._manifest.signatures[name], self._runner.output_ranks(name)
+        found = {}
+        for key, feature in entry.features.items():
+            table = self._tables[self._manifest.features[key].table]
+            try:
+                found[key] = looked_up(table, feature, case.features[key], writer.keys.get(key))
+            except RefusedError as error:
+                raise AssertionError(f"a case of {name!r} has no answer: {error}") from error
+        parts = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
+        outputs = {**parts, **entry.concatenated}
+        if any(len({len(found[key]) for key in keys}) > 1 for keys in outputs.values()):
+            # The last rows of one are left out, and the graph can not join them.
+            return {}
+        return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
+
+
+def _joined(parts: Sequence[Array], rank: int | None) -> Array:
+    if rank == 2:
+        # [B, K, D] may be answered as [B, K * D].
+        parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
+    return np.concatenate(parts, axis=-1)
+
+
+def _with_other_features(case: Case, writer: CaseWriter) -> Case:
+    # A lookup of more features than the case has needs something for them.
+    missing = set(writer.signature.features) - set(case.features)
+    if not missing:
+        return case
+    filler = next(iter(writer.predict_cases((1,))))
+    return Case({**case.features, **{name: filler.features[name] for name in missing}}, case.refused)
+
+
+def _check_lowered(
+    artifact: Path, manifest: Manifest, tables: Mapping[str, Rows], recorded: Recorded
+) -> tuple[dict[str, SignatureParity], list[str]]:
+    result: dict[str, SignatureParity] = {}
+    with open_signatures(artifact, SERVE_TPU) as runner:
+        checks = _Checks(artifact, manifest, runner, tables)
+        for name in runner.names:
+            entry = manifest.signatures.get(name)
+            if entry is not None and entry.kind == "lookup":
+                result[name] = checks.lookup(name)
+            elif recorded.get(name):
+                result[name] = _lowered_predictions(runner, name, recorded[name], checks.faults)
+    return result, [f"{{serve,tpu}} {fault}" for fault in checks.faults]
+
+
+def _lowered_predictions(
+    runner: SignatureRunner, name: str, predictions: Sequence[LoggedPrediction], faults: list[str]
+) -> SignatureParity:
+    # The tensor core cuts rows and bounds divisors, so its predictions may differ from {serve}: that is told, and is
+    # no fault. Failing to answer is one.
+    rows: dict[str, int] = {}
+    differing: dict[str, int] = {}
+    largest: dict[str, float] = {}
+    for prediction in predictions:
+        try:
+            got = runner.run(name, prediction.inputs)
+        except (GraphRefusedError, ValueError) as error:
+            faults.append(f"signature {name!r} refuses a recorded request: {error}")
+            continue
+        for output, wanted in (prediction.outputs or {}).items():
+            if output not in got or got[output].shape != wanted.shape or wanted.dtype.kind != "f" or not wanted.ndim:
+                continue
+            differs = differing_rows(wanted, got[output])
+            rows[output] = rows.get(output, 0) + len(differs)
+            differing[output] = differing.get(output, 0) + int(differs.sum())
+            if differs.any():
+                size = float(abs(got[output][differs] - wanted[differs]).max())
+                largest[output] = max(largest.get(output, 0.0), size)
+    reason = "tensor-core arithmetic: rows cut at K ids, means divided by max(sum of weights, 1)"
+    differences = tuple(
+        DeviceDifference(output, "{serve}", reason, count, rows[output], largest[output])
+        for output, count in differing.items()
+        if count
+    )
+    return SignatureParity("predict", "recorded answers", len(predictions), differences=differences)

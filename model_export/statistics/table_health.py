@@ -1,0 +1,270 @@
+"""Whether a table looks trained: norms of its rows, and the rows that are NaN, infinite, zero or the same.
+
+>>> import numpy as np
+>>> health = table_health(np.array([[3, 4], [0, 0], [np.nan, 1], [3, 4]], np.float32))
+>>> health.dead.count, health.nan.first_ids, health.duplicates.first_ids, health.norms.median
+(1, (2,), (3,), 5.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from service.types import Array
+
+# Big enough that numpy's per-call cost is nothing, small enough to stay out of the way of everything else in memory.
+_CHUNK_BYTES = 16 << 20
+_MAX_BINS = 40
+_FIRST_IDS = 10
+# Of the median norm: below it a row says next to nothing in a mean of typical rows.
+_NEAR_ZERO = 0.01
+# Looking for equal rows takes 24 bytes per row while it lasts.
+_MAX_ROWS_FOR_DUPLICATES = 50_000_000
+_PERCENTILES = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
+
+Progress = Callable[[int, int], None]
+
+
+class TableRows(Protocol):
+    """A [V, D] matrix of which rows can be read: an array, mapped or not, or parts of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(V, D)."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """A float type."""
+        ...
+
+    def __getitem__(self, rows: Any, /) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a table: how many, and the ids of the first ten."""
+
+    count: int = 0
+    first_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Euclidean norms of the rows that hold finite numbers only, zeros included.
+
+    percentiles: (p, norm) for p = 1, 5, 25, 50, 75, 95, 99, interpolated linearly.
+    """
+
+    minimum: float
+    mean: float
+    maximum: float
+    percentiles: tuple[tuple[float, float], ...]
+
+    @property
+    def median(self) -> float:
+        """The 50th percentile."""
+        return dict(self.percentiles)[50.0]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """counts[i] norms lie in [edges[i], edges[i + 1]), the last bin closed on both sides.
+
+    above: norms beyond the last edge: the few that would squeeze all others into one bin.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    above: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableHealth:
+    """What reading every row of a [V, D] table told.
+
+    norms, histogram: None where no row is finite.
+    nan, inf: rows with at least one such number; nan_values, inf_values: how many numbers.
+    dead: rows of zeros only. They add nothing to a lookup: never trained from an initializer of zeros, or reset.
+    near_zero: rows that are not dead, with a norm below 1% of the median norm.
+    duplicates: rows that equal an earlier row bit for bit, dead rows aside: with a constant initializer, rows that were
+      never trained. None: not looked for, the table having more than 50 million rows.
+    """
+
+    rows: int
+    dim: int
+    norms: Norms | None
+    histogram: Histogram | None
+    nan: Rows
+    nan_values: int
+    inf: Rows
+    inf_values: int
+    dead: Rows
+    near_zero: Rows
+    duplicates: Rows | None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every number of the table is one."""
+        return not self.nan.count and not self.inf.count
+
+
+def table_health(table: TableRows, *, progress: Progress = lambda done, rows: None) -> TableHealth:
+    """Reads a table once, in chunks.
+
+    Args:
+      table: [V, D] of a float type, perhaps mapped and unaligned; V and D at least 1.
+      progress: called with (rows done, V) after each chunk.
+
+    Memory: one chunk of 16 MiB in float64, and 8 bytes per row (24 while equal rows are looked for).
+    """
+    rows, dim = table.shape
+    norms = np.empty(rows)
+    hashes = np.empty(rows, np.uint64) if rows <= _MAX_ROWS_FOR_DUPLICATES else None
+    factors = _hash_factors(table)
+    nan_ids, inf_ids, dead_ids = _Ids(), _Ids(), _Ids()
+    nan_values = inf_values = 0
+    for start, stop in row_chunks(rows, dim):
+        chunk = np.ascontiguousarray(table[start:stop])
+        values = chunk.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            part = np.sqrt(np.einsum("ij,ij->i", values, values))
+        # Only rows whose norm is odd are looked at number by number.
+        odd = np.flatnonzero(~np.isfinite(part))
+        is_nan, is_inf = np.isnan(values[odd]), np.isinf(values[odd])
+        nan_values += int(is_nan.sum())
+        inf_values += int(is_inf.sum())
+        nan_ids.add(start + odd[is_nan.any(axis=1)])
+        inf_ids.add(start + odd[is_inf.any(axis=1)])
+        overflown = odd[~(is_nan | is_inf).any(axis=1)]
+        part[odd] = np.nan
+        part[overflown] = _large_norms(values[overflown])
+        zero = np.flatnonzero(part == 0)
+        dead_ids.add(start + zero[~values[zero].any(axis=1)])
+        norms[start:stop] = part
+        if hashes is not None:
+            hashes[start:stop] = _row_hashes(chunk, factors)
+        progress(stop, rows)
+    usable = np.isfinite(norms)
+    summary = _summary(norms[usable])
+    near_zero = _Ids()
+    if summary is not None:
+        near_zero.add(np.flatnonzero((norms > 0) & (norms < _NEAR_ZERO * summary.median)))
+    duplicates = None
+    if hashes is not None:
+        duplicates = _duplicates(table, hashes, np.flatnonzero(usable & (norms > 0)))
+    return TableHealth(
+        rows=rows,
+        dim=dim,
+        norms=summary,
+        histogram=None if summary is None else _histogram(norms[usable], summary),
+        nan=nan_ids.rows(),
+        nan_values=nan_values,
+        inf=inf_ids.rows(),
+        inf_values=inf_values,
+        dead=dead_ids.rows(),
+        near_zero=near_zero.rows(),
+        duplicates=duplicates,
+    )
+
+
+def row_chunks(rows: int, dim: int) -> Iterator[tuple[int, int]]:
+    """Yields (start, stop) of chunks of about 16 MiB in float64."""
+    size = max(1, _CHUNK_BYTES // (8 * max(1, dim)))
+    for start in range(0, rows, size):
+        yield start, min(start + size, rows)
+
+
+def _large_norms(values: Array) -> Array:
+    # Rows whose squares overflow; the bound leaves the sums and the bins of norms finite too.
+    largest = np.abs(values).max(axis=1, initial=1.0, keepdims=True)
+    norms = np.minimum(largest[:, 0], 1e290) * np.linalg.norm(values / largest, axis=1)
+    return np.asarray(norms)
+
+
+class _Ids:
+    """Counts row ids, keeping the first few."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first: list[int] = []
+
+    def add(self, ids: Array) -> None:
+        self._count += len(ids)
+        self._first += ids[: _FIRST_IDS - len(self._first)].tolist()
+
+    def rows(self) -> Rows:
+        return Rows(self._count, tuple(self._first))
+
+
+def _summary(norms: Array) -> Norms | None:
+    if not norms.size:
+        return None
+    found = np.percentile(norms, _PERCENTILES)
+    return Norms(
+        minimum=float(norms.min()),
+        mean=float(norms.mean()),
+        maximum=float(norms.max()),
+        percentiles=tuple(zip(_PERCENTILES, found.tolist(), strict=True)),
+    )
+
+
+def _histogram(norms: Array, summary: Norms) -> Histogram:
+    low, high = summary.minimum, summary.maximum
+    if low == high:
+        return Histogram((low, high), (norms.size,))
+    typical = dict(summary.percentiles)[99.0]
+    if high - low > 3 * (typical - low) > 0:
+        high = low + 1.5 * (typical - low)
+    # Rice's rule: few rows do not fill many bins.
+    bins = min(_MAX_BINS, math.ceil(2 * norms.size ** (1 / 3)))
+    counts, edges = np.histogram(norms, bins, (low, high))
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), int((norms > high).sum()))
+
+
+def _hash_factors(table: TableRows) -> Array:
+    # Any fixed odd numbers will do: equal hashes are only candidates, compared byte by byte afterwards.
+    num_bytes = table.shape[1] * table.dtype.itemsize
+    words = num_bytes // _word(num_bytes).itemsize
+    factors: Array = np.random.default_rng(0).integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)
+    return factors
+
+
+def _word(num_bytes: int) -> np.dtype[np.generic]:
+    return np.dtype(f"<u{next(size for size in (4, 2, 1) if num_bytes % size == 0)}")
+
+
+def _row_hashes(chunk: Array, factors: Array) -> Array:
+    words = chunk.view(_word(chunk.shape[1] * chunk.dtype.itemsize))
+    hashes = np.zeros(len(chunk), np.uint64)
+    # Column by column: uint64 matrix products have no fast path, and a product of the whole chunk would be a copy.
+    for column, factor in enumerate(factors):
+        hashes += words[:, column] * factor
+    return hashes
+
+
+def _duplicates(table: TableRows, hashes: Array, ids: Array) -> Rows:
+    order = ids[np.argsort(hashes[ids], kind="stable")]
+    same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]) + 1
+    if not same.size:
+        return Rows()
+    # The first row of each run of equal hashes, which a stable sort leaves in order of id, is the earlier row.
+    starts = np.ones(len(order), bool)
+    starts[same] = False
+    first = order[np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))[same]]
+    found = [
+        order[same[start:stop]][(_bits(table, order[same[start:stop]]) == _bits(table, first[start:stop])).all(axis=1)]
+        for start, stop in row_chunks(len(same), table.shape[1])
+    ]
+    duplicates = _Ids()
+    duplicates.add(np.sort(np.concatenate(found)))
+    return duplicates.rows()
+
+
+def _bits(table: TableRows, ids: Array) -> Array:
+    return np.ascontiguousarray(table[ids]).view(np.uint8)

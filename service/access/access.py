@@ -1,0 +1,80 @@
+"""Joins --auth_config with the engine: what App gives the transports in place of an engine that is open to all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from service.access.callers import Callers
+from service.access.guarded_engine import GuardedEngine
+from service.configuration.start_error import StartError
+from service.engine.bound import Observer
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.observe.reload_metrics import ReloadCounter
+
+if TYPE_CHECKING:
+    from service.access.auth_config import AuthFile
+
+Text = tuple[bytes, str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what. engine: the one that asks who the current caller is."""
+
+    file: AuthFile
+    engine: GuardedEngine
+
+    @property
+    def callers(self) -> Callers:
+        """Who may come in now."""
+        return self.file.callers
+
+    def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:
+        """Returns render for those who may see all models."""
+
+        def guarded() -> Text:
+            self.callers.require_everywhere("metadata", "metrics")
+            return render()
+
+        return guarded
+
+    def server_wide(self, read: Callable[[], T]) -> Callable[[], T]:
+        """Returns read for those who may see all models; nobody else, whatever is open."""
+
+        def guarded() -> T:
+            self.callers.require_everywhere("metadata")
+            return read()
+
+        return guarded
+
+    def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
+        """Begins to look at the file, unless the interval is 0."""
+        if poll_interval_s > 0:
+            threading.Thread(
+                target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True
+            ).start()
+
+
+def create_access(path: str, engine: Engine, observer: Observer, counter: ReloadCounter) -> Access | None:
+    """Returns what --auth_config asks for; None without one.
+
+    Raises:
+      StartError: it can not be used.
+    """
+    if not path:
+        return None
+    # Imported here and not at the top: it imports a parser of TOML, 5 ms of the start of a server without the file.
+    from service.access.auth_config import AuthConfigError, AuthFile
+
+    try:
+        file = AuthFile(Path(path), counter)
+    except AuthConfigError as error:
+        raise StartError(f"--auth_config={path}: {error}") from error
+    absent = Engine(Registry(lambda model, status: None), observer, engine.clock)
+    return Access(file, GuardedEngine(engine, absent, file.callers.current.get))

@@ -1,0 +1,206 @@
+"""The file that says who may do what: read at the start, and again whenever it or a file that it names has changed."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+from service.access.callers import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
+from service.artifact.plain_file import read_plain_file
+from service.observe.reload_metrics import ReloadCounter
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_OPEN: frozenset[Part] = frozenset({"health", "reflection", "docs"})
+_KEYS = frozenset({"open", "caller"})
+_CALLER_KEYS = frozenset({"name", "token_sha256", "token_file", "certificate", "allow"})
+_ALLOW_KEYS = frozenset({"models", "rights"})
+_NAME = re.compile(r"[\w.@:/-]{1,128}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# As in access.peer; IP and email come as they are in a certificate.
+_CERTIFICATE = re.compile(r"(CN|DNS|URI|IP|email):.+")
+_MIN_TOKEN_BYTES = 16
+
+
+class AuthConfigError(Exception):
+    """The file can not be used; the message says where and why, and holds no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthConfig:
+    """What the file says."""
+
+    callers: tuple[Caller, ...]
+    open_parts: frozenset[Part]
+
+
+def read_auth_config(path: Path) -> AuthConfig:
+    """Reads the file, and those of tokens that it names, relative to its folder.
+
+    Raises:
+      AuthConfigError: anything that it says is not understood; nothing is ignored.
+    """
+    text = _read(path)
+    try:
+        document = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # Its text tells a place and what was expected there, and of what stands there at most one character.
+        raise AuthConfigError(f"it is not TOML: {error}") from None
+    _no_others(document, _KEYS, "the file")
+    callers = tuple(_caller(entry, path.parent) for entry in _tables(document, "caller"))
+    if not callers:
+        raise AuthConfigError("it has no [[caller]]; leave --auth_config out to let everybody in")
+    _check_unique(callers)
+    parts = _strings(document, "open", "the file", sorted(DEFAULT_OPEN))
+    for part in parts:
+        if part not in PARTS:
+            raise AuthConfigError(f'open: expected some of {", ".join(PARTS)}, got "{part}"')
+    return AuthConfig(callers, cast("frozenset[Part]", frozenset(parts)))
+
+
+class AuthFile:
+    """One --auth_config, and who may come in by it. Concurrency: one caller at a time.
+
+    Args:
+      counter: told how each new text fared.
+
+    Raises:
+      AuthConfigError: the file can not be used.
+    """
+
+    def __init__(self, path: Path, counter: ReloadCounter) -> None:
+        self._path = path
+        self._counter = counter
+        self._taken = read_auth_config(path)
+        self._complaint = ""
+        counter.taken()
+        self.callers = Callers(self._taken.callers, self._taken.open_parts)
+
+    def poll_once(self) -> None:
+        """Takes what the files say now; what can not be used is logged, once, and the callers stay as they are."""
+        try:
+            # Read each time, for times and sizes do not tell of every change; it is a matter of microseconds.
+            config = read_auth_config(self._path)
+        except AuthConfigError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._counter.failed()
+                logger.error(
+                    "auth config refused; the one before stays in force",
+                    extra={"path": str(self._path), "reason": str(error)},
+                )
+            return
+        if config == self._taken:
+            if self._complaint:
+                # Put back as it was.
+                self._complaint = ""
+                self._counter.taken()
+            return
+        self.callers.replace(config.callers, config.open_parts)
+        self._taken, self._complaint = config, ""
+        self._counter.taken()
+        logger.info("auth config taken", extra={"path": str(self._path), "callers": len(config.callers)})
+
+    def run(self, stop: threading.Event, poll_interval_s: float) -> None:
+        """Polls until stop is set."""
+        while not stop.wait(poll_interval_s):
+            try:
+                self.poll_once()
+            except Exception:
+                # A file that is not looked at any more would keep tokens that were taken back.
+                logger.exception("polling failed", extra={"path": str(self._path)})
+
+
+def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:
+    name = entry.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise AuthConfigError("each [[caller]] needs a name: up to 128 letters, digits and _ . @ : / -")
+    where = f'caller "{name}"'
+    _no_others(entry, _CALLER_KEYS, where)
+    digests = []
+    for text in _strings(entry, "token_sha256", where):
+        if not _DIGEST.fullmatch(text):
+            # Not shown: it may well be the token itself.
+            raise AuthConfigError(f"{where}: token_sha256 must be 64 lower-case hexadecimal digits")
+        digests.append(bytes.fromhex(text))
+    digests += [_digest_of_file(folder / text, where) for text in _strings(entry, "token_file", where)]
+    certificates = _strings(entry, "certificate", where)
+    for text in certificates:
+        if not _CERTIFICATE.fullmatch(text):
+            raise AuthConfigError(
+                f'{where}: certificate "{text}": expected URI:..., DNS:..., CN:..., IP:... or email:...'
+            )
+    if not digests and not certificates:
+        raise AuthConfigError(
+            f"{where} has neither token_sha256 nor token_file nor certificate: it could never come in"
+        )
+    rules = tuple(_rule(allow, where) for allow in _tables(entry, "allow", where))
+    return Caller(name, rules, tuple(digests), tuple(certificates))
+
+
+def _rule(entry: Mapping[str, Any], where: str) -> Rule:
+    _no_others(entry, _ALLOW_KEYS, f"{where}, allow")
+    models, rights = (_strings(entry, key, f"{where}, allow") for key in ("models", "rights"))
+    if not models or not rights:
+        raise AuthConfigError(f"{where}: each allow needs models and rights")
+    for model in models:
+        if not model or "*" in model[:-1]:
+            raise AuthConfigError(f'{where}: models: "{model}": a name, or the beginning of names and a "*" at its end')
+    for right in rights:
+        if right not in RIGHTS:
+            raise AuthConfigError(f'{where}: rights: expected some of {", ".join(RIGHTS)}, got "{right}"')
+    return Rule(tuple(models), cast("frozenset[Right]", frozenset(rights)))
+
+
+def _digest_of_file(path: Path, where: str) -> bytes:
+    # Editors and `echo` end a file with a line break, which is no part of the token.
+    token = _read(path, f"{where}: ").strip()
+    if len(token) < _MIN_TOKEN_BYTES or len(token.split()) != 1:
+        raise AuthConfigError(f"{where}: {path} must hold one token of at least {_MIN_TOKEN_BYTES} bytes")
+    return sha256(token).digest()
+
+
+def _read(path: Path, where: str = "") -> bytes:
+    try:
+        return read_plain_file(path)
+    except OSError as error:
+        raise AuthConfigError(f"{where}cannot read {path}: {error.strerror}") from error
+
+
+def _check_unique(callers: tuple[Caller, ...]) -> None:
+    for what, found in (
+        ("name", [caller.name for caller in callers]),
+        ("token", [digest for caller in callers for digest in caller.digests]),
+        ("certificate", [name for caller in callers for name in caller.certificates]),
+    ):
+        if len(found) != len(set(found)):
+            raise AuthConfigError(f"two callers have the same {what}")
+
+
+def _tables(entry: Mapping[str, Any], key: str, where: str = "the file") -> Iterator[Mapping[str, Any]]:
+    found = entry.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise AuthConfigError(
+            f"{where}: {key} must be tables: [[{'caller' if where == 'the file' else 'caller.allow'}]]"
+        )
+    yield from found
+
+
+def _strings(entry: Mapping[str, Any], key: str, where: str, default: list[str] | None = None) -> list[str]:
+    found = entry.get(key, default or [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise AuthConfigError(f'{where}: {key} must be a list of strings: ["..."]')
+    return found
+
+
+def _no_others(entry: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    others = sorted(entry.keys() - known)
+    if others:
+        raise AuthConfigError(f"{where}: not known: {', '.join(others)}; expected {', '.join(sorted(known))}")

@@ -1,0 +1,197 @@
+"""Who may do what: callers known by a token or a certificate, and what each may do with which models.
+
+Nothing here reads a file or knows a wire: a transport hands in what a request carries and gets a Grant.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal, TypeVar, get_args
+
+from service.errors import PermissionDenied, Unauthenticated
+
+# predict: have signatures run and rows read. metadata: see that a model is there, its state, signatures and tables.
+# admin: change it; for all models, also which models there are.
+Right = Literal["predict", "metadata", "admin"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
+# What may be answered to anybody: see docs/security.md.
+Part = Literal["health", "reflection", "docs", "metrics"]
+PARTS: tuple[Part, ...] = get_args(Part)
+_NONE: frozenset[Right] = frozenset()
+# Digests of tokens that came, which save looking through all of them; more are looked up each time.
+_MAX_SEEN = 4096
+_SCHEME = b"bearer "
+_MAX_TOKEN_BYTES = 4096
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Rights on models. models: names; one that ends in "*" means all that begin so.
+
+    >>> Rule(("news-*",), frozenset({"predict"})).models
+    ('news-*',)
+    """
+
+    models: tuple[str, ...]
+    rights: frozenset[Right]
+
+
+class Grant:
+    """What one caller may do by one list of callers. Concurrency: any thread.
+
+    >>> grant = Grant("ranker", [Rule(("movielens", "news-*"), frozenset({"predict"}))])
+    >>> sorted(grant.rights("news-eu")), sorted(grant.rights("ads")), sorted(grant.everywhere)
+    (['predict'], [], [])
+    """
+
+    __slots__ = ("name", "everywhere", "_exact", "_prefixes", "_kept")
+
+    def __init__(self, name: str, rules: Sequence[Rule] = ()) -> None:
+        self.name = name
+        exact: dict[str, frozenset[Right]] = {}
+        prefixes: dict[str, frozenset[Right]] = {}
+        for rule in rules:
+            for pattern in rule.models:
+                found, key = (prefixes, pattern[:-1]) if pattern.endswith("*") else (exact, pattern)
+                found[key] = found.get(key, _NONE) | rule.rights
+        self.everywhere = prefixes.get("", _NONE)
+        self._exact: Mapping[str, frozenset[Right]] = exact
+        self._prefixes = tuple(prefixes.items())
+        self._kept: dict[str, Any] = {}
+
+    def rights(self, model: str) -> frozenset[Right]:
+        """Returns the rights on a model of this name, whether there is one or not."""
+        rights = self._exact.get(model, _NONE)
+        for prefix, more in self._prefixes:
+            if model.startswith(prefix):
+                rights |= more
+        return rights
+
+    def require_everywhere(self, right: Right) -> None:
+        """Raises PermissionDenied unless the right holds for all models, those to come included."""
+        if right not in self.everywhere:
+            raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this.')
+
+    def keep(self, key: str, make: Callable[[], T]) -> T:
+        """Returns what was made for this caller under a key; kept as long as the grant is."""
+        try:
+            kept: T = self._kept[key]
+        except KeyError:
+            kept = self._kept.setdefault(key, make())
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One entry of the list of callers.
+
+    digests: SHA-256 of its tokens. certificates: names of its client certificates, as PeerIdentity has them.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    digests: tuple[bytes, ...] = field(default=(), repr=False)
+    certificates: tuple[str, ...] = ()
+
+
+class Callers:
+    """Who may come in now. Concurrency: any thread.
+
+    current: the grant of the request that runs in this context. nobody: the grant of whoever shows nothing.
+    generation: goes up with each list of callers. listed: this list.
+    on_change: called after each change of the list.
+    """
+
+    def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
+        self.nobody = Grant("")
+        self.current: ContextVar[Grant] = ContextVar("grant", default=self.nobody)
+        self._known = _Known(callers, open_parts)
+        self.listed = tuple(callers)
+        self.on_change: Callable[[], None] = lambda: None
+        self.generation = 0
+
+    def replace(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
+        """Makes these the callers from the next request on; those under way end as they began."""
+        self._known = _Known(callers, open_parts)
+        self.listed = tuple(callers)
+        self.generation += 1
+        self.on_change()
+
+    def knows(self, grant: Grant) -> bool:
+        """Whether a grant that somebody remembers is one of now."""
+        return grant in self._known.grants
+
+    def is_open(self, part: Part) -> bool:
+        """Whether anybody is answered there."""
+        return part in self._known.open_parts
+
+    def authenticate(self, authorization: bytes | None, names: Collection[str] = ()) -> Grant:
+        """Returns the grant of whoever sent this.
+
+        Args:
+          authorization: the value of that header, None where there is none; b"" where there are several.
+          names: those of the verified client certificate. They count where no such header came.
+
+        Raises:
+          Unauthenticated: nobody that is known; the text is the same whatever is wrong.
+        """
+        known = self._known
+        grant = known.of_names(names) if authorization is None else known.of_header(authorization)
+        if grant is None:
+            raise Unauthenticated("Valid credentials are required: Authorization: Bearer <token>, or a certificate.")
+        return grant
+
+    @contextmanager
+    def acting(self, grant: Grant) -> Iterator[None]:
+        """Makes what runs inside run for a caller."""
+        token = self.current.set(grant)
+        try:
+            yield
+        finally:
+            self.current.reset(token)
+
+    def require_everywhere(self, right: Right, part: Part | None = None) -> None:
+        """Raises PermissionDenied where the current caller has not the right on all models, unless the part is open."""
+        if part is None or not self.is_open(part):
+            self.current.get().require_everywhere(right)
+
+
+class _Known:
+    """One list of callers, as it is looked through."""
+
+    def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
+        self.open_parts = frozenset(open_parts)
+        by_caller = [(Grant(caller.name, caller.rules), caller) for caller in callers]
+        self.grants = frozenset(grant for grant, _ in by_caller)
+        self._digests = [(digest, grant) for grant, caller in by_caller for digest in caller.digests]
+        self._names = {name: grant for grant, caller in by_caller for name in caller.certificates}
+        self._seen: dict[bytes, Grant] = {}
+
+    def of_header(self, value: bytes) -> Grant | None:
+        if len(value) > _MAX_TOKEN_BYTES or value[: len(_SCHEME)].lower() != _SCHEME:
+            return None
+        digest = sha256(value[len(_SCHEME) :].strip()).digest()
+        # How long this takes tells of digests only, and nobody can choose a token by its digest.
+        seen = self._seen.get(digest)
+        if seen is not None:
+            return seen
+        found = None
+        for known, grant in self._digests:
+            # All of them, whichever fits.
+            if hmac.compare_digest(known, digest):
+                found = grant
+        if found is not None and len(self._seen) < _MAX_SEEN:
+            self._seen[digest] = found
+        return found
+
+    def of_names(self, names: Collection[str]) -> Grant | None:
+        found = {id(grant): grant for name in names if (grant := self._names.get(name)) is not None}
+        # A certificate with the names of two callers is neither's.
+        return next(iter(found.values())) if len(found) == 1 else None

@@ -1,0 +1,122 @@
+"""One file with a key and its certificate: read at the start, and again whenever it has changed."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from service.access.certificates import first_end_s
+from service.access.tls_context import create_context
+from service.artifact.plain_file import read_plain_file
+from service.errors import InvalidRequest
+from service.observe.tls_metrics import TlsCounter
+from service.wire.ssl_config_proto import SslConfig, parse_ssl_config_text
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    text: bytes
+    config: SslConfig
+    context: ssl.SSLContext
+
+
+class TlsFile:
+    """What the connections of one wire begin with. Concurrency: reading, any thread; polling, one caller at a time.
+
+    A file that can not be used changes nothing, is told of once and counted. Whether clients are verified is decided at
+    the start: no mistake in a file opens a port.
+
+    Args:
+      api: the wire's name in metrics.
+      protocols: what ALPN offers.
+      clock: seconds since 1970.
+
+    on_change: told of a new file before it is used; it may raise InvalidRequest, and the file is then refused.
+
+    Raises:
+      InvalidRequest: the file can not be used.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        api: str,
+        protocols: Sequence[str],
+        counter: TlsCounter,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._api = api
+        self._protocols = tuple(protocols)
+        self._counter = counter
+        self._clock = clock
+        self._refused: bytes | str | None = None
+        self.on_change: Callable[[SslConfig], None] = lambda config: None
+        self._now = self._take(self._read())
+
+    def context(self) -> ssl.SSLContext:
+        """Returns a context for a listener, whose new connections each begin with what was taken last."""
+        context = create_context(self._now.config, self._protocols)
+        # Called for each handshake, whether the client names a server or not.
+        context.sni_callback = self._begin
+        return context
+
+    def _begin(self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._now.context
+
+    def config(self) -> SslConfig:
+        """What the file said when it was taken last."""
+        return self._now.config
+
+    def poll_once(self) -> None:
+        """Takes what the file says if that is new."""
+        data: bytes | None = None
+        try:
+            data = self._read()
+            if data == self._now.text:
+                self._refused = None
+                return
+            if data != self._refused:
+                self._now = self._take(data, self._now.config.client_verify)
+                self._refused = None
+        except InvalidRequest as error:
+            # By its text, or where there is none by what is wrong with it.
+            fault = error.message if data is None else data
+            if fault != self._refused:
+                self._refused = fault
+                self._counter.refused(self._api)
+                extra = {"api": self._api, "path": str(self._path), "reason": error.message}
+                logger.error("certificate refused, the one before stays", extra=extra)
+
+    def _take(self, data: bytes, client_verify: bool | None = None) -> _Taken:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"Invalid protobuf file: '{self._path}': it is not UTF-8 text") from None
+        config = parse_ssl_config_text(text, str(self._path))
+        context = create_context(config, self._protocols)
+        if client_verify not in (None, config.client_verify):
+            raise InvalidRequest("client_verify can not change while the server runs; start it anew")
+        self.on_change(config)
+        end_s = first_end_s(config.server_cert)
+        self._counter.taken(self._api, end_s)
+        extra = {"api": self._api, "path": str(self._path), "ends": datetime.fromtimestamp(end_s, UTC).isoformat()}
+        if end_s <= self._clock():
+            logger.warning("certificate taken, but it is out of date", extra=extra)
+        else:
+            logger.info("certificate taken", extra=extra)
+        return _Taken(data, config, context)
+
+    def _read(self) -> bytes:
+        try:
+            return read_plain_file(self._path)
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {self._path}: {error.strerror}") from error

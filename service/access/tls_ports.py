@@ -1,0 +1,61 @@
+"""The files of both wires, as the settings ask for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from service.access.tls_file import TlsFile
+from service.configuration.settings import Settings
+from service.errors import InvalidRequest
+from service.observe.tls_metrics import TlsCounter
+from service.wire.grpc_api import API as GRPC_API
+from service.wire.http_api import API as HTTP_API
+
+logger = logging.getLogger(__name__)
+
+
+class TlsError(Exception):
+    """A file can not be used; the message says which flag's, and what to change."""
+
+
+class Wires:
+    """TLS of both wires. Concurrency: any thread; run once.
+
+    grpc, http: None where a wire is plaintext.
+
+    Raises:
+      TlsError: a file can not be used.
+    """
+
+    def __init__(self, settings: Settings, counter: TlsCounter) -> None:
+        self._settings = settings
+        self._counter = counter
+        self.grpc = self._file("ssl_config_file", GRPC_API, "h2")
+        self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
+
+    def run(self, stop: threading.Event, poll_interval_s: float) -> None:
+        """Looks at the files again and again, in a thread of its own; not at all where the interval is 0."""
+        files = [file for file in (self.grpc, self.http) if file is not None]
+        if files and poll_interval_s > 0:
+            threading.Thread(target=_poll, args=(files, stop, poll_interval_s), name="tls-files", daemon=True).start()
+
+    def _file(self, flag: str, api: str, protocol: str) -> TlsFile | None:
+        path = getattr(self._settings, flag)
+        if not path:
+            return None
+        try:
+            return TlsFile(Path(path), api=api, protocols=[protocol], counter=self._counter)
+        except InvalidRequest as error:
+            raise TlsError(f"--{flag}={path}: {error.message}") from error
+
+
+def _poll(files: list[TlsFile], stop: threading.Event, poll_interval_s: float) -> None:
+    while not stop.wait(poll_interval_s):
+        for file in files:
+            try:
+                file.poll_once()
+            except Exception:
+                # A certificate that is not looked at any more would be noticed on the day that it ends.
+                logger.exception("polling failed")

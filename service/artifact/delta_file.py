@@ -1,0 +1,206 @@
+"""Delta files: new values for some rows of one table of one model version, in a file that can be told from half of one.
+
+    offset  bytes  what (little-endian)
+    0       8      magic, "EMBDELTA"
+    8       4      format version, 1
+    12      4      flags: 1 for "also where a signature answers from a copy of the tables"
+    16      8      sequence number, 1 or more
+    24      8      when it was made, microseconds since 1970 (UTC)
+    32      4      what the numbers are: 1 for float32
+    36      4      D
+    40      8      N, 1 or more
+    48      32     fingerprint of the version: SHA-256 of its lookup_manifest.json
+    80      4      bytes of the table's name
+    84      4      0
+    88             the table's name (UTF-8), zeros up to a multiple of 8
+                   N row numbers, int64
+                   N x D numbers, float32
+                   CRC-32C of all bytes before it, 4 bytes
+
+Whoever writes one gives it a temporary name, syncs it and renames it, so that a reader finds all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from service.artifact.crc32c import crc32c_of
+from service.artifact.manifest import MANIFEST_PATH
+from service.errors import ArtifactError
+from service.types import Array
+
+MAGIC = b"EMBDELTA"
+FORMAT_VERSION = 1
+# Below a version's folder.
+DELTAS_FOLDER = "deltas"
+SUFFIX = ".delta"
+# Room above it for what is made of it: a number that is even or odd.
+MAX_SEQUENCE = 2**53
+
+HEADER = struct.Struct("<8sIIQQIIQ32sII")
+_CHECKSUM = struct.Struct("<I")
+_FLOAT32 = 1
+_IS_FORCED = 1
+_MAX_NAME_BYTES = 4096
+
+Reason = Literal[
+    "truncated",
+    "corrupt",
+    "format",
+    "fingerprint",
+    "table",
+    "ids",
+    "values",
+    "sequence",
+    "repeated",
+    "oversized",
+    "not_a_file",
+    "copied_tables",
+]
+
+
+class DeltaFault(Exception):
+    """A delta is refused, all of it. reason: one word for metrics; the text says it to a person."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New values for rows of a table.
+
+    sequence: of two deltas that change a row, the higher one counts.
+    ids: [N] int64, none twice; rows: [N, D] float32.
+    fingerprint: of the version that it is for.
+    created_us: since 1970, for people.
+    is_forced: to be applied also where a signature answers from a copy of the tables.
+    """
+
+    sequence: int
+    table: str
+    ids: Array
+    rows: Array
+    fingerprint: bytes
+    created_us: int = 0
+    is_forced: bool = False
+    # Of its bytes, where it was read from some.
+    checksum: int = 0
+
+
+def fingerprint_of(artifact: Path) -> bytes:
+    """Returns what tells a version from all others: the manifest has its tables' checksums and when it was made."""
+    try:
+        return hashlib.sha256((artifact / MANIFEST_PATH).read_bytes()).digest()
+    except OSError as error:
+        raise ArtifactError(f"{artifact} has no lookup manifest: {error.strerror}") from error
+
+
+def encode(delta: Delta) -> bytes:
+    """Returns a delta's bytes."""
+    name = delta.table.encode()
+    count, dim = delta.rows.shape
+    flags = _IS_FORCED if delta.is_forced else 0
+    fields = (FORMAT_VERSION, flags, delta.sequence, delta.created_us, _FLOAT32, dim, count, delta.fingerprint)
+    body = b"".join(
+        (
+            HEADER.pack(MAGIC, *fields, len(name), 0),
+            name + b"\0" * (-len(name) % 8),
+            np.ascontiguousarray(delta.ids, "<i8").tobytes(),
+            np.ascontiguousarray(delta.rows, "<f4").tobytes(),
+        )
+    )
+    return body + _CHECKSUM.pack(crc32c_of(body))
+
+
+def size_of(header: bytes) -> int:
+    """Returns how many bytes a delta has that begins so; raises DeltaFault where none does."""
+    if len(header) < HEADER.size:
+        raise DeltaFault("truncated", f"{len(header)} bytes are no header")
+    magic, version, _, _, _, dtype, dim, count, _, name_bytes, _ = HEADER.unpack_from(header)
+    if magic != MAGIC:
+        raise DeltaFault("format", f"it begins with {magic!r}, not {MAGIC!r}")
+    if version != FORMAT_VERSION:
+        raise DeltaFault("format", f"format version {version}, expected {FORMAT_VERSION}")
+    if dtype != _FLOAT32:
+        raise DeltaFault("format", f"numbers of kind {dtype}, expected {_FLOAT32} (float32)")
+    if not (0 < name_bytes <= _MAX_NAME_BYTES and 0 < dim and 0 < count):
+        raise DeltaFault("format", f"{count} rows of {dim} numbers for a table whose name has {name_bytes} bytes")
+    return int(HEADER.size + -(-name_bytes // 8) * 8 + count * (8 + 4 * dim) + _CHECKSUM.size)
+
+
+def decode(data: bytes) -> Delta:
+    """Reads a delta; its arrays look into data. Raises DeltaFault."""
+    wanted = size_of(data)
+    if len(data) != wanted:
+        raise DeltaFault("truncated" if len(data) < wanted else "corrupt", f"{len(data)} bytes, expected {wanted}")
+    body = memoryview(data)[: -_CHECKSUM.size]
+    (stored,) = _CHECKSUM.unpack_from(data, len(body))
+    found = crc32c_of(body)
+    if found != stored:
+        raise DeltaFault("corrupt", f"its checksum is {found:#010x}, it says {stored:#010x}")
+    _, _, flags, sequence, created_us, _, dim, count, fingerprint, name_bytes, _ = HEADER.unpack_from(data)
+    try:
+        name = data[HEADER.size : HEADER.size + name_bytes].decode()
+    except UnicodeDecodeError as error:
+        raise DeltaFault("format", "its table's name is not UTF-8") from error
+    if not 0 < sequence <= MAX_SEQUENCE:
+        raise DeltaFault("sequence", f"sequence number {sequence}, expected 1 to {MAX_SEQUENCE}")
+    ids_at = HEADER.size + -(-name_bytes // 8) * 8
+    ids = np.frombuffer(data, "<i8", count, ids_at)
+    rows = np.frombuffer(data, "<f4", count * dim, ids_at + 8 * count).reshape(count, dim)
+    return Delta(sequence, name, ids, rows, fingerprint, created_us, bool(flags & _IS_FORCED), stored)
+
+
+def file_name(sequence: int) -> str:
+    """Returns how the file of a delta is called; in the order of names they are in the order of numbers.
+
+    >>> file_name(7)
+    '0000000000000007.delta'
+    """
+    return f"{sequence:016d}{SUFFIX}"
+
+
+def sequence_of(name: str) -> int | None:
+    """Returns the number that a delta file's name says; None for any other file.
+
+    >>> sequence_of("0007.delta"), sequence_of(".7.delta"), sequence_of("7.delta.tmp")
+    (7, None, None)
+    """
+    stem = name.removesuffix(SUFFIX)
+    is_number = stem != name and stem.isascii() and stem.isdigit() and len(stem) <= 20
+    return int(stem) if is_number else None
+
+
+def write_file(folder: Path, data: bytes, name: str) -> Path:
+    """Puts a file into a folder, whole and on disk, or raises OSError: FileExistsError where the name is taken."""
+    temporary = folder / f".{name}.{os.getpid()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # Not a rename, which would take the place of another writer's file without a word.
+        os.link(temporary, folder / name)
+    finally:
+        os.unlink(temporary)
+    sync_folder(folder)
+    return folder / name
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

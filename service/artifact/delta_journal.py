@@ -1,0 +1,264 @@
+"""The journal of one version's upserts: deltas one behind the other in a file that is appended to and read.
+
+A record is on disk before its upsert is answered. Whoever writes or reads holds the file's lock, which goes with the
+process that holds it; so what stands incomplete at the end is what a writer left that was killed before it answered.
+The next writer cuts it off. A record that was damaged later is left out, those behind it are read.
+
+Its name says which version it is for, and each record's fingerprint does too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from service.artifact.delta_file import HEADER, MAGIC, Delta, DeltaFault, decode, size_of, sync_folder
+from service.errors import DeltaRefused, JournalUnavailable
+
+logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 0.002
+# How long a writer waits for others.
+_PATIENCE_S = 5.0
+_WINDOW_BYTES = 1 << 20
+
+
+def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> Path:
+    """Returns where a version's journal is; no name of a model leads out of the folder.
+
+    >>> journal_path(Path("j"), "../a", 3, b"\\x01" * 32).as_posix()
+    'j/%2E%2E%2Fa/3-0101010101010101.journal'
+    """
+    return model_folder(folder, model) / f"{version}-{fingerprint[:8].hex()}.journal"
+
+
+def model_folder(folder: Path, model: str) -> Path:
+    """Returns where the journals of a model's versions are."""
+    return folder / quote(model, safe="").replace(".", "%2E")
+
+
+class Journal:
+    """Concurrency: any thread.
+
+    Args:
+      max_bytes: of the file; max_record_bytes: of one record.
+      refused: told of records that can not be read, once of each.
+
+    failures: appends that came to nothing: full, held by another process, or the file system's fault.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        max_record_bytes: int,
+        refused: Callable[[DeltaFault, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._max_record_bytes = max_record_bytes
+        self._refused = refused
+        self._clock = clock
+        self.failures = {"full": 0, "held": 0, "unwritable": 0}
+        self._mine = threading.Lock()
+        self._descriptor = -1
+        self._end = 0
+        self._torn_at = -1
+        self._last = 0
+        self._unread: list[Delta] = []
+
+    def read(self, max_bytes: int) -> list[Delta]:
+        """Returns the records that were added since it was read last; raises OSError.
+
+        A record is returned as it is: whether it fits the version is for others to say.
+
+        Args:
+          max_bytes: when so much was read the rest is left for the next call.
+        """
+        with self._mine:
+            if self._open(is_writing=False) and os.fstat(self._descriptor).st_size != self._end:
+                with self._locked(fcntl.LOCK_SH, 0.0) as is_mine:
+                    if is_mine:
+                        self._catch_up(self._end + max_bytes)
+            unread, self._unread = self._unread, []
+            return unread
+
+    def append(self, make: Callable[[int], tuple[Delta, bytes]], at_least: int) -> Delta:
+        """Adds a record and returns it once it is on disk; it will be read as well.
+
+        Args:
+          make: (sequence number) to a delta and its bytes.
+          at_least: the smallest number to give it.
+
+        Raises:
+          JournalUnavailable: it can not be written; nothing was.
+          DeltaRefused: the journal is full.
+        """
+        with self._mine:
+            try:
+                while True:
+                    self._open(is_writing=True)
+                    with self._locked(fcntl.LOCK_EX, _PATIENCE_S) as is_mine:
+                        if not is_mine:
+                            self.failures["held"] += 1
+                            raise JournalUnavailable(
+                                "The journal of upserts is held by another process; nothing changed."
+                            )
+                        # Whoever removes it holds the lock: it may be gone since it was opened, but not from now on.
+                        if not self._is_replaced():
+                            self._catch_up()
+                            return self._write(*make(max(self._last + 1, at_least)))
+            except OSError as error:
+                self.failures["unwritable"] += 1
+                logger.error("journal can not be written", extra={"path": str(self._path), "reason": str(error)})
+                raise JournalUnavailable(
+                    f"The journal of upserts can not be written ({error.strerror}); nothing was changed."
+                ) from error
+
+    def close(self) -> None:
+        """Gives the file back; it is opened again where it is needed."""
+        with self._mine:
+            self._close()
+
+    def _write(self, delta: Delta, data: bytes) -> Delta:
+        if self._end + len(data) > self._max_bytes:
+            self.failures["full"] += 1
+            raise DeltaRefused(
+                f"The journal of upserts has {self._end} bytes and may have {self._max_bytes}: fold it into a new "
+                "version with `model-export compact`."
+            )
+        if os.fstat(self._descriptor).st_size > self._end:
+            # Of a writer that was killed; nobody was told that it is there.
+            os.ftruncate(self._descriptor, self._end)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self._end + written)
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(data)
+        self._last = delta.sequence
+        self._unread.append(delta)
+        return delta
+
+    def _open(self, *, is_writing: bool) -> bool:
+        if self._descriptor >= 0 and self._is_replaced():
+            # What is written to a file without a name would not be there after a restart.
+            self._close()
+        if self._descriptor >= 0:
+            return True
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        if is_writing:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._descriptor = os.open(self._path, flags | (os.O_CREAT if is_writing else 0), 0o644)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            if is_writing:
+                raise
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            self._close()
+            raise OSError(f"{self._path} is no file")
+        if is_writing:
+            sync_folder(self._path.parent)
+            sync_folder(self._path.parent.parent)
+        return True
+
+    def _is_replaced(self) -> bool:
+        try:
+            named = os.stat(self._path, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        mine = os.fstat(self._descriptor)
+        # One that was cut short is read again from its begin: what was read already is known by its number.
+        return (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino) or mine.st_size < self._end
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._end, self._torn_at = -1, 0, -1
+
+    @contextmanager
+    def _locked(self, kind: int, patience_s: float) -> Iterator[bool]:
+        end_s = self._clock() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if self._clock() >= end_s:
+                    yield False
+                    return
+                time.sleep(_LOOK_AGAIN_S)
+        try:
+            yield True
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _catch_up(self, up_to: int | None = None) -> None:
+        """Reads what is behind the last whole record, the lock held."""
+        size = os.fstat(self._descriptor).st_size
+        while self._end < (size if up_to is None else min(up_to, size)):
+            at, found = self._end, self._record(self._end, size)
+            if isinstance(found, DeltaFault):
+                behind = self._next_record(at + 1, size)
+                if behind is None:
+                    if self._torn_at != at:
+                        self._torn_at = at
+                        self._refused(found, f"{self._path}: {size - at} bytes at its end, which no upsert was told of")
+                    return
+                self._refused(found, f"{self._path}: bytes {at} to {behind}")
+                self._end = behind
+                continue
+            delta, length = found
+            self._end += length
+            if delta.sequence <= self._last:
+                continue
+            self._last = delta.sequence
+            self._unread.append(delta)
+
+    def _record(self, at: int, size: int) -> tuple[Delta, int] | DeltaFault:
+        try:
+            length = size_of(os.pread(self._descriptor, HEADER.size, at))
+            if length > self._max_record_bytes:
+                raise DeltaFault("oversized", f"a record of {length} bytes, the limit is {self._max_record_bytes}")
+            if at + length > size:
+                raise DeltaFault("truncated", f"a record of {length} bytes, {size - at} are there")
+            return decode(_read(self._descriptor, length, at)), length
+        except DeltaFault as fault:
+            return fault
+
+    def _next_record(self, at: int, size: int) -> int | None:
+        while at < size:
+            window = os.pread(self._descriptor, _WINDOW_BYTES + len(MAGIC) - 1, at)
+            found = window.find(MAGIC)
+            while found >= 0:
+                if not isinstance(self._record(at + found, size), DeltaFault):
+                    return at + found
+                found = window.find(MAGIC, found + 1)
+            at += _WINDOW_BYTES
+        return None
+
+
+def _read(descriptor: int, length: int, at: int) -> bytes:
+    data = os.pread(descriptor, length, at)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), at + len(data))
+        if not more:
+            break
+        data += more
+    return data

@@ -1,0 +1,77 @@
+"""TensorFlow Serving's messages without TensorFlow, and the Open Inference Protocol's.
+
+`serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto, which
+`.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto, from
+`.ci/make_inference_protos.py`. They go into a pool of their own: TensorFlow registers the same file names in protobuf's
+default pool, before or after us, and neither may notice the other. Messages of the two pools differ in type; pass bytes
+between them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pool, message_factory
+
+from service.artifact.protobuf_wire import length_prefix
+
+_DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in ("serving_protos.pb", "open_inference.pb"))
+
+# Without it two threads that come first at once would get two pools, and their messages would not mix.
+_building = threading.Lock()
+
+# Generated classes have no static type here: every message comes from the pool at run time.
+MessageClass = Any
+
+
+def new_pool(extra_files: Iterable[bytes] = ()) -> descriptor_pool.DescriptorPool:
+    """Builds a pool of the shipped descriptors (about 1 ms).
+
+    Args:
+      extra_files: serialized FileDescriptorProtos to add, such as a health service's; imports go first.
+    """
+    pool = descriptor_pool.DescriptorPool()
+    for descriptors in _DESCRIPTORS:
+        for file in _files_of(descriptors.read_bytes()):
+            pool.AddSerializedFile(file)
+    for extra in extra_files:
+        pool.AddSerializedFile(extra)
+    return pool
+
+
+def _files_of(descriptor_set: bytes) -> Iterator[bytes]:
+    """Yields the files of a serialized FileDescriptorSet, whose one field is `repeated FileDescriptorProto file = 1`.
+
+    By hand, because descriptor_pb2 takes 7 ms to import, which is a part of the server's start.
+    """
+    position = 0
+    while position < len(descriptor_set):
+        # The tag of field 1 is one byte.
+        size, start = length_prefix(descriptor_set, position + 1)
+        assert size is not None  # the set is shipped whole
+        position = start + size
+        yield descriptor_set[start:position]
+
+
+@cache
+def message_class(full_name: str) -> MessageClass:
+    """Returns a message class by its proto name, such as "tensorflow.TensorProto".
+
+    All classes come from one pool, built on first use.
+
+    Concurrency: any thread.
+
+    Raises:
+      KeyError: the shipped descriptors have no such message.
+    """
+    with _building:
+        return message_factory.GetMessageClass(_shared_pool().FindMessageTypeByName(full_name))
+
+
+@cache
+def _shared_pool() -> descriptor_pool.DescriptorPool:
+    return new_pool()

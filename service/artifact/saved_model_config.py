@@ -1,0 +1,41 @@
+"""assets.extra/saved_model_config.pb: how TensorFlow Serving's session is to rewrite a model's graph.
+
+Source: tensorflow_serving/servables/tensorflow/saved_model_config_util.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from service.errors import ArtifactError
+
+SAVED_MODEL_CONFIG = Path("assets.extra/saved_model_config.pb")
+
+logger = logging.getLogger(__name__)
+
+
+def check_saved_model_config(artifact: Path) -> None:
+    """Refuses a config that is no message, as TensorFlow Serving does; raises ArtifactError.
+
+    What one says is options of the graph optimizer, which change no answer: they are not applied here.
+    """
+    path = artifact / SAVED_MODEL_CONFIG
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error}") from error
+    # Imported here: few versions have the file, and the import takes 5 ms of the start.
+    from google.protobuf.empty_pb2 import Empty
+
+    try:
+        # Any message parses as one without fields.
+        Empty.FromString(data)
+    except DecodeError as error:
+        raise ArtifactError(f"Unable to parse SavedModelConfig: {path}") from error
+    if data:
+        logger.info("saved_model_config is not applied", extra={"path": str(path)})

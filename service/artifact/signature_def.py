@@ -1,0 +1,162 @@
+"""Signatures of a SavedModel: read from saved_model.pb, written as GetModelMetadata's message and REST JSON.
+
+Source: tensorflow/core/protobuf/{saved_model,meta_graph}.proto (2.21);
+tensorflow_serving/apis/get_model_metadata.proto and model_servers/http_rest_api_util.cc ToJsonString (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from service.artifact import dtypes
+from service.artifact.protos import message_class
+from service.artifact.tensor_proto import decode_tensor, encode_tensor
+from service.artifact.text_form import text_of
+from service.errors import ArtifactError, InvalidRequest
+from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, TensorSpec, ragged_features
+
+SERVE_TAGS = frozenset({"serve"})
+
+
+def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> dict[str, SignatureSpec]:
+    """Reads the signatures of the meta graph with exactly these tags.
+
+    All are of kind "predict": what can run without the graph is the manifest's to say.
+
+    Raises:
+      ArtifactError: the file is missing or corrupt, or has no such meta graph.
+    """
+    try:
+        data = saved_model_pb.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {saved_model_pb}: {error.strerror or error}") from error
+    saved_model = message_class("tensorflow.SavedModel")()
+    try:
+        saved_model.ParseFromString(data)
+    except DecodeError as error:
+        raise ArtifactError(f"{saved_model_pb} is not a SavedModel: {error}") from error
+    if not saved_model.meta_graphs:
+        raise ArtifactError(f"{saved_model_pb} holds no meta graph")
+    for meta_graph in saved_model.meta_graphs:
+        if frozenset(meta_graph.meta_info_def.tags) == tags:
+            return {
+                name: _read_signature(name, signature) for name, signature in sorted(meta_graph.signature_def.items())
+            }
+    available = "; ".join(_join(meta_graph.meta_info_def.tags) for meta_graph in saved_model.meta_graphs)
+    raise ArtifactError(f"{saved_model_pb} has no meta graph tagged {_join(tags)}. Tags it has: {available}.")
+
+
+def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
+    """Returns a GetModelMetadataResponse; its signature_name stays empty, as in TensorFlow Serving."""
+    response = message_class("tensorflow.serving.GetModelMetadataResponse")()
+    response.model_spec.name = name
+    response.model_spec.version.value = version
+    signature_map = message_class("tensorflow.serving.SignatureDefMap")()
+    for signature_name, spec in signatures.items():
+        _fill_signature(signature_map.signature_def[signature_name], spec)
+    packed = response.metadata["signature_def"]
+    packed.type_url = f"type.googleapis.com/{signature_map.DESCRIPTOR.full_name}"
+    packed.value = signature_map.SerializeToString(deterministic=True)
+    return bytes(response.SerializeToString(deterministic=True))
+
+
+def metadata_json(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
+    """Returns the body of `GET .../metadata`."""
+    signature_defs = {}
+    for signature_name, spec in signatures.items():
+        message = message_class("tensorflow.SignatureDef")()
+        _fill_signature(message, spec)
+        signature_defs[signature_name] = json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    return orjson.dumps(
+        {
+            "model_spec": {"name": name, "signature_name": "", "version": str(version)},
+            "metadata": {"signature_def": {"signature_def": signature_defs}},
+        }
+    )
+
+
+def _read_signature(name: str, signature: Any) -> SignatureSpec:
+    inputs: dict[str, TensorSpec] = {}
+    for key, info in sorted(signature.inputs.items()):
+        if _is_sparse_matrix(info):
+            inputs |= _read_sparse_matrix(key, info)
+        else:
+            inputs[key] = _read_tensor(key, info)
+            if key in signature.defaults:
+                inputs[key] = replace(inputs[key], is_optional=True, default=_default(key, signature.defaults[key]))
+    return SignatureSpec(
+        name=name,
+        kind="predict",
+        method_name=signature.method_name,
+        inputs=inputs,
+        outputs={key: _read_tensor(key, info) for key, info in sorted(signature.outputs.items())},
+        ragged_names=ragged_features(inputs),
+        # Its bytes and not the message, which would keep the whole SavedModel in memory.
+        definition=partial(text_of, "tensorflow.SignatureDef", signature.SerializeToString()),
+    )
+
+
+def _default(key: str, tensor: Any) -> Array | None:
+    try:
+        return decode_tensor(key, tensor)
+    except InvalidRequest as error:
+        raise ArtifactError(f"the default of input {key} can not be read: {error.message}") from error
+
+
+def _is_sparse_matrix(info: Any) -> bool:
+    shape = info.tensor_shape
+    return info.WhichOneof("encoding") == "coo_sparse" and (shape.unknown_rank or len(shape.dim) == 2)
+
+
+def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
+    # A request can hold no sparse tensor, so it travels as the ragged ids it stands for; graph/ feeds the components.
+    values = TensorSpec(
+        name=name + VALUES_SUFFIX,
+        dtype=dtypes.dtype_name(info.dtype),
+        shape=(None,),
+        tensor_name=info.coo_sparse.values_tensor_name,
+    )
+    row_splits = TensorSpec(name=name + ROW_SPLITS_SUFFIX, dtype="int64", shape=(None,))
+    return {values.name: values, row_splits.name: row_splits}
+
+
+def _read_tensor(name: str, info: Any) -> TensorSpec:
+    shape = info.tensor_shape
+    return TensorSpec(
+        name=name,
+        dtype=dtypes.dtype_name(info.dtype),
+        shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
+        # Any other sparse or composite tensor has several names and can not be fed by one; it stays empty.
+        tensor_name=info.name,
+    )
+
+
+def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
+    signature.method_name = spec.method_name
+    for tensors, infos in ((spec.inputs, signature.inputs), (spec.outputs, signature.outputs)):
+        for key, tensor in tensors.items():
+            info = infos[key]
+            info.name = tensor.tensor_name
+            info.dtype = dtypes.dtype_number(tensor.dtype)
+            # Set even where empty: a scalar's shape is present and has no dims.
+            info.tensor_shape.SetInParent()
+            if tensor.shape is None:
+                info.tensor_shape.unknown_rank = True
+            for size in tensor.shape or ():
+                info.tensor_shape.dim.add().size = -1 if size is None else size
+    for key, array in spec.defaults.items():
+        signature.defaults[key].ParseFromString(b"".join(encode_tensor(key, array)))
+
+
+def _join(tags: Iterable[str]) -> str:
+    return "{" + ", ".join(sorted(tags)) + "}"

@@ -1,0 +1,89 @@
+"""Reads leveldb's immutable sorted string table, which a checkpoint's index is.
+
+The file is a row of blocks and a footer that says where the block of block handles lies. Checksums are not compared: a
+table's own is in its entry, and the exporter holds those against the bytes.
+
+Source: tensorflow/core/lib/io/format.h, block.cc and table_builder.cc (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from service.artifact import snappy
+
+_FOOTER_BYTES = 48
+_MAGIC = 0xDB4775248B80FB57
+_PLAIN, _SNAPPY = 0, 1
+
+
+def read_records(data: bytes) -> dict[bytes, bytes]:
+    """Returns every value of a table by its key.
+
+    Raises:
+      ValueError, IndexError, struct.error: the bytes are no table, or a part of one.
+    """
+    if len(data) < _FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != _MAGIC:
+        raise ValueError("not a checkpoint index (wrong magic number)")
+    # The footer is two block handles (metaindex, index), each two varints, padded to 40 bytes, then the magic number.
+    _, position = _block_handle(data, len(data) - _FOOTER_BYTES)
+    index_handle, _ = _block_handle(data, position)
+    records: dict[bytes, bytes] = {}
+    end = 0
+    for _, value in _block_records(_block(data, *index_handle)):
+        (offset, size), _ = _block_handle(value, 0)
+        # Blocks lie one behind the other; a file that names one many times would cost its size many times over.
+        if offset < end:
+            raise ValueError("index blocks overlap")
+        end = offset + size
+        records.update(_block_records(_block(data, offset, size)))
+    return records
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Reads a number of up to 64 bits in base 128; returns it and the next position. Raises IndexError, ValueError."""
+    result = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("varint longer than 64 bits")
+
+
+def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
+    offset, position = read_varint(data, position)
+    size, position = read_varint(data, position)
+    return (offset, size), position
+
+
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    # A block is followed by one byte of compression type and four of checksum.
+    kind = data[offset + size]
+    block = data[offset : offset + size]
+    if kind == _SNAPPY:
+        return snappy.decompress(block)
+    if kind != _PLAIN:
+        raise ValueError(f"index block is compressed in an unknown way (type {kind})")
+    return block
+
+
+def _block_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    # Keys share prefixes with the key before, and an array of restart offsets with its count stands at the end.
+    (num_restarts,) = struct.unpack_from("<I", block, len(block) - 4)
+    end = len(block) - 4 * (num_restarts + 1)
+    position, key = 0, b""
+    while position < end:
+        shared, position = read_varint(block, position)
+        unshared, position = read_varint(block, position)
+        length, position = read_varint(block, position)
+        if shared > len(key) or position + unshared + length > end:
+            raise IndexError("record beyond its block")
+        key = key[:shared] + block[position : position + unshared]
+        position += unshared
+        yield key, block[position : position + length]
+        position += length

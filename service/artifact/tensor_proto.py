@@ -1,0 +1,231 @@
+"""TensorProto to numpy and back.
+
+Source: tensorflow/core/framework/tensor.proto and Tensor::FromProto in tensor.cc (2.21).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from service.artifact import dtypes
+from service.artifact.protobuf_wire import length_prefix, tag, varint
+from service.artifact.protos import message_class
+from service.errors import InputMismatch, MalformedPayload
+from service.types import Array
+
+# What a request of a few bytes may spread one value to: 4 MiB of float32, 16 MiB at most.
+MAX_SPREAD_ELEMENTS = 1 << 20
+# More is a mistake or an attack; numpy's own limit is 64 too.
+_MAX_RANK = 64
+
+# Field of the values by dtype number; numbers of one field share its wire type.
+_VALUE_FIELDS: dict[int, str] = {
+    1: "float_val",
+    2: "double_val",
+    3: "int_val",
+    4: "int_val",
+    5: "int_val",
+    6: "int_val",
+    7: "string_val",
+    8: "scomplex_val",
+    9: "int64_val",
+    10: "bool_val",
+    14: "half_val",
+    17: "int_val",
+    18: "dcomplex_val",
+    19: "half_val",
+    22: "uint32_val",
+    23: "uint64_val",
+}
+_COMPLEX64, _COMPLEX128, _BOOL = 8, 18, 10
+# Bits in the low half of a number: float16 and bfloat16.
+_HALVES = (19, 14)
+# A field's values are of the array's dtype, so that a short list needs no detour.
+_PLAIN = frozenset({1, 2, 3, 9, 10, 22, 23})
+_FEW_VALUES = 64
+# Packed fields whose wire bytes are the array's own: float_val, double_val, scomplex_val, dcomplex_val, bool_val.
+_RAW_FIELDS = {1: 5, 2: 6, 8: 9, 18: 12, 10: 11}
+_STRING_VAL = 8
+_TENSOR_CONTENT = 4
+
+
+def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENTS) -> Array:
+    """Returns the array of a TensorProto; strings as an object array of bytes.
+
+    Values may be fewer than the shape asks for: the last is repeated, none gives zeros, as in TensorFlow. The array may
+    be read-only, since tensor_content is not copied.
+
+    Args:
+      name: the input's, for messages.
+      max_elements: how many elements the declared shape may have.
+
+    Raises:
+      MalformedPayload: shape and values do not fit, or the shape is unknown or too large.
+      InputMismatch: a dtype that this server has no arrays for.
+    """
+    number = tensor.dtype
+    if number != dtypes.STRING and number not in dtypes.NUMPY_DTYPES:
+        _refuse_dtype(name, number)
+    shape, size = _shape(name, tensor.tensor_shape, max_elements)
+    content = tensor.tensor_content
+    if number == dtypes.STRING:
+        flat = _decode_strings(name, tensor, content, size)
+    elif content:
+        flat = _decode_content(name, content, number, size)
+    else:
+        flat = _decode_values(name, tensor, number, size)
+    return flat if len(shape) == 1 else flat.reshape(shape)
+
+
+def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[Any]:
+    """Returns the pieces of a serialized TensorProto, to be joined once.
+
+    Args:
+      name: the output's, for messages.
+      as_content: values travel in tensor_content, else in the `*_val` fields.
+
+    Raises:
+      InputMismatch: TensorProto has no such dtype.
+    """
+    # By dtype object: dtype.name alone costs 3 us.
+    number = dtypes.NUMBER_OF_DTYPE.get(array.dtype)
+    if number is None:
+        if array.dtype.kind not in "OSU":
+            raise InputMismatch(f'output "{name}": dtype {array.dtype.name} has no TensorProto form.')
+        number = dtypes.STRING
+    pieces: list[Any] = [tensor_head(number, array.shape)]
+    if array.size == 0:
+        return pieces
+    field = _TENSOR_CONTENT if as_content else _RAW_FIELDS.get(number)
+    if number == dtypes.STRING:
+        items = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
+        if as_content:
+            return [*pieces, *_joined_strings(items)]
+        for data in items:
+            pieces += [tag(_STRING_VAL, 2), varint(len(data)), data]
+    elif field is not None:
+        contiguous = np.ascontiguousarray(array)
+        pieces += [tag(field, 2), varint(contiguous.nbytes), contiguous.reshape(-1).view(np.uint8).data]
+    else:
+        # Varints have no array form; the message's own extend encodes them in C.
+        message = message_class("tensorflow.TensorProto")()
+        values = array.view(np.uint16) if number in _HALVES else array
+        getattr(message, _VALUE_FIELDS[number]).extend(values.reshape(-1).tolist())
+        pieces.append(message.SerializeToString())
+    return pieces
+
+
+def _joined_strings(items: list[bytes]) -> list[bytes]:
+    """Does what port::EncodeStringList does: all lengths as varints, then all bytes."""
+    lengths = b"".join(varint(len(item)) for item in items)
+    return [tag(_TENSOR_CONTENT, 2), varint(len(lengths) + sum(map(len, items))), lengths, *items]
+
+
+def _undecodable(name: str) -> MalformedPayload:
+    # TensorFlow Serving's text, to the letter; it names the input and nothing else.
+    return MalformedPayload(f"tensor parsing error: {name}")
+
+
+def _refuse_dtype(name: str, number: int) -> None:
+    if number == 0 or number > dtypes.REF_OFFSET:
+        raise _undecodable(name)
+    raise InputMismatch(f'input "{name}": dtype {dtypes.proto_name(dtypes.dtype_name(number))} is not supported.')
+
+
+def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], int]:
+    dims = proto.dim
+    if proto.unknown_rank or len(dims) > _MAX_RANK:
+        raise _undecodable(name)
+    shape = tuple([dim.size for dim in dims])
+    if shape and min(shape) < 0:
+        raise _undecodable(name)
+    size = math.prod(shape)
+    if size > max_elements:
+        raise MalformedPayload(
+            f"tensor parsing error: {name}: shape {list(shape)} has {size} elements, the limit is {max_elements}."
+        )
+    # The other sizes of a shape with a 0 in it cost nothing now but must still fit numpy's index type.
+    if size == 0 and math.prod(max(extent, 1) for extent in shape) > np.iinfo(np.int64).max // 16:
+        raise _undecodable(name)
+    return shape, size
+
+
+def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
+    dtype = dtypes.NUMPY_DTYPES[number]
+    if len(content) != size * dtype.itemsize:
+        raise _undecodable(name)
+    if number == _BOOL:
+        # Any byte but 0 is true; viewed as bool, other bytes would be neither.
+        truths: Array = np.frombuffer(content, np.uint8) != 0
+        return truths
+    return np.frombuffer(content, dtype)
+
+
+def _decode_values(name: str, tensor: Any, number: int, size: int) -> Array:
+    dtype = dtypes.NUMPY_DTYPES[number]
+    field = getattr(tensor, _VALUE_FIELDS[number])
+    if len(field) <= _FEW_VALUES and number in _PLAIN:
+        return _spread(name, np.array(field[:], dtype), size)
+    # The repeated field's __array__ copies at memory speed: 50 us per 100,000 values against 4 ms over a list, but
+    # takes 3 us to begin with.
+    raw = np.array(field)
+    if number in (_COMPLEX64, _COMPLEX128):
+        if raw.size % 2:
+            raise _undecodable(name)
+        values = raw.view(dtype)
+    elif number in _HALVES:
+        values = raw.astype(np.uint16).view(dtype)
+    else:
+        values = raw.astype(dtype, copy=False)
+    return _spread(name, values, size)
+
+
+def _spread(name: str, values: Array, size: int) -> Array:
+    if values.size == size:
+        return values
+    if values.size > size:
+        raise MalformedPayload(f"tensor parsing error: {name}: {values.size} values, its shape has room for {size}.")
+    fill = values[-1] if values.size else (b"" if values.dtype == object else 0)
+    spread = np.empty(size, values.dtype)
+    spread[: values.size] = values
+    spread[values.size :] = fill
+    return spread
+
+
+def _decode_strings(name: str, tensor: Any, content: bytes, size: int) -> Array:
+    strings = _split_strings(name, content, size) if content else list(tensor.string_val)
+    values = np.empty(len(strings), object)
+    values[:] = strings
+    return _spread(name, values, size)
+
+
+def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:
+    """Undoes port::EncodeStringList: all lengths as varints, then all bytes."""
+    position, lengths = 0, []
+    for _ in range(size):
+        length, position = length_prefix(content, position)
+        if length is None:
+            raise _undecodable(name)
+        lengths.append(length)
+    if position + sum(lengths) != len(content):
+        raise _undecodable(name)
+    strings = []
+    for length in lengths:
+        strings.append(content[position : position + length])
+        position += length
+    return strings
+
+
+@lru_cache(maxsize=1024)
+def tensor_head(number: int, shape: tuple[int, ...]) -> bytes:
+    """Returns a TensorProto's dtype and shape, serialized; servers answer in few shapes, so it is remembered."""
+    dims = bytearray()
+    for size in shape:
+        # TensorShapeProto.dim {size}
+        dim = tag(1, 0) + varint(size)
+        dims += tag(2, 2) + varint(len(dim)) + dim
+    return tag(1, 0) + varint(number) + tag(2, 2) + varint(len(dims)) + dims

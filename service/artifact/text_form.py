@@ -1,0 +1,78 @@
+"""Reads and writes the text form of protobuf messages, and declares messages that tensorflow-serving-api lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf import message_factory, text_format
+
+from service.artifact.protos import MessageClass, message_class, new_pool
+
+
+class TextFormError(Exception):
+    """A text is not the text form of its message; the text of this error may quote it.
+
+    line: the number of the line at fault, if it is known.
+    """
+
+    def __init__(self, text: str, line: int | None) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+class Field(NamedTuple):
+    """One field of a declared message.
+
+    kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
+    """
+
+    name: str
+    number: int
+    kind: str
+    is_repeated: bool = False
+
+
+def fill_from_text(message: Any, text: str) -> None:
+    """Sets the fields of a message that its text form gives; raises TextFormError, UnicodeError."""
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise TextFormError(str(error), error.GetLine()) from error
+
+
+def text_of(full_name: str, data: bytes) -> str:
+    """Returns the text form of a message that is given by its bytes."""
+    return text_format.MessageToString(message_class(full_name).FromString(data))
+
+
+def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> MessageClass:
+    """Returns the class of one of some messages of TensorFlow Serving's package.
+
+    Args:
+      messages: each message's fields, by the message's name without its package.
+    """
+    # Imported here: it takes 7 ms of the start, and most servers have no file with such a message.
+    from google.protobuf import descriptor_pb2
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    package, _, name = full_name.rpartition(".")
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"embedding_server/{name}.proto",
+        package=package,
+        syntax="proto3",
+        dependency=["google/protobuf/wrappers.proto"],
+    )
+    for message, fields in messages.items():
+        declared = file.message_type.add(name=message)
+        for field in fields:
+            is_message = "." in field.kind
+            declared.field.add(
+                name=field.name,
+                number=field.number,
+                label=kinds.LABEL_REPEATED if field.is_repeated else kinds.LABEL_OPTIONAL,
+                type=kinds.TYPE_MESSAGE if is_message else getattr(kinds, f"TYPE_{field.kind.upper()}"),
+                type_name=f".{field.kind}" if is_message else None,
+            )
+    pool = new_pool([file.SerializeToString()])
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(full_name))

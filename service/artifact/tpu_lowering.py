@@ -1,0 +1,179 @@
+"""Makes a MetaGraph written for a TPU run on a CPU, arithmetic unchanged.
+
+TensorFlow exports such a graph, tagged {serve, tpu}, for its own rewrites to compile: the model is a function called by
+TPUPartitionedCall, its nodes are marked for a cluster, its inputs and outputs pass through ops of a replica. None of
+these has a CPU kernel. Between them lie ordinary ops, which have: the padding, the cut at K ids, the dense gather and
+the mask of a tensor-core lookup. So lowering takes the wrapping off and leaves the numbers to them.
+
+What then still differs from a TPU: an id outside the table is refused by the CPU's gather where XLA would clamp it, and
+sums may differ in their last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from service.errors import ArtifactError
+
+TPU_TAG = "tpu"
+
+# Numbers of tensorflow/core/framework/types.proto.
+_DT_INT32, _DT_STRING = 3, 7
+
+# Marks of the TPU rewrite. jit_compile's "_XlaMustCompile" is none of them: XLA compiles for CPUs too.
+_MARKS = ("_tpu", "_xla", "_pivot_for_cluster")
+
+# What hands the tensors of one replica or partition through: op -> attribute that counts them.
+_PASS_THROUGH = {
+    "TPUReplicatedInput": "N",
+    "TPUReplicatedOutput": "num_replicas",
+    "TPUPartitionedInput": "N",
+    "TPUPartitionedOutput": "num_splits",
+}
+
+# Only TPUs have kernels for these and for all ops with TPU in their name.
+_TPU_ONLY = frozenset({"CrossReplicaSum", "AllToAll", "CollectivePermute"})
+_TPU_ONLY_PREFIXES = (
+    "Infeed",
+    "Outfeed",
+    "XlaSparse",
+    "XlaHostCompute",
+    "XlaSendToHost",
+    "XlaRecvFromHost",
+    "_XlaHostCompute",
+    "_XlaSendFromHost",
+    "_XlaRecvAtHost",
+)
+
+
+def lower(meta_graph: Any) -> None:
+    """Rewrites a MetaGraphDef in place so that a CPU runs it; one without TPU ops only loses its tag.
+
+    Names of nodes, functions and signatures stay, and so does every reference to the variables: the result reads the
+    same `variables/`.
+
+    Args:
+      meta_graph: a MetaGraphDef of TensorFlow's or of any other descriptor pool.
+
+    Raises:
+      ArtifactError: an op that only a TPU can run is left, or the graph computes more than one replica.
+
+    Concurrency: one caller at a time per message.
+    """
+    graph = meta_graph.graph_def
+    # References in a graph count outputs, so that new ops can keep the old ones' references.
+    for node in graph.node:
+        _lower_node(node)
+    for function in graph.library.function:
+        _lower_function(function)
+    left = sorted({node.op for node in _all_nodes(graph) if is_tpu_only(node.op)})
+    if left:
+        raise ArtifactError(
+            f"the graph can not run on a CPU: only a TPU has {', '.join(left)}; export it for serving, or load another "
+            "of its MetaGraphs with --saved_model_tags"
+        )
+    tags = [tag for tag in meta_graph.meta_info_def.tags if tag != TPU_TAG]
+    del meta_graph.meta_info_def.tags[:]
+    meta_graph.meta_info_def.tags.extend(tags)
+
+
+def is_tpu_only(op: str) -> bool:
+    """Says whether an op has kernels for TPUs only, as far as its name tells.
+
+    >>> is_tpu_only("TPUEmbeddingActivations"), is_tpu_only("XlaDot")
+    (True, False)
+    """
+    return "TPU" in op or op in _TPU_ONLY or op.startswith(_TPU_ONLY_PREFIXES)
+
+
+def _all_nodes(graph: Any) -> Iterable[Any]:
+    yield from graph.node
+    for function in graph.library.function:
+        yield from function.node_def
+
+
+def _lower_function(function: Any) -> None:
+    # References in a function name the output ("node:outputs:0"), which a new op may call otherwise.
+    output_names = {node.name: name for node in function.node_def if (name := _lower_node(node))}
+
+    def renamed(reference: str) -> str:
+        node, _, output = reference.partition(":")
+        if not output or node not in output_names:
+            return reference
+        return f"{node}:{output_names[node]}:{output.rpartition(':')[2]}"
+
+    for node in function.node_def:
+        inputs = [renamed(reference) for reference in node.input]
+        del node.input[:]
+        node.input.extend(inputs)
+    for name, reference in list(function.ret.items()):
+        function.ret[name] = renamed(reference)
+    _drop_attributes(function.attr, lambda name: not name.startswith(_MARKS))
+    for arguments in function.arg_attr.values():
+        _drop_attributes(arguments.attr, lambda name: not name.startswith(_MARKS))
+
+
+def _lower_node(node: Any) -> str | None:
+    """Lowers one node; returns what its output is called from now on, None if nothing changes."""
+    _drop_attributes(node.attr, lambda name: not name.startswith(_MARKS))
+    if "TPU" in node.device.upper():
+        # A TPU core, or the host of one in "job:tpu_worker": this machine has neither.
+        node.device = ""
+    if node.op == "TPUPartitionedCall":
+        _lower_call(node)
+    elif node.op in _PASS_THROUGH:
+        _check_single(node, _PASS_THROUGH[node.op])
+        node.op = "Identity"
+        _drop_attributes(node.attr, lambda name: name == "T" or name.startswith("_"))
+        return "output"
+    elif node.op == "TPUReplicateMetadata":
+        _check_single(node, "num_replicas")
+        _to_source(node, "NoOp")
+    elif node.op in ("TPUOrdinalSelector", "TPURoundRobin"):
+        _to_source(node, "Const", _DT_INT32).int_val.append(0)
+        return "output"
+    elif node.op == "TPUCompilationResult":
+        # An empty CompilationResultProto says that all went well.
+        _to_source(node, "Const", _DT_STRING).string_val.append(b"")
+        return "output"
+    return None
+
+
+def _lower_call(node: Any) -> None:
+    arguments = [reference for reference in node.input if not reference.startswith("^")]
+    if len(arguments) != len(node.attr["Tin"].list.type) + 1:
+        raise ArtifactError(f"node {node.name!r}: TPUPartitionedCall has no input for its device ordinal")
+    # The ordinal is the last input before the control inputs, and a plain call has none.
+    del node.input[len(arguments) - 1]
+    node.op = "StatefulPartitionedCall"
+    _drop_attributes(node.attr, lambda name: name in ("Tin", "Tout", "f") or name.startswith("_"))
+
+
+def _check_single(node: Any, attribute: str) -> None:
+    count = node.attr[attribute].i
+    if count != 1:
+        raise ArtifactError(
+            f"node {node.name!r}: {node.op} joins {count} TPU cores; only graphs that serve from one can be lowered"
+        )
+
+
+def _to_source(node: Any, op: str, dtype: int | None = None) -> Any:
+    """Makes a node one without inputs but keeps its place in the order of execution; returns a Const's value."""
+    control = [reference for reference in node.input if reference.startswith("^")]
+    del node.input[:]
+    node.input.extend(control)
+    node.op = op
+    _drop_attributes(node.attr, lambda name: name == "_has_manual_control_dependencies")
+    if dtype is None:
+        return None
+    node.attr["dtype"].type = dtype
+    tensor = node.attr["value"].tensor
+    tensor.dtype = dtype
+    tensor.tensor_shape.SetInParent()
+    return tensor
+
+
+def _drop_attributes(attributes: Any, is_kept: Callable[[str], bool]) -> None:
+    for name in [name for name in attributes if not is_kept(name)]:
+        del attributes[name]

@@ -1,0 +1,31 @@
+"""Checks the files in a version's folder before any of them is opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from service.artifact.plain_file import strange_kind
+from service.errors import ArtifactError
+
+
+def check_tree(version: Path) -> None:
+    """Raises ArtifactError for a link that leads out of the model's folder, and for a pipe, a socket or a device.
+
+    Without the check for links, a user who may add a version could make the server answer from any file that the server
+    can read. The version's folder itself may be a link, and versions may share files. Without the check for pipes,
+    TensorFlow would wait for a pipe's writer for ever.
+    """
+    roots = [os.path.realpath(version), os.path.realpath(version.absolute().parent)]
+    for folder, folders, files in os.walk(version):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots):
+                raise ArtifactError(f"{path.relative_to(version)} is a link out of the model's folder")
+            try:
+                kind = strange_kind(os.stat(path))
+            except OSError:
+                # A dangling link is an error only if somebody reads it.
+                continue
+            if kind:
+                raise ArtifactError(f"{path.relative_to(version)} is {kind}, expected a file")

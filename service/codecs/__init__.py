@@ -1,1 +1,0 @@
-"""Wire formats to numpy arrays and back; pure functions."""

@@ -1,1 +1,0 @@
-"""No wire format, no TensorFlow, no environment: numbers and callables come in as arguments."""

@@ -1,0 +1,1 @@
+"""Models, versions, leases, validation, admission and batching; knows no wire, TensorFlow or environment."""

@@ -1,0 +1,161 @@
+"""Bounds the bytes and rows of requests that are being worked on, over the whole server and between its models."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from service.engine.admission_limits import AdmissionObserver, Limits, Reason, Unobserved, has_share
+from service.errors import Overloaded, PayloadTooLarge
+
+
+@dataclass(slots=True)
+class Held:
+    """What the requests of one model hold now."""
+
+    bytes: int = 0
+    rows: int = 0
+
+
+class Admission:
+    """Counts what is in flight and refuses what is too much. Concurrency: any thread.
+
+    Requests that are answered on the event loop in one go are not counted: there is one of those at a time. All that
+    wait for anything are, from their first byte until their answer is made.
+
+    Args:
+      observer: told of every refusal, also by pools of threads that go by this object's limits.
+    """
+
+    def __init__(self, limits: Limits | None = None, observer: AdmissionObserver | None = None) -> None:
+        self.limits = limits or Limits()
+        self.observer = observer or Unobserved()
+        self._held: dict[str, Held] = {}
+        self._bytes = 0
+        self._rows = 0
+        # NOTE: one line or two are run under it: a thread that loses the processor meanwhile stops all others.
+        self._lock = threading.Lock()
+
+    def take_bytes(self, model: str, size: int) -> None:
+        """Takes room for bytes of a request or an answer; they are given back by give_back.
+
+        Args:
+          model: a configured one, or "".
+
+        Raises:
+          Overloaded: there is no room now, or this model has more than its share.
+        """
+        with self._lock:
+            free = self.limits.bytes - self._bytes
+            held = self._of(model)
+            if size <= free and has_share(held.bytes, free):
+                held.bytes += size
+                self._bytes += size
+                return
+        self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
+
+    def check_bytes(self, model: str, size: int) -> None:
+        """Raises Overloaded where there is no room for a body that was announced; takes none."""
+        free = self.limits.bytes - self._bytes
+        held = self._held.get(model)
+        if size > free or not has_share(held.bytes if held else 0, free):
+            text = f"{self._bytes} bytes of requests and answers are in flight"
+            self._refuse(model, "bytes", text, self.limits.bytes)
+
+    def take(self, model: str, rows: int, size: int) -> None:
+        """Takes room for a run: its rows, and the bytes of its answer.
+
+        Raises:
+          PayloadTooLarge: there is never that much room.
+          Overloaded: there is none now, or this model has more than its share.
+        """
+        if rows > self.limits.rows or size > self.limits.bytes:
+            raise PayloadTooLarge(
+                f"The request has {rows} rows and its answer {size} bytes; this server's limits on what is in flight "
+                f"are {self.limits.rows} rows and {self.limits.bytes} bytes. Send fewer rows per request."
+            )
+        with self._lock:
+            held = self._of(model)
+            free_rows, free = self.limits.rows - self._rows, self.limits.bytes - self._bytes
+            has_rows = rows <= free_rows and has_share(held.rows, free_rows)
+            if has_rows and size <= free and has_share(held.bytes, free):
+                held.rows += rows
+                held.bytes += size
+                self._rows += rows
+                self._bytes += size
+                return
+        if has_rows:
+            text = f"{self._bytes} bytes of requests and answers are in flight"
+            self._refuse(model, "bytes", text, self.limits.bytes)
+        self._refuse(model, "rows", f"{self._rows} rows are in flight", self.limits.rows)
+
+    def give_back(self, model: str, rows: int, size: int) -> None:
+        """Gives back what was taken."""
+        with self._lock:
+            held = self._of(model)
+            held.rows -= rows
+            held.bytes -= size
+            self._rows -= rows
+            self._bytes -= size
+            if not held.rows and not held.bytes:
+                # What is kept is bounded by what is in flight, whatever names come and go.
+                del self._held[model]
+
+    def held(self) -> Mapping[str, Held]:
+        """Returns what models hold now; those that hold nothing are left out."""
+        with self._lock:
+            return {model: Held(held.bytes, held.rows) for model, held in self._held.items()}
+
+    def _of(self, model: str) -> Held:
+        held = self._held.get(model)
+        if held is None:
+            held = self._held[model] = Held()
+        return held
+
+    def _refuse(self, model: str, reason: Reason, what: str, limit: int) -> None:
+        self.observer.refused(model, reason)
+        raise Overloaded(f"The server is overloaded: {what}, its limit is {limit}. Try again later.")
+
+
+class Room:
+    """What one request holds. Concurrency: any thread; grown by one caller at a time.
+
+    It is used by whoever made it, and by every thread that was handed the bytes; each calls done() once.
+    """
+
+    __slots__ = ("_admission", "_model", "_size", "_users", "_lock")
+
+    def __init__(self, admission: Admission, model: str) -> None:
+        self._admission = admission
+        self._model = model
+        self._size = 0
+        self._users = 1
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> str:
+        """Which model's share it comes out of."""
+        return self._model
+
+    def check(self, size: int) -> None:
+        """Raises Overloaded where a body of this size would find no room now."""
+        self._admission.check_bytes(self._model, size)
+
+    def grow(self, size: int) -> None:
+        """Takes room for more bytes; raises Overloaded."""
+        self._admission.take_bytes(self._model, size)
+        self._size += size
+
+    def use(self) -> None:
+        """Says that one more holds the bytes."""
+        with self._lock:
+            self._users += 1
+
+    def done(self) -> None:
+        """Says that one holds them no more; the last gives the room back."""
+        with self._lock:
+            self._users -= 1
+            is_last = self._users == 0
+        if is_last and self._size:
+            self._admission.give_back(self._model, 0, self._size)

@@ -1,0 +1,128 @@
+"""Finds the version folders below a model's base path, and explains a base path without any.
+
+The explanation suggests the folder that the user probably means: the parent of a version, a folder inside the base
+path, or one with nearly the same name. Only folders that hold a version are suggested.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+from service.engine.model_config import ModelConfig
+from service.engine.version_policy import wanted_versions
+
+SAVED_MODEL = "saved_model.pb"
+# Most entries of a folder that are read for a suggestion: a folder may be large, and the watcher reads it at each poll.
+_MAX_ENTRIES = 100
+# Most folders that one suggestion names.
+_MAX_NAMED = 3
+# --model_base_path is made absolute and normalized, so a URI arrives as /current/folder/gs:/bucket/model.
+_URI = re.compile(r"(?:^|/)(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/+(?P<rest>.*)")
+
+
+def find_versions(base_path: Path) -> dict[int, Path]:
+    """Returns the version folders of a model: integer names only, leading zeros allowed. Raises OSError.
+
+    A number beyond int64 is no version: no wire could name it. Of two folders for one number the last by name counts.
+    """
+    paths = sorted(base_path.iterdir())
+    numbered = {int(p.name): p for p in paths if _is_number(p.name) and p.is_dir()}
+    return {version: path for version, path in numbered.items() if version < 2**63}
+
+
+def fault_of(config: ModelConfig) -> str:
+    """Returns one line that says why a model's base path has no version to load; "" where it has one."""
+    try:
+        found = find_versions(Path(config.base_path))
+    except OSError as error:
+        return unreadable(config.base_path, error)
+    return "" if wanted_versions(config.policy, found) else unserved(config.base_path, found)
+
+
+def unreadable(base_path: str, error: OSError) -> str:
+    """Returns one line for a base path whose listing raised an OSError: the error and the folder probably meant."""
+    path = Path(base_path)
+    if (uri := _URI.search(base_path)) and not os.path.exists(base_path[: uri.end("scheme") + 1]):
+        told = f"cannot read its folder {uri['scheme']}://{uri['rest']}: it is a URI, and only mounted folders are read"
+        meant = Path("/", uri["rest"])
+        return told + (_meant([meant]) if uri["scheme"] == "file" and _holds_versions(meant) else "")
+    told = f"cannot read its folder {base_path}: {error.strerror}"
+    if isinstance(error, FileNotFoundError):
+        return told + _meant(_near(path))
+    if os.path.isfile(path):
+        if path.suffix in (".conf", ".config", ".pbtxt", ".textproto", ".txt"):
+            return f"{told}; did you mean --model_config_file={base_path}?"
+        return told + _meant(parent for parent in (path.parent, *path.parent.parents[:1]) if _holds_versions(parent))
+    return told
+
+
+def unserved(base_path: str, found: Collection[int]) -> str:
+    """Returns one line for a base path that could be listed but holds no version that the model's policy wants.
+
+    Args:
+      found: the versions in it.
+    """
+    if found:
+        return f"none of the versions it is configured for is in {base_path}"
+    path = Path(base_path)
+    told = f"no version folder (an integer name such as 1) in {base_path}"
+    if _is_saved_model(path):
+        told += f", which holds {SAVED_MODEL} and so is a version itself"
+        if _holds_versions(path.parent):
+            return told + _meant([path.parent])
+        return f"{told}; move its files to a version folder, such as {path / '1'}"
+    if inside := [folder for folder in _folders(path) if _holds_versions(folder)]:
+        several = " Several models need a --model_config_file." if len(inside) > 1 else ""
+        return told + _meant(inside) + several
+    if misnamed := [folder for folder in _folders(path) if _is_saved_model(folder)]:
+        return f"{told}; did you mean to name {misnamed[0].name} in that folder by a number?"
+    return told
+
+
+def _near(path: Path) -> Iterator[Path]:
+    """Yields folders with versions whose paths resemble a path that does not exist."""
+    if _is_number(path.name) and _holds_versions(path.parent):
+        yield path.parent
+        return
+    missing = []
+    while not os.path.isdir(path) and path != path.parent:
+        missing.append(path.name)
+        path = path.parent
+    name, rest = missing[-1], missing[-2::-1]
+    spelt = {folder.name.lower(): folder for folder in _folders(path)}
+    for near in get_close_matches(name.lower(), spelt, _MAX_NAMED):
+        for candidate in dict.fromkeys((spelt[near].joinpath(*rest), spelt[near])):
+            if _holds_versions(candidate):
+                yield candidate
+
+
+def _meant(folders: Iterator[Path] | list[Path]) -> str:
+    named = [str(folder) for folder in islice(folders, _MAX_NAMED)]
+    return f"; did you mean {' or '.join(named)}?" if named else ""
+
+
+def _holds_versions(folder: Path) -> bool:
+    return any(_is_number(each.name) and _is_saved_model(each) for each in _folders(folder))
+
+
+def _is_saved_model(folder: Path) -> bool:
+    # Not Path.is_file, which raises where the folder may not be read.
+    return os.path.isfile(folder / SAVED_MODEL)
+
+
+def _folders(path: Path) -> list[Path]:
+    """Returns the folders in a folder, sorted by name; an empty list if it can not be read."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in islice(entries, _MAX_ENTRIES) if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()

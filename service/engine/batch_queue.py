@@ -1,0 +1,192 @@
+"""Requests of one signature that wait, gathered into batches as they come.
+
+Source of the limits and texts: tensorflow/core/kernels/batching_util/shared_batch_scheduler.h (TensorFlow 2.21), Queue.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from service.engine.batching_parameters import BatchingParameters
+from service.errors import InputMismatch, Overloaded
+from service.types import Array, Tensors
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request, from its arrival until its last task ends.
+
+    group: requests of equal groups may share a batch.
+    deadline_s: on the scheduler's clock; None: it waits for ever.
+    answers: of its tasks, by the row at which each begins.
+    error: the first that one of its tasks ended with.
+    tasks: those that have not ended. running: how many of them have begun.
+    done: set when there are none left.
+    """
+
+    inputs: Tensors
+    outputs: tuple[str, ...]
+    rows: int
+    group: Hashable
+    deadline_s: float | None = None
+    answers: dict[int, dict[str, Array]] = field(default_factory=dict)
+    error: Exception | None = None
+    tasks: list[Task] = field(default_factory=list)
+    running: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def is_late(self, now_s: float) -> bool:
+        """Says whether its deadline has passed."""
+        return self.deadline_s is not None and now_s >= self.deadline_s
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """Rows begin to end of a call, which are run together."""
+
+    call: Call
+    begin: int
+    end: int
+    enqueued_s: float
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.end - self.begin
+
+
+# What a task ended with.
+Result = dict[str, Array] | Exception
+# Runs a batch; gives the result of each of its tasks, in order, and never raises.
+Process = Callable[[Sequence[Task]], Sequence[Result]]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Tasks of one group. It is open until another batch of the group is begun."""
+
+    group: Hashable
+    due_s: float
+    tasks: list[Task] = field(default_factory=list)
+    rows: int = 0
+    is_open: bool = True
+
+
+class BatchQueue:
+    """Batches of one signature, first come first served. Concurrency: under its scheduler's lock.
+
+    Groups have an open batch each and the limit on waiting batches together: what clients send decides how many
+    groups there are.
+    """
+
+    def __init__(self, parameters: BatchingParameters, process: Process) -> None:
+        self.process = process
+        self._parameters = parameters
+        self._batches: deque[Batch] = deque()
+        self._open: dict[Hashable, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def runs_at_once(self, rows: int) -> bool:
+        """Says whether a call need not wait for others: it would be a batch that is ready, and none waits."""
+        full = self._parameters.batch_rows
+        return not self._batches and (rows == full or (rows < full and self._parameters.batch_timeout_micros == 0))
+
+    def check_size(self, rows: int) -> None:
+        """Raises InputMismatch where a call is too large for any batch."""
+        if rows > self._parameters.max_batch_size:
+            raise InputMismatch(
+                f"Task size {rows} is larger than maximum input batch size {self._parameters.max_batch_size}"
+            )
+
+    def add(self, call: Call, now_s: float) -> None:
+        """Takes a call in as one task, or as several where it is split.
+
+        Raises:
+          Overloaded: as many batches wait as may.
+        """
+        full = self._parameters.batch_rows
+        last = self._open.get(call.group)
+        room = full - last.rows if last is not None else 0
+        self._check_room(call, last)
+        begin = 0
+        while begin < call.rows:
+            rows = call.rows - begin
+            if self._parameters.enable_large_batch_splitting:
+                rows = min(rows, room or full)
+            if last is None or rows > room:
+                last, room = self._begin_batch(call.group, now_s), full
+            task = Task(call, begin, begin + rows, now_s)
+            call.tasks.append(task)
+            last.tasks.append(task)
+            last.rows += rows
+            room -= rows
+            begin += rows
+
+    def pop(self, now_s: float) -> Batch | None:
+        """Takes out the first batch that is ready: full, closed by the next one, or due."""
+        for batch in self._batches:
+            if self._is_ready(batch, now_s):
+                self._drop(batch)
+                return batch
+        return None
+
+    def is_ready(self, now_s: float) -> bool:
+        """Says whether pop would give a batch."""
+        return any(self._is_ready(batch, now_s) for batch in self._batches)
+
+    @property
+    def due_s(self) -> float:
+        """When the next batch is due at the latest; infinite where none waits."""
+        return min((batch.due_s for batch in self._batches), default=math.inf)
+
+    def remove(self, call: Call) -> None:
+        """Takes out the tasks of a call that have not begun."""
+        for batch in [batch for batch in self._batches if any(task.call is call for task in batch.tasks)]:
+            kept = [task for task in batch.tasks if task.call is not call]
+            call.tasks[:] = [task for task in call.tasks if task not in batch.tasks]
+            batch.tasks[:] = kept
+            batch.rows = sum(task.rows for task in kept)
+            if not kept:
+                self._drop(batch)
+
+    def _begin_batch(self, group: Hashable, now_s: float) -> Batch:
+        before = self._open.get(group)
+        if before is not None:
+            before.is_open = False
+        batch = Batch(group, now_s + self._parameters.batch_timeout_s)
+        self._open[group] = batch
+        self._batches.append(batch)
+        return batch
+
+    def _drop(self, batch: Batch) -> None:
+        self._batches.remove(batch)
+        if batch.is_open:
+            del self._open[batch.group]
+
+    def _is_ready(self, batch: Batch, now_s: float) -> bool:
+        return not batch.is_open or batch.rows >= self._parameters.batch_rows or now_s >= batch.due_s
+
+    def _check_room(self, call: Call, last: Batch | None) -> None:
+        most, full = self._parameters.max_waiting_batches, self._parameters.batch_rows
+        if not self._parameters.enable_large_batch_splitting:
+            if len(self._batches) >= most and (last is None or last.rows + call.rows > full):
+                raise Overloaded(
+                    "The batch scheduling queue to which this task was submitted is full; currently "
+                    f"{len(self._batches)} batches enqueued and max_enqueued_batches is {most}"
+                )
+            return
+        # An open batch without a task is counted too.
+        waiting, begun = (len(self._batches), last.rows) if last is not None else (len(self._batches) + 1, 0)
+        capacity = max(0, (most - waiting) * full + full - begun)
+        if call.rows > capacity:
+            raise Overloaded(
+                "The batch scheduling queue to which this task was submitted is full; task size is "
+                f"{call.rows} but scheduling capacity is only {capacity} (num_enqueued_batches={waiting}, "
+                f"max_enqueued_batches={most}, open_batch_size={begun}, max_execution_batch_size={full})"
+            )

@@ -1,0 +1,223 @@
+"""Decides when a batch runs, and where: in the thread of a request that is alone, else in one of a few of its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from service.engine.batch_queue import BatchQueue, Call, Result, Task
+from service.errors import DeadlineExceeded, NotReady
+
+_LATE = "Run() timeout exceeded while waiting in batching queue"
+
+# (thread's name, what it does): begins a thread.
+StartThread = Callable[[str, Callable[[], None]], None]
+
+
+def start_daemon(name: str, work: Callable[[], None]) -> None:
+    """Begins a thread that does not keep the process alive."""
+    threading.Thread(target=work, name=name, daemon=True).start()
+
+
+class Scheduler:
+    """Runs the batches of all queues, at most num_threads at a time, one queue after the other.
+
+    A request that finds nothing waiting and a place free runs in its own thread: being handed to another would cost
+    more than many a graph does.
+
+    Concurrency: any thread. One lock guards the queues; no batch is run under it.
+
+    Args:
+      clock: seconds, monotonic; what deadlines are measured on.
+      start_thread: for tests that do the threads' work by hand.
+    """
+
+    def __init__(
+        self,
+        num_threads: int,
+        *,
+        thread_pool_name: str = "batch_threads",
+        clock: Callable[[], float] = time.monotonic,
+        start_thread: StartThread = start_daemon,
+    ) -> None:
+        self.clock = clock
+        self._num_threads = num_threads
+        self._name = thread_pool_name
+        self._start_thread = start_thread
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        # Queues that hold batches, the one whose turn it is first.
+        self._waiting: deque[BatchQueue] = deque()
+        self._num_running = 0
+        self._num_started = 0
+        self._num_idle = 0
+        # When the next thread that sleeps wakes up by itself.
+        self._watched_s = math.inf
+        self._is_stopped = False
+
+    def begin_alone(self, queue: BatchQueue, rows: int) -> bool:
+        """Takes a place for a call that need not wait; then its own thread runs it and calls end_alone.
+
+        Raises:
+          NotReady: the server is stopping.
+        """
+        with self._lock:
+            self._refuse_if_stopped()
+            is_alone = self._has_room() and queue.runs_at_once(rows) and not self._has_ready(self.clock())
+            self._num_running += is_alone
+            return is_alone
+
+    def end_alone(self) -> None:
+        """Gives the place back."""
+        with self._lock:
+            self._num_running -= 1
+            self._wake_one()
+
+    def run(self, queue: BatchQueue, call: Call) -> None:
+        """Runs a call in some batch of its queue and returns when it is done; call.answers or call.error tell how.
+
+        DeadlineExceeded is such an error: the call's deadline passed before all of it was begun.
+
+        Raises:
+          Overloaded: too many batches wait already.
+          NotReady: the server is stopping.
+        """
+        now_s = self.clock()
+        with self._lock:
+            self._refuse_if_stopped()
+            was_empty = not queue
+            queue.add(call, now_s)
+            if was_empty:
+                self._waiting.append(queue)
+            self._wake_one()
+        timeout_s = None
+        if call.deadline_s is not None:
+            # A gRPC client without a deadline has one in some hundred years, for which no lock can wait.
+            timeout_s = min(max(call.deadline_s - now_s, 0), threading.TIMEOUT_MAX)
+        if not call.done.wait(timeout_s):
+            with self._lock:
+                if len(call.tasks) > call.running:
+                    self._give_up(queue, call, DeadlineExceeded(_LATE))
+            # What has begun is waited for: the caller holds the lease on what it runs on.
+            call.done.wait()
+
+    def run_ready(self) -> bool:
+        """Runs one batch that is ready; False where none is, or no place is free."""
+        with self._lock:
+            taken = self._take()
+        if taken is None:
+            return False
+        self._process(*taken)
+        return True
+
+    def stop(self) -> None:
+        """Refuses new calls; those that wait are still answered."""
+        with self._lock:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _refuse_if_stopped(self) -> None:
+        if self._is_stopped:
+            raise NotReady("The server is shutting down.")
+
+    def _has_room(self) -> bool:
+        return self._num_running < self._num_threads
+
+    def _has_ready(self, now_s: float) -> bool:
+        return any(queue.is_ready(now_s) for queue in self._waiting)
+
+    def _take(self) -> tuple[BatchQueue, list[Task]] | None:
+        """Takes the next batch out of the queues and counts it as running; what is late in it is dropped."""
+        now_s = self.clock()
+        num_tries = len(self._waiting) if self._has_room() else 0
+        for _ in range(num_tries):
+            queue = self._waiting.popleft()
+            tasks: list[Task] = []
+            while not tasks and (batch := queue.pop(now_s)) is not None:
+                tasks = self._in_time(queue, batch.tasks, now_s)
+            if queue:
+                self._waiting.append(queue)
+            if tasks:
+                self._num_running += 1
+                for task in tasks:
+                    task.call.running += 1
+                return queue, tasks
+        return None
+
+    def _in_time(self, queue: BatchQueue, tasks: Sequence[Task], now_s: float) -> list[Task]:
+        for task in tasks:
+            if task.call.is_late(now_s):
+                self._end(queue, task, DeadlineExceeded(_LATE))
+        return [task for task in tasks if task.call.error is None]
+
+    def _process(self, queue: BatchQueue, tasks: Sequence[Task]) -> None:
+        results: Sequence[Result] = []
+        try:
+            results = queue.process(tasks)
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                for i, task in enumerate(tasks):
+                    task.call.running -= 1
+                    self._end(queue, task, results[i] if i < len(results) else RuntimeError("a batch was lost"))
+
+    def _end(self, queue: BatchQueue, task: Task, result: Result) -> None:
+        call = task.call
+        call.tasks.remove(task)
+        if isinstance(result, Exception):
+            self._give_up(queue, call, result)
+            return
+        call.answers[task.begin] = result
+        if not call.tasks:
+            call.done.set()
+
+    def _give_up(self, queue: BatchQueue, call: Call, error: Exception) -> None:
+        """Ends a call with an error; what of it has not begun never will."""
+        if call.done.is_set():
+            return
+        call.error = call.error or error
+        queue.remove(call)
+        if not queue and queue in self._waiting:
+            self._waiting.remove(queue)
+        if not call.running:
+            call.done.set()
+
+    def _wake_one(self) -> None:
+        """Sees to it that a thread looks at the queues, where there is something to look at."""
+        if not self._waiting or not self._has_room():
+            return
+        if self._num_idle:
+            self._changed.notify()
+        elif self._num_started < self._num_threads:
+            self._num_started += 1
+            self._start_thread(f"{self._name}_{self._num_started}", self._work)
+
+    def _work(self) -> None:
+        with self._lock:
+            while self._waiting or not self._is_stopped:
+                taken = self._take()
+                if taken is None:
+                    self._sleep()
+                    continue
+                self._wake_one()
+                self._lock.release()
+                try:
+                    self._process(*taken)
+                finally:
+                    self._lock.acquire()
+
+    def _sleep(self) -> None:
+        """Waits until something changes or a batch is due; one thread is enough to watch the clock."""
+        due_s = min((queue.due_s for queue in self._waiting), default=math.inf) if self._has_room() else math.inf
+        timeout_s = None
+        if due_s < self._watched_s:
+            self._watched_s = due_s
+            timeout_s = max(due_s - self.clock(), 0)
+        self._num_idle += 1
+        self._changed.wait(timeout_s)
+        self._num_idle -= 1
+        if timeout_s is not None:
+            self._watched_s = math.inf

@@ -1,0 +1,202 @@
+"""Stands in front of a backend and runs the requests that are there at the same time together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from service.engine.batch_concatenation import concatenated, group, num_rows, repeated, rows_of
+from service.engine.batch_queue import BatchQueue, Call, Result, Task
+from service.engine.batch_scheduler import Scheduler
+from service.engine.batching_parameters import BatchingParameters
+from service.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NotBatchable,
+    ServiceError,
+)
+from service.types import Array, Backend, SignatureSpec, Tensors
+
+_NO_WAIT = [0.0]
+
+
+class Batcher:
+    """A backend whose runs are batched. Concurrency: any thread; a run returns when its batch is done.
+
+    Requests of one signature share a batch when their inputs have equal names, dtypes and inner shapes; which outputs
+    they want may differ. A batch that the backend refuses is run again request by request, so that one which can not be
+    answered does not spoil the others.
+
+    Source of the contract: tensorflow_serving/batching/batching_session.cc (9d981c5).
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        signatures: Mapping[str, SignatureSpec],
+        *,
+        parameters: BatchingParameters,
+        scheduler: Scheduler,
+        observer: BatchObserver,
+    ) -> None:
+        self._backend = backend
+        self._signatures = signatures
+        self._parameters = parameters
+        self._scheduler = scheduler
+        self._observer = observer
+        self._queues = {name: BatchQueue(parameters, partial(self._process, spec)) for name, spec in signatures.items()}
+
+    def run(
+        self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...], deadline_s: float | None = None
+    ) -> dict[str, Array]:
+        """Returns the named outputs, as the backend would have given them.
+
+        Args:
+          deadline_s: on the scheduler's clock; a request that is late is not begun.
+
+        Raises:
+          InputMismatch: its inputs differ in their number of rows, or it is larger than any batch.
+          Overloaded: too many batches wait already.
+          DeadlineExceeded: it waited too long.
+          NotBatchable: an output does not have one row per row of input.
+          ServiceError: whatever the backend raises for this request.
+        """
+        spec = self._signatures[signature_name]
+        rows = num_rows(spec, inputs)
+        if rows == 0:
+            # No batch would be any larger for it, and there is no row to pad it with.
+            return self._backend.run(signature_name, inputs, outputs)
+        self._observer.arrived(rows=rows)
+        queue = self._queues[signature_name]
+        call = None
+        try:
+            queue.check_size(rows)
+            if not self._scheduler.begin_alone(queue, rows):
+                call = Call(inputs, outputs, rows, self._group(spec, inputs), deadline_s)
+                self._scheduler.run(queue, call)
+        except ServiceError as error:
+            self._observer.rejected(error=error)
+            raise
+        if call is not None:
+            return self._answer(call)
+        try:
+            return self._run_alone(spec, inputs, outputs, rows)
+        finally:
+            self._scheduler.end_alone()
+
+    def close(self) -> None:
+        """Closes the backend; its requests have all been answered, since each held a lease."""
+        self._backend.close()
+
+    def _group(self, spec: SignatureSpec, inputs: Tensors) -> Hashable:
+        return group(spec, inputs, pads=self._parameters.pad_variable_length_inputs)
+
+    def _run_alone(self, spec: SignatureSpec, inputs: Tensors, outputs: tuple[str, ...], rows: int) -> dict[str, Array]:
+        total = self._parameters.padded_rows(rows)
+        self._observer.processed(requests=1, rows=rows, padding=total - rows, queue_seconds=_NO_WAIT)
+        if total > rows:
+            inputs = self._merged(spec, [inputs], total - rows)
+        return _part(self._backend.run(spec.name, inputs, outputs), outputs, 0, rows, total)
+
+    def _answer(self, call: Call) -> dict[str, Array]:
+        if call.error is not None:
+            if isinstance(call.error, DeadlineExceeded):
+                self._observer.rejected(error=call.error)
+            raise _own(call.error) from call.error
+        parts = [call.answers[begin] for begin in sorted(call.answers)]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in call.outputs}
+
+    def _process(self, spec: SignatureSpec, tasks: Sequence[Task]) -> Sequence[Result]:
+        now_s = self._scheduler.clock()
+        rows = sum(task.rows for task in tasks)
+        waits = [max(now_s - task.enqueued_s, 0.0) for task in tasks]
+        padding = self._parameters.padded_rows(rows) - rows
+        self._observer.processed(requests=len(tasks), rows=rows, padding=padding, queue_seconds=waits)
+        try:
+            return self._run(spec, tasks)
+        except InvalidRequest as error:
+            return [error] if len(tasks) == 1 else [self._alone(spec, task) for task in tasks]
+        except Exception as error:
+            return [error] * len(tasks)
+
+    def _alone(self, spec: SignatureSpec, task: Task) -> Result:
+        try:
+            (result,) = self._run(spec, [task])
+        except Exception as error:
+            return error
+        return result
+
+    def _run(self, spec: SignatureSpec, tasks: Sequence[Task]) -> list[Result]:
+        """Runs tasks together; raises what the run fails with, and returns what is wrong with a task's outputs."""
+        rows = sum(task.rows for task in tasks)
+        total = self._parameters.padded_rows(rows)
+        inputs = self._merged(spec, [_inputs(spec, task) for task in tasks], total - rows)
+        wanted = {name for task in tasks for name in task.call.outputs}
+        outputs = self._backend.run(spec.name, inputs, tuple(name for name in spec.outputs if name in wanted))
+        results: list[Result] = []
+        begin = 0
+        for task in tasks:
+            try:
+                results.append(_part(outputs, task.call.outputs, begin, task.rows, total))
+            except NotBatchable as error:
+                results.append(error)
+            begin += task.rows
+        return results
+
+    def _merged(self, spec: SignatureSpec, requests: list[Tensors], padding: int) -> Tensors:
+        if padding:
+            # Rows that were sent are rows that the graph can take.
+            requests.append(repeated(spec, rows_of(spec, requests[-1], 0, 1), padding))
+        if len(requests) == 1:
+            return requests[0]
+        return concatenated(spec, requests, pads=self._parameters.pad_variable_length_inputs)
+
+
+def _inputs(spec: SignatureSpec, task: Task) -> Tensors:
+    call = task.call
+    return call.inputs if task.rows == call.rows else rows_of(spec, call.inputs, task.begin, task.end)
+
+
+def _part(outputs: Mapping[str, Array], names: tuple[str, ...], begin: int, rows: int, total: int) -> dict[str, Array]:
+    """Returns rows begin to begin + rows of the named outputs of a run of `total` rows; raises NotBatchable."""
+    part = {}
+    for name in names:
+        array = outputs[name]
+        if array.ndim == 0:
+            raise NotBatchable("Batched output tensor has 0 dimensions")
+        if array.shape[0] != total:
+            raise NotBatchable(
+                "Batched output tensor's 0th dimension does not equal the sum of the 0th dimension sizes of the input "
+                "tensors"
+            )
+        part[name] = array if rows == total else array[begin : begin + rows]
+    return part
+
+
+def _own(error: Exception) -> Exception:
+    """Returns an error for one request: many threads that raise the same one would write into its traceback."""
+    return type(error)(error.message) if isinstance(error, ServiceError) else RuntimeError("the batch failed")
+
+
+class BatchObserver(Protocol):
+    """Learns of requests and batches. Concurrency: any thread; must not raise."""
+
+    def arrived(self, *, rows: int) -> None:
+        """A request of so many rows came to be batched."""
+        ...
+
+    def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float]) -> None:
+        """A batch was begun: requests, or parts of them, of so many rows together, padded by so many more rows.
+
+        queue_seconds: how long each of them waited.
+        """
+        ...
+
+    def rejected(self, *, error: Exception) -> None:
+        """A request was turned away before any work: too large, the queue full, or late."""
+        ...

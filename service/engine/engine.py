@@ -1,0 +1,261 @@
+"""The one door to the models: bind a signature, run it, ask what is served. Every transport uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from service.engine.admission import Admission
+from service.engine.bound import Bound, Observer
+from service.engine.deltas import Upsert, UpsertReceipt
+from service.engine.model_config import ModelConfig
+from service.engine.recording import Recorder
+from service.engine.registry import Registry
+from service.engine.servable import Lease, find_signature
+from service.engine.tracing import Tracing
+from service.errors import (
+    ConfigConflict,
+    DeltaRefused,
+    ModelNotFound,
+    ServiceError,
+    SignatureNotFound,
+    TableNotFound,
+    UnfitSignature,
+)
+from service.types import (
+    DEFAULT_SIGNATURE,
+    Array,
+    ModelRef,
+    SignatureSpec,
+    TableInfo,
+    VersionStatus,
+)
+
+# (new list of models, deadline on the engine's clock or None): engine.model_set's reload.
+Reload = Callable[[Sequence[ModelConfig], float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """Name, resolved version and signatures of a servable."""
+
+    name: str
+    version: int
+    signatures: Mapping[str, SignatureSpec]
+
+    def signature(self, name: str = "", fallback: str = "") -> SignatureSpec:
+        """Returns a signature as Engine.bind chooses it; raises SignatureNotFound."""
+        return find_signature(self.signatures, name, fallback)
+
+
+class TableRows(NamedTuple):
+    """Rows of a table, and the version of the model that they are of.
+
+    rows: [N, D] float32.
+    """
+
+    rows: Array
+    version: int
+
+
+class Engine:
+    """Answers for all models of a registry. Concurrency: any thread.
+
+    Args:
+      clock: seconds, monotonic.
+      max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
+      reload: replaces the list of models; None: it is fixed.
+      admission: what is in flight, and how much may be; None: there is no limit.
+      recorders: what keeps requests, by model; may change at any time.
+      tracing: what traces requests; None: nothing does.
+      on_damage: told the name of a model whose files were found damaged by a request.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        observer: Observer,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_response_bytes: int = 2**31 - 1,
+        reload: Reload | None = None,
+        admission: Admission | None = None,
+        recorders: Mapping[str, Recorder] = MappingProxyType({}),
+        tracing: Tracing | None = None,
+        on_damage: Callable[[str], None] = lambda model: None,
+    ) -> None:
+        self.admission = admission or Admission()
+        self._registry = registry
+        self._reload = reload
+        self._recorders = recorders
+        self._tracing = tracing
+        self._on_damage = on_damage
+        self._observer = observer
+        self._max_response_bytes = max_response_bytes
+        self._clock = clock
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What deadlines are measured on (seconds, monotonic)."""
+        return self._clock
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """What traces requests."""
+        return self._tracing
+
+    def bind(
+        self,
+        ref: ModelRef,
+        signature_name: str,
+        *,
+        api: str,
+        method: str = "",
+        started_s: float | None = None,
+        unknown_signature: str = "",
+        fallback_signature: str = "",
+    ) -> Bound:
+        """Resolves and holds a signature; use the result in a `with` block.
+
+        Args:
+          signature_name: "" means serving_default.
+          api, method: the wire's name in metrics, such as "http" or "grpc", and the method's, spelt as on that wire.
+          started_s: on the engine's clock, when the request was there; None: now.
+          unknown_signature: what UnfitSignature says in place of SignatureNotFound; {} stands for the name.
+          fallback_signature: what "" means where a model has no serving_default.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound, UnfitSignature.
+        """
+        if started_s is None:
+            started_s = self._clock()
+        lease: Lease | None = None
+        try:
+            lease = self._registry.lease(ref, lambda early: early.runs(signature_name, fallback_signature))
+            servable = lease.__enter__()
+            spec = servable.signature(signature_name, fallback_signature)
+        except ServiceError as caught:
+            error = caught
+            if unknown_signature and isinstance(caught, SignatureNotFound):
+                error = UnfitSignature(unknown_signature.format(signature_name or DEFAULT_SIGNATURE))
+            if lease is not None:
+                lease.__exit__(type(error), error, None)
+            self.reject(error, api=api, method=method, model=ref.name, started_s=started_s)
+            raise error from (None if error is caught else caught)
+        return Bound(
+            spec,
+            servable,
+            lease,
+            observer=self._observer,
+            api=api,
+            method=method,
+            clock=self._clock,
+            started_s=started_s,
+            max_response_bytes=self._max_response_bytes,
+            admission=self.admission,
+            recorder=self._recorders.get(servable.name) if self._recorders else None,
+            tracing=self._tracing,
+            on_damage=self._on_damage,
+        )
+
+    def reject(
+        self, error: ServiceError, *, api: str, method: str = "", model: str = "", started_s: float | None = None
+    ) -> None:
+        """Counts a request that failed before it was bound, such as one that could not be parsed.
+
+        Args:
+          model: as the request has it, which may be anything.
+        """
+        self._observer.finished(
+            api=api,
+            method=method,
+            model=model if self._registry.is_configured(model) else "",
+            version=None,
+            signature="",
+            kind="lookup",
+            error=error,
+            seconds=0.0 if started_s is None else self._clock() - started_s,
+            run_seconds=0.0,
+            rows=0,
+        )
+
+    def describe(self, ref: ModelRef) -> ModelDescription:
+        """Returns a servable's signatures; raises as bind does."""
+        with self._registry.lease(ref) as servable:
+            return ModelDescription(servable.name, servable.version, servable.signatures)
+
+    def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
+        """Returns states of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
+        return self._registry.statuses(name, version)
+
+    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
+        """Replaces the list of models, all of it or nothing; blocks. See engine.model_set for what it raises."""
+        if self._reload is None:
+            raise ConfigConflict("The models of this server are fixed.")
+        self._reload(models, deadline_s)
+
+    def is_model(self, name: str) -> bool:
+        """Whether a model of this name is configured."""
+        return self._registry.is_configured(name)
+
+    def share_of(self, name: str) -> str:
+        """Returns by which model a request is counted that names one: "" where there is none of that name."""
+        return name if self._registry.is_configured(name) else ""
+
+    def models(self) -> list[str]:
+        """Names of the configured models."""
+        return self._registry.models()
+
+    def all_statuses(self) -> dict[str, list[VersionStatus]]:
+        """Returns the states of every configured model's versions, newest first; none where no folder was found yet."""
+        result: dict[str, list[VersionStatus]] = {}
+        for name in self.models():
+            try:
+                result[name] = self.statuses(name)
+            except ModelNotFound:
+                result[name] = []
+        return result
+
+    def tables(self, ref: ModelRef) -> list[TableInfo]:
+        """Returns the tables of a servable, by name; empty where it has no manifest."""
+        with self._registry.lease(ref, lambda early: True) as servable:
+            return [servable.tables[name].info for name in sorted(servable.tables)]
+
+    def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
+        """Returns rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
+        with self._registry.lease(ref, lambda early: True) as servable:
+            table = servable.tables.get(table_name)
+            if table is None:
+                known = ", ".join(sorted(servable.tables)) or "none"
+                raise TableNotFound(f'Model "{ref.name}" has no table "{table_name}". Tables: {known}.')
+            rows = table.rows(ids)
+            if servable.files.mark[0]:
+                self._on_damage(servable.name)
+                raise servable.data_loss()
+            return TableRows(rows, servable.version)
+
+    def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
+        """Changes rows of a table for good; blocks until that is on disk, and see engine.deltas for what it raises.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          DeltaRefused: rows of this version can not be changed.
+        """
+        with self._registry.lease(ref) as servable:
+            deltas = servable.deltas
+        # The lease is given back: it would keep rows from being written to the tables that it holds.
+        if deltas is None:
+            raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
+        return deltas.upsert(table_name, upsert)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every configured model can answer."""
+        return self._registry.is_ready
+
+    def problems(self) -> dict[str, str]:
+        """Says for each model that can not answer why not."""
+        return {name: problem for name in self.models() if (problem := self._registry.problem(name))}

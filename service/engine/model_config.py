@@ -1,0 +1,120 @@
+"""What a server is told to serve, and what makes such a list of models wrong whatever is loaded.
+
+Texts are TensorFlow Serving's. Source: tensorflow_serving/config/model_server_config.proto,
+model_servers/server_core.cc, core/server_request_logger.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.engine.version_policy import Latest, VersionPolicy
+from service.errors import InvalidRequest
+
+PLATFORM = "tensorflow"
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9.]*://")
+
+
+# Of a logging_config: the kinds of collector, "" for none named.
+LOG_TYPES = ("", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLogConfig:
+    """Where some of a model's requests are kept, as its logging_config says.
+
+    filename_prefix: absolute. sampling_rate: 0 to 1. foreign: fields that this server has no use for.
+    """
+
+    filename_prefix: str
+    sampling_rate: float
+    type: str = ""
+    foreign: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One model.
+
+    base_path: absolute folder of its versions.
+    labels: version by label.
+    platform: "" where none was named.
+    request_log: of its logging_config.
+    """
+
+    name: str
+    base_path: str
+    policy: VersionPolicy = Latest()
+    labels: Mapping[str, int] = field(default_factory=dict)
+    platform: str = PLATFORM
+    request_log: RequestLogConfig | None = None
+
+
+def check_list(configs: Sequence[ModelConfig]) -> None:
+    """Refuses names that are missing or doubled, and base paths that are not absolute; raises InvalidRequest."""
+    names: set[str] = set()
+    for config in configs:
+        if config.name in names:
+            raise InvalidRequest(f"Illegal to list model {config.name} multiple times in config list")
+        names.add(config.name)
+    for config in configs:
+        if not config.name:
+            raise InvalidRequest(f"A model without a name is listed, its base_path is {config.base_path}")
+        if _URI.match(config.base_path):
+            raise InvalidRequest(
+                f"Model {config.name}: base_path {config.base_path} is a URI; this server reads mounted folders only"
+            )
+        if not config.base_path.startswith("/"):
+            raise InvalidRequest(
+                f"Expected model {config.name} to have an absolute path or URI; got base_path()={config.base_path}"
+            )
+
+
+def check_platforms_kept(old: Mapping[str, ModelConfig], new: Iterable[ModelConfig]) -> None:
+    """Refuses a served model that is to change its platform; raises InvalidRequest."""
+    for config in new:
+        if config.name not in old:
+            continue
+        before = old[config.name].platform
+        if _named_platform(config) != before:
+            raise InvalidRequest(
+                f"Illegal to change a model's platform. For model {config.name} platform was {before} and new "
+                f"platform requested is {config.platform}"
+            )
+
+
+def check_platforms_known(configs: Iterable[ModelConfig]) -> None:
+    """Refuses what this server can not run or do for a model; raises InvalidRequest."""
+    for config in configs:
+        if _named_platform(config) != PLATFORM:
+            raise InvalidRequest(f"Model {config.name} requests unsupported platform {config.platform}")
+        if config.request_log is not None:
+            _check_request_log(config.name, config.request_log)
+
+
+def _check_request_log(model: str, log: RequestLogConfig) -> None:
+    if log.type not in LOG_TYPES:
+        raise InvalidRequest(f"Cannot find LogCollector::Factory for type: {log.type}")
+    if log.foreign:
+        raise InvalidRequest(f"Model {model}: {log.foreign[0]} of logging_config is not supported")
+    if not log.filename_prefix:
+        raise InvalidRequest("No request-logger-creator provided.")
+    if not log.filename_prefix.startswith("/"):
+        raise InvalidRequest(
+            f"Model {model}: filename_prefix of logging_config must be absolute; got {log.filename_prefix}"
+        )
+    if not 0 <= log.sampling_rate <= 1:
+        raise InvalidRequest(
+            f"Model {model}: sampling_rate of logging_config is {log.sampling_rate:g}: expected 0 to 1"
+        )
+
+
+def _named_platform(config: ModelConfig) -> str:
+    if not config.platform:
+        raise InvalidRequest(
+            "Illegal setting neither ModelServerConfig::model_type (deprecated) nor "
+            f"ModelServerConfig::model_platform, model name is {config.name}"
+        )
+    return config.platform

@@ -1,0 +1,260 @@
+"""The models of a server as one thing: a new list of them is taken as a whole or not at all.
+
+What a reload adds is loaded beside what is served, out of the reach of requests; then names, labels and policies change
+at one moment, and what is no longer listed is unloaded.
+
+Source: tensorflow_serving/model_servers/server_core.cc ReloadConfig, UpdateModelVersionLabelMap (9d981c5).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from service.engine.model_config import ModelConfig, check_list, check_platforms_kept, check_platforms_known
+from service.engine.registry import Registry
+from service.engine.repository import LoadRules, ModelWatcher
+from service.errors import ConfigConflict, DeadlineExceeded, NotReady, Overloaded, ReloadFailed, ServiceError
+from service.types import State
+
+logger = logging.getLogger(__name__)
+
+# Models that were removed stay in status, as in TensorFlow Serving, but not for ever.
+_MAX_REMOVED = 100
+_LOOK_AGAIN_S = 0.02
+# How long a refused reload waits until what it added is gone; a load that has begun can not be stopped.
+_TAKE_BACK_S = 1.0
+
+
+class ModelSet:
+    """Which models are served, and the watchers that look after them. Concurrency: any thread.
+
+    Args:
+      poll_interval_s: seconds between looks at a model's folder; 0: one look for each config.
+      reload_timeout_s: how long a reload may wait for its models and for the reload before it.
+      allow_labels_for_unavailable: a label that is new may point to a version that is not AVAILABLE.
+      on_change: called after each change of what is served.
+      on_commit: told each list that is taken, before requests can reach what it adds.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        rules: LoadRules,
+        *,
+        poll_interval_s: float,
+        reload_timeout_s: float,
+        allow_labels_for_unavailable: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+        on_commit: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
+    ) -> None:
+        self._registry = registry
+        self._rules = rules
+        self._poll_interval_s = poll_interval_s
+        self._reload_timeout_s = reload_timeout_s
+        self._allow_labels_for_unavailable = allow_labels_for_unavailable
+        self._on_change = on_change
+        self._on_commit = on_commit
+        self._changing = threading.Lock()
+        # One reload goes on and one may wait: each holds a thread that requests need as well.
+        self._reloads = threading.BoundedSemaphore(2)
+        # Held while a refused model is dropped, so that one that comes again with its name is not.
+        self._dropping = threading.Lock()
+        self._configs: Mapping[str, ModelConfig] = {}
+        self._watchers: dict[str, ModelWatcher] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._removed: list[str] = []
+        self._refused: set[str] = set()
+        self._is_stopped = False
+
+    def check(self, configs: Sequence[ModelConfig]) -> None:
+        """Refuses a list of models that could not be taken now.
+
+        Raises:
+          InvalidRequest: whatever engine.model_config refuses.
+          ConfigConflict: a label points to a version that is not AVAILABLE.
+        """
+        check_list(configs)
+        check_platforms_kept(self._configs, configs)
+        for config in configs:
+            for label, version in config.labels.items():
+                self._check_label(config.name, label, version)
+        check_platforms_known(configs)
+
+    def start(self, configs: Sequence[ModelConfig]) -> None:
+        """Takes the first list without waiting for any model; raises as check does."""
+        with self._changing:
+            self.check(configs)
+            self._commit(configs)
+
+    def reload(
+        self,
+        configs: Sequence[ModelConfig],
+        deadline_s: float | None = None,
+        agree: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Replaces the list of models; where this raises, nothing has changed. Blocks until new models are AVAILABLE.
+
+        Args:
+          deadline_s: on the rules' clock; the reload timeout holds beside it.
+          agree: called when they are; where it raises a ServiceError they are taken back.
+
+        Raises:
+          InvalidRequest, ConfigConflict: as check does.
+          ReloadFailed: a new model has no version that loads.
+          DeadlineExceeded: not done in time.
+          Overloaded: another reload waits already.
+          NotReady: the server is shutting down.
+        """
+        if not self._reloads.acquire(blocking=False):
+            raise Overloaded("A reload is going on and another one waits for it; nothing was changed.")
+        try:
+            self._reload(configs, deadline_s, agree)
+        finally:
+            self._reloads.release()
+
+    def _reload(self, configs: Sequence[ModelConfig], deadline_s: float | None, agree: Callable[[], None]) -> None:
+        latest_s = self._rules.clock() + self._reload_timeout_s
+        until_s = latest_s if deadline_s is None else min(latest_s, deadline_s)
+        if not self._changing.acquire(timeout=max(until_s - self._rules.clock(), 0)):
+            raise DeadlineExceeded("Another reload was still going on when the time for this one was over.")
+        try:
+            self._refuse_if_stopped()
+            self.check(configs)
+            new = [config for config in configs if config.name not in self._configs]
+            try:
+                for config in new:
+                    self._watch(config)
+                self._wait_until_available([config.name for config in new], until_s)
+                agree()
+            except ServiceError as error:
+                self._take_back([config.name for config in new])
+                logger.error("reload refused", extra={"reason": error.message})
+                raise
+            self._commit(configs)
+        finally:
+            self._changing.release()
+
+    def look_again(self, name: str) -> None:
+        """Has a model's folder and what is loaded of it looked at now."""
+        if watcher := self._watchers.get(name):
+            watcher.look_again()
+
+    def is_settled(self, name: str) -> bool:
+        """Whether a model answers, its lookups at least, or has failed."""
+        registry = self._registry
+        return registry.is_available(name) or registry.shows_lookups(name) or bool(self._failure(name))
+
+    def drain(self) -> None:
+        """Ends reloads, those that wait for their models too, so that no shutdown waits for them."""
+        self._is_stopped = True
+
+    def stop(self, timeout_s: float | None = None) -> list[str]:
+        """Ends the watchers and waits for them, which no load can be told; what is loaded stays loaded.
+
+        Returns:
+          The models that still load, or unload, when the time is over.
+        """
+        self.drain()
+        with self._changing:
+            for watcher in self._watchers.values():
+                watcher.stop()
+        until_s = None if timeout_s is None else self._rules.clock() + timeout_s
+        for thread in self._threads.values():
+            thread.join(None if until_s is None else max(until_s - self._rules.clock(), 0))
+        return sorted(name for name, thread in self._threads.items() if thread.is_alive())
+
+    def hanging(self) -> list[str]:
+        """Returns the models with a load that was given up and still hangs."""
+        return sorted(name for name, watcher in self._watchers.items() if watcher.has_hanging_load)
+
+    def _refuse_if_stopped(self) -> None:
+        if self._is_stopped:
+            raise NotReady("The server is shutting down.")
+
+    def _check_label(self, model: str, label: str, version: int) -> None:
+        is_moved = self._registry.labels(model).get(label, version) != version
+        if self._allow_labels_for_unavailable and not is_moved:
+            return
+        if model not in self._configs or not self._registry.is_available(model, version):
+            raise ConfigConflict(
+                f"Request to assign label to version {version} of model {model}, which is not currently available for "
+                "inference"
+            )
+
+    def _commit(self, configs: Sequence[ModelConfig]) -> None:
+        old, self._configs = self._configs, {config.name: config for config in configs}
+        for config in configs:
+            # The watchers of what this reload added are there already.
+            if not self._is_watched(config):
+                self._watch(config)
+        self._on_commit(configs)
+        self._registry.configure({config.name: config.labels for config in configs})
+        for name in old.keys() - self._configs.keys():
+            self._watchers[name].configure(None)
+            self._removed.append(name)
+        self._removed = [name for name in self._removed if name not in self._configs]
+        self._registry.drop(self._removed[:-_MAX_REMOVED])
+        self._removed = self._removed[-_MAX_REMOVED:]
+        logger.info("models", extra={"models": sorted(self._configs)})
+        self._on_change()
+
+    def _is_watched(self, config: ModelConfig) -> bool:
+        watcher = self._watchers.get(config.name)
+        return watcher is not None and watcher.configure(config)
+
+    def _watch(self, config: ModelConfig) -> None:
+        """Begins to load a model that no request can reach yet."""
+        name = config.name
+        with self._dropping:
+            self._refused.discard(name)
+            self._registry.add_model(name, is_configured=False)
+        if self._is_watched(config):
+            # It was removed a moment ago and is still unloading: the same thread goes on with it.
+            return
+        self._watchers[name] = watcher = ModelWatcher(config, self._registry, self._rules)
+        thread = threading.Thread(target=self._run, args=(name, watcher), name=f"watch-{name}", daemon=True)
+        self._threads[name] = thread
+        thread.start()
+
+    def _run(self, name: str, watcher: ModelWatcher) -> None:
+        watcher.run(self._poll_interval_s)
+        with self._dropping:
+            if name in self._refused:
+                self._registry.drop([name])
+
+    def _take_back(self, names: Sequence[str]) -> None:
+        self._refused.update(names)
+        taken = [name for name in names if name in self._watchers]
+        for name in taken:
+            self._watchers[name].configure(None)
+        until_s = self._rules.clock() + _TAKE_BACK_S
+        for name in taken:
+            self._threads[name].join(max(until_s - self._rules.clock(), 0))
+
+    def _wait_until_available(self, names: Sequence[str], until_s: float) -> None:
+        while True:
+            waiting = [name for name in names if not self._registry.is_available(name)]
+            failed = {name: reason for name in waiting if (reason := self._failure(name))}
+            if failed:
+                listed = "".join(f"{{{reason}}}, " for reason in failed.values())
+                raise ReloadFailed(f"{len(failed)} model(s) did not become available: {{{listed}}}")
+            if not waiting:
+                return
+            self._refuse_if_stopped()
+            if self._rules.clock() >= until_s:
+                raise DeadlineExceeded(f"Not available in time, so nothing was changed: {', '.join(waiting)}")
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _failure(self, name: str) -> str:
+        """Says why a model will not become available soon; "" where it may."""
+        statuses = self._registry.all_statuses(name)
+        if any(status.state in (State.START, State.LOADING) for status in statuses):
+            return ""
+        for status in statuses:
+            if status.code != "OK":
+                return f"{{name: {name} version: {status.version}}} due to error: {status.code}: {status.message}"
+        problem = self._registry.noted_problem(name)
+        return f"{{name: {name}}} due to error: {problem}" if problem else ""

@@ -1,0 +1,57 @@
+"""What keeps some of a model's requests, and how one is chosen without a cost for those that are not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from service.engine import request_context
+from service.engine.inference import Classification, Regression
+from service.types import Array, SignatureSpec, Tensors
+
+
+class Draw:
+    """Chooses requests at random. Concurrency: any thread.
+
+    Args:
+      rate: the share of requests that is chosen, 0 to 1.
+      source: numbers from 0 to below 1, for requests that have none of the native core's.
+    """
+
+    __slots__ = ("rate", "_source")
+
+    def __init__(self, rate: float, source: Callable[[], float] = random.random) -> None:
+        self.rate = rate
+        self._source = source
+
+    def take(self) -> bool:
+        """Says whether the request of this context is chosen."""
+        drawn = request_context.draws.get().log
+        # The core has compared the same number with the rate, so the choice here is the same.
+        return (self._source() if drawn is None else drawn) < self.rate
+
+
+class Recorder(Protocol):
+    """Keeps requests of one model that were answered. Concurrency: any thread; must not raise nor wait."""
+
+    @property
+    def draw(self) -> Draw: ...
+
+    def predicted(
+        self,
+        spec: SignatureSpec,
+        version: int,
+        *,
+        inputs: Tensors,
+        output_filter: tuple[str, ...],
+        outputs: dict[str, Array],
+    ) -> None:
+        """Takes a chosen request as it came, and its answer; the arrays must not change any more."""
+        ...
+
+    def inferred(
+        self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
+    ) -> None:
+        """Takes a chosen request of serialized Examples, and its answer."""
+        ...

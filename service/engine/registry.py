@@ -1,0 +1,434 @@
+"""Which versions of which models exist, in what state, and who holds them.
+
+Readers take an immutable snapshot and never wait; writers are the loader threads, one per model. States and their order
+are TensorFlow Serving's.
+
+Source: tensorflow_serving/apis/get_model_status.proto, tensorflow_serving/core/servable_state.h (9d981c5).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from service.engine.servable import Holder, Lease, LoadedServable, Servable
+from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound
+from service.types import ModelRef, State, VersionStatus
+
+_LEGAL: Mapping[State, frozenset[State]] = {
+    State.UNKNOWN: frozenset({State.START}),
+    # Straight to the end: it was given up before its turn came.
+    State.START: frozenset({State.LOADING, State.END}),
+    State.LOADING: frozenset({State.AVAILABLE, State.END}),
+    State.AVAILABLE: frozenset({State.UNLOADING}),
+    State.UNLOADING: frozenset({State.END}),
+    # A version that ended, by failure or by removal, may be tried again.
+    State.END: frozenset({State.START}),
+}
+
+
+class ModelRoutes(NamedTuple):
+    """What requests may ask of one configured model: its AVAILABLE versions, latest first, and its labels.
+
+    While it has none, `servables` holds the lookups that a version answers while it loads, if there is one.
+    """
+
+    model: str
+    servables: Sequence[Servable]
+    labels: Mapping[str, int]
+
+
+# Says whether the lookups of a version that still loads are all that a request needs.
+IsEnough = Callable[[Servable], bool]
+
+
+def _is_never_enough(servable: Servable) -> bool:
+    return False
+
+
+# Makes these models the ones that requests find, all at once; called in the order of changes, must not wait.
+Publish = Callable[[Sequence[ModelRoutes]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One model in the snapshot; available is by version, latest first.
+
+    early: holds the lookups that a version answers while it loads; None where there is none, or a version is available.
+    spoilt: versions whose load failed while their lookups were answered.
+    is_configured: it is to be served; others are on their way in or out, and show in status only.
+    """
+
+    statuses: Mapping[int, VersionStatus] = field(default_factory=dict)
+    available: Mapping[int, Holder] = field(default_factory=dict)
+    early: Holder | None = None
+    spoilt: frozenset[int] = frozenset()
+    problem: str = ""
+    is_configured: bool = True
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+class Registry:
+    """All models and versions of this server.
+
+    Concurrency: any thread; each model has one writer.
+
+    Args:
+      on_transition: called with (model, status) after each change of state; UNKNOWN: a failure that status told of is
+        told no more.
+      publish: told of each change of what can be leased: before AVAILABLE is reported, and before an unload waits.
+    """
+
+    def __init__(self, on_transition: Callable[[str, VersionStatus], None], publish: Publish | None = None) -> None:
+        self._on_transition = on_transition
+        self._publish_routes = publish
+        self._snapshot: Mapping[str, _Model] = {}
+        self._write = threading.Lock()
+        self._is_draining = False
+
+    def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
+        """Holds the servable that a reference means.
+
+        Args:
+          is_enough: whether the lookups of a version that still loads can answer, where no version is AVAILABLE.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound: not served here.
+          NotReady: the model is configured but no version of it can answer.
+        """
+        return Lease(self.hold(ref, is_enough))
+
+    def hold(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Holder:
+        """Takes a lease on the servable that a reference means, to be given back by `release`; raises as `lease`."""
+        while True:
+            holder = self._find(ref, is_enough)
+            if holder.acquire():
+                return holder
+
+    def _find(self, ref: ModelRef, is_enough: IsEnough) -> Holder:
+        model = self._snapshot.get(ref.name)
+        if ref.label is not None:
+            # Before the model is looked at: TensorFlow Serving calls the label unknown where the model is.
+            version = model.labels.get(ref.label) if model else None
+            if version is None:
+                raise LabelNotFound(f"Unrecognized servable version label: {ref.label}")
+            ref = ModelRef(ref.name, version)
+        if model is None or not model.is_configured:
+            raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
+        if (early := model.early) is not None and ref.version in (None, early.servable.version):
+            if is_enough(early.servable):
+                return early
+        if ref.version is not None:
+            holder = model.available.get(ref.version)
+            if holder is None:
+                raise VersionNotFound(f"Servable not found for request: {_describe(ref)}")
+            return holder
+        for holder in model.available.values():
+            return holder
+        raise NotReady(f'Model "{ref.name}" is not ready: {self.problem(ref.name)}')
+
+    def models(self) -> list[str]:
+        """Names of the configured models."""
+        return sorted(name for name, model in self._snapshot.items() if model.is_configured)
+
+    def is_configured(self, name: str) -> bool:
+        """Whether requests may ask for a model of this name."""
+        model = self._snapshot.get(name)
+        return model is not None and model.is_configured
+
+    def loaded(self) -> list[LoadedServable]:
+        """Returns what can be leased, by model and version."""
+        return [
+            LoadedServable(holder.servable, holder.num_requests)
+            for _, model in sorted(self._snapshot.items())
+            for _, holder in sorted(model.available.items())
+        ]
+
+    def holders(self) -> list[Holder]:
+        """Returns what holds each version that can be leased."""
+        return [holder for model in self._snapshot.values() for holder in model.available.values()]
+
+    def replace(self, holder: Holder, servable: Servable) -> Holder | None:
+        """Puts the same version with other rows in a holder's place, for all requests from now on.
+
+        Returns:
+          The new holder; None where the version is on its way out, or has another holder already.
+        """
+        with self._write:
+            name, version = servable.name, servable.version
+            model = self._snapshot.get(name)
+            if model is None or model.available.get(version) is not holder:
+                return None
+            new = Holder(servable, holder)
+            # In place: the order is the versions'.
+            available = {v: new if v == version else h for v, h in model.available.items()}
+            self._snapshot = {**self._snapshot, name: replace(model, available=available)}
+            self._tell_routes()
+        # Not before: a request that found the old one must find another when it looks again.
+        holder.retire()
+        return new
+
+    def labels(self, name: str) -> Mapping[str, int]:
+        """Returns the versions of a model's labels; empty where there is no such model."""
+        model = self._snapshot.get(name)
+        return model.labels if model else {}
+
+    def is_available(self, name: str, version: int | None = None) -> bool:
+        """Whether a version, or any, of a model can be leased, or could once the model is configured."""
+        model = self._snapshot.get(name)
+        return model is not None and (bool(model.available) if version is None else version in model.available)
+
+    def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
+        """Returns the statuses of a model's versions, newest first.
+
+        Raises:
+          ModelNotFound: there are none; the text says why, where the model is configured.
+          VersionNotFound: the model has no such version.
+        """
+        found = self.all_statuses(name)
+        if version is None:
+            if not found:
+                problem = self.noted_problem(name) if self.is_configured(name) else ""
+                raise ModelNotFound(f"Could not find any versions of model {name}" + (problem and f": {problem}"))
+            return found
+        found = [status for status in found if status.version == version]
+        if not found:
+            raise VersionNotFound(f"Could not find version {version} of model {name}")
+        return found
+
+    def all_statuses(self, name: str) -> list[VersionStatus]:
+        """Returns what statuses() does, and nothing where there is nothing to tell."""
+        model = self._snapshot.get(name)
+        return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
+
+    def problem(self, name: str) -> str:
+        """Says in one line why a model has no version to answer with; "" when it has one."""
+        model = self._snapshot[name]
+        if model.available:
+            return ""
+        # A version that was unloaded explains nothing, unless it is all there is to tell.
+        told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
+        if model.problem and not told:
+            return model.problem
+        newest = max(told or model.statuses.values(), key=lambda status: status.version, default=None)
+        if newest is None:
+            return "its folder has not been looked at yet"
+        if model.early is not None:
+            return f"version {model.early.servable.version} is LOADING, and only its lookups are answered"
+        return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
+
+    def noted_problem(self, name: str) -> str:
+        """Returns why a model has no versions on disk; "" where it has some, or was not looked at yet."""
+        model = self._snapshot.get(name)
+        return model.problem if model else ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every configured model has a version that answers, and the server is not draining."""
+        configured = [model for model in self._snapshot.values() if model.is_configured]
+        return bool(configured) and not self._is_draining and all(model.available for model in configured)
+
+    def drain(self) -> None:
+        """Makes readiness fail for good; requests are still answered, for the transports decide when to stop."""
+        self._is_draining = True
+
+    def add_model(self, name: str, *, is_configured: bool = True) -> None:
+        """Announces a model; until a version is published requests for it get NotReady.
+
+        Args:
+          is_configured: False keeps it from requests until configure() names it.
+        """
+        with self._write:
+            old = self._snapshot.get(name, _Model())
+            # What an earlier model of this name still has loaded stays: its thread is about to unload it.
+            live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
+            new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured)
+            self._snapshot = {**self._snapshot, name: new}
+            self._tell_routes()
+        self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
+
+    def configure(self, labels: Mapping[str, Mapping[str, int]]) -> None:
+        """Makes these models the ones that are served, with these labels, for all requests at the same moment.
+
+        The others can not be leased any more; their versions stay in status.
+        """
+        with self._write:
+            self._snapshot = {
+                name: replace(model, is_configured=name in labels, labels=labels.get(name, {}))
+                for name, model in self._snapshot.items()
+            }
+            self._tell_routes()
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Takes models out of status, unless they are configured or still have a version that has not ended."""
+        with self._write:
+            dropped = {
+                name: model
+                for name in names
+                if (model := self._snapshot.get(name))
+                and not model.is_configured
+                and all(status.state is State.END for status in model.statuses.values())
+            }
+            self._snapshot = {name: model for name, model in self._snapshot.items() if name not in dropped}
+        for name, model in dropped.items():
+            self._told_no_more(name, model.statuses.values())
+
+    def note_problem(self, name: str, problem: str) -> None:
+        """Keeps why a model has no versions at all, for readiness and errors."""
+        with self._write:
+            if model := self._snapshot.get(name):
+                self._snapshot = {**self._snapshot, name: replace(model, problem=problem)}
+
+    def announce(self, name: str, version: int) -> None:
+        """A version was found and waits for its turn; does nothing where it does so already."""
+        old = self._snapshot[name].statuses.get(version)
+        if old is None or old.state is not State.START:
+            self._move(name, VersionStatus(version, State.START))
+
+    def withdraw(self, name: str, version: int) -> None:
+        """An announced version is not to be loaded after all."""
+        self._move(name, VersionStatus(version, State.END))
+
+    def start(self, name: str, version: int) -> None:
+        """A version is about to load."""
+        self.announce(name, version)
+        self._move(name, VersionStatus(version, State.LOADING))
+
+    def show_lookups(self, servable: Servable) -> bool:
+        """Answers the lookups of a version that is LOADING, until it is published or fails.
+
+        Returns:
+          Whether they are answered now. They are not if a version of the model is AVAILABLE, if this one is not LOADING
+          any more, or if an earlier load of it failed meanwhile: lookups would come and go with each attempt.
+        """
+        name, version = servable.name, servable.version
+        with self._write:
+            model = self._snapshot.get(name)
+            status = model.statuses.get(version) if model else None
+            if model is None or status is None or status.state is not State.LOADING:
+                return False
+            if model.available or version in model.spoilt:
+                return False
+            self._snapshot = {**self._snapshot, name: replace(model, early=Holder(servable))}
+            self._tell_routes()
+        return True
+
+    def shows_lookups(self, name: str) -> bool:
+        """Whether lookups of a model are answered by a version that still loads."""
+        model = self._snapshot.get(name)
+        return model is not None and model.early is not None
+
+    def publish(self, servable: Servable) -> None:
+        """Swaps a loaded servable in; AVAILABLE is reported after it can be leased."""
+        # Its load has ended, so nobody but this thread changes what is shown of it.
+        early = self._snapshot[servable.name].early
+        self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
+        if early is not None:
+            early.retire()
+
+    def fail(self, name: str, version: int, error: ServiceError, *, poll_s: float = 0.005) -> None:
+        """A load ended in an error, which status shows until the next attempt.
+
+        Blocks until nobody holds lookups of the version that were shown.
+        """
+        self._hide_lookups(name, version, poll_s)
+        self._move(name, VersionStatus(version, State.END, error.code, error.message))
+
+    def _hide_lookups(self, name: str, version: int, poll_s: float) -> None:
+        with self._write:
+            model = self._snapshot[name]
+            early = model.early
+            if early is None or early.servable.version != version:
+                return
+            spoilt = model.spoilt | {version}
+            self._snapshot = {**self._snapshot, name: replace(model, early=None, spoilt=spoilt)}
+            self._tell_routes()
+        early.retire()
+        while early.num_leases:
+            time.sleep(poll_s)
+
+    def damages(self, name: str) -> dict[int, str]:
+        """Looks at the files of a model's versions; returns what happened to them, by version."""
+        model = self._snapshot.get(name)
+        found = {v: holder.servable.files.look() for v, holder in model.available.items()} if model else {}
+        return {version: why for version, why in found.items() if why}
+
+    def unload(self, name: str, version: int, *, because: ServiceError | None = None, poll_s: float = 0.005) -> None:
+        """Takes a version out, waits until nobody holds it, and closes it. Blocks.
+
+        Args:
+          because: what status tells of it until the next attempt.
+        """
+        holder = self._move(name, VersionStatus(version, State.UNLOADING))
+        assert holder is not None  # an AVAILABLE version has one
+        holder.retire()
+        while holder.num_leases:
+            time.sleep(poll_s)
+        holder.servable.close()
+        status = VersionStatus(version, State.END)
+        if because is not None:
+            status = VersionStatus(version, State.END, because.code, because.message)
+        self._move(name, status)
+
+    def forget(self, name: str, version: int) -> None:
+        """Drops the status of a version that ended, so that status does not grow for ever."""
+        with self._write:
+            model = self._snapshot.get(name)
+            status = model.statuses.get(version) if model else None
+            if model is None or status is None or status.state is not State.END:
+                return
+            statuses = {v: s for v, s in model.statuses.items() if v != version}
+            spoilt = model.spoilt - {version}
+            self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, spoilt=spoilt)}
+        self._told_no_more(name, [status])
+
+    def _tell_routes(self) -> None:
+        if self._publish_routes is not None:
+            self._publish_routes(
+                [
+                    ModelRoutes(name, [holder.servable for holder in _answering(model)], model.labels)
+                    for name, model in self._snapshot.items()
+                    if model.is_configured
+                ]
+            )
+
+    def _told_no_more(self, name: str, statuses: Iterable[VersionStatus]) -> None:
+        for status in statuses:
+            if status.code != "OK":
+                self._on_transition(name, VersionStatus(status.version, State.UNKNOWN))
+
+    def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> Holder | None:
+        """Changes a version's state; returns what was available of it until now."""
+        with self._write:
+            model = self._snapshot[name]
+            old = model.statuses.get(status.version)
+            before = old.state if old else State.UNKNOWN
+            if status.state not in _LEGAL[before]:
+                raise ValueError(f"{name} version {status.version}: {before.name} to {status.state.name}")
+            taken_out = model.available.get(status.version)
+            available = {v: h for v, h in model.available.items() if v != status.version}
+            if holder is not None:
+                available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
+            statuses = {**model.statuses, status.version: status}
+            # A version that is AVAILABLE takes the place of its early lookups, for all requests at the same moment.
+            early = None if available else model.early
+            self._snapshot = {
+                **self._snapshot,
+                name: replace(model, statuses=statuses, available=available, early=early),
+            }
+            if available.keys() != model.available.keys():
+                self._tell_routes()
+        self._on_transition(name, status)
+        return taken_out
+
+
+def _answering(model: _Model) -> list[Holder]:
+    """Returns what holds the servables that requests may find, latest first."""
+    return list(model.available.values()) or ([model.early] if model.early is not None else [])
+
+
+def _describe(ref: ModelRef) -> str:
+    return f"Latest({ref.name})" if ref.version is None else f"Specific({ref.name}, {ref.version})"

@@ -1,0 +1,366 @@
+"""Watches one model's folder and keeps the versions loaded that its policy wants.
+
+A folder holds one sub-folder per version, named by an integer. New versions are loaded before old ones are unloaded,
+and one that fails to load replaces nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from service.artifact.completeness import Arrival, Fingerprint, fingerprint
+from service.engine.base_paths import find_versions, unreadable, unserved
+from service.engine.model_config import ModelConfig
+from service.engine.patience import Attempt, TimeIsOver
+from service.engine.registry import Registry
+from service.engine.servable import Servable
+from service.engine.version_policy import wanted_versions
+from service.errors import ArtifactError, DataLoss, DeadlineExceeded, ServiceError
+from service.types import State
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Load = Callable[[str, int, Path], Servable]
+
+# Versions that were unloaded stay in status, as in TensorFlow Serving, but not for ever.
+_MAX_ENDED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """How versions are loaded, for all models alike.
+
+    load: reads a version folder into a servable; raises ServiceError.
+    max_retries: how often a version that failed is tried again, retry_interval_s apart.
+    settle_s: how long a folder without a manifest must not have changed before it is loaded.
+    clock, wall_clock: seconds; the first is monotonic, the second is the file system's.
+    slots: held during a load, so that not too many go on at once.
+    load_timeout_s: after which a load is given up; 0: never.
+    look_timeout_s: after which a look at a folder is given up.
+    on_look: told after each look which versions of a model have a folder or are loaded; None: its folder could not be
+      read. Must not raise.
+    """
+
+    load: Load
+    max_retries: int
+    retry_interval_s: float
+    settle_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    slots: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    load_timeout_s: float = 0.0
+    look_timeout_s: float = 60.0
+    on_look: Callable[[str, Collection[int] | None], None] = lambda model, versions: None
+
+
+@dataclass(slots=True)
+class _Failure:
+    attempts: int
+    retry_at_s: float
+    seen: Fingerprint
+
+
+class ModelWatcher:
+    """Looks after one model from a thread of its own, so that no model waits for another.
+
+    Concurrency: run() in one thread; configure() and stop() from any.
+
+    Args:
+      wake: what the thread waits on between looks.
+    """
+
+    def __init__(
+        self, config: ModelConfig, registry: Registry, rules: LoadRules, wake: threading.Event | None = None
+    ) -> None:
+        self._name = config.name
+        self._config: ModelConfig | None = config
+        self._registry = registry
+        self._rules = rules
+        self._wake = wake or threading.Event()
+        self._is_stopped = False
+        # Held while it is decided whether the thread ends, so that no new config comes too late to be seen.
+        self._ending = threading.Lock()
+        self._is_over = False
+        self._loaded: set[int] = set()
+        self._paths: dict[int, Path] = {}
+        self._announced: set[int] = set()
+        self._arrivals: dict[int, Arrival] = {}
+        self._failures: dict[int, _Failure] = {}
+        # What was in the folders of versions whose files were damaged when that was found.
+        self._damaged: dict[int, Fingerprint] = {}
+        self._problem = ""
+        # Attempts that were given up: loads by version, and looks at a folder by path.
+        self._late_loads: dict[int, Attempt[Servable]] = {}
+        self._late_looks: dict[Path, Attempt[Any]] = {}
+
+    def configure(self, config: ModelConfig | None) -> bool:
+        """Changes what is wanted: None unloads everything and then ends the thread. False where it has ended."""
+        with self._ending:
+            if self._is_over:
+                return False
+            self._config = config
+        self._wake.set()
+        return True
+
+    def look_again(self) -> None:
+        """Looks at the folder, and at what is loaded, before the next look is due."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Ends the thread after what it is doing; what is loaded stays loaded."""
+        self._is_stopped = True
+        self._wake.set()
+
+    @property
+    def has_hanging_load(self) -> bool:
+        """Whether a load that was given up still hangs."""
+        return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
+
+    def run(self, poll_interval_s: float) -> None:
+        """Looks at the folder until told to end; an interval of 0 or less looks once for each config."""
+        while not self._is_stopped:
+            self._wake.clear()
+            due_s: float | None = None
+            try:
+                due_s = self.poll_once()
+            except Exception:
+                # The watcher must outlive any surprise: without it no new version would ever be served.
+                logger.exception("polling failed", extra={"model": self._name})
+            with self._ending:
+                if self._config is None and not (self._loaded or self._announced or self._failures):
+                    self._is_over = True
+                    return
+            waits = [s for s in (poll_interval_s, due_s) if s is not None and s > 0]
+            self._wake.wait(min(waits, default=None))
+
+    def poll_once(self) -> float | None:
+        """Compares the folder with what is loaded, and loads and unloads the difference.
+
+        Returns:
+          After how many seconds a version is due that had to wait; None where none had to.
+        """
+        config = self._config
+        self._take_out_damaged()
+        found = {} if config is None else self._look(config.base_path)
+        if found is None:
+            # A folder that can not be read is more likely a mount that failed than a wish to stop serving.
+            return None
+        whole = {version: path for version, path in found.items() if not self._is_damaged(version, path)}
+        wanted = wanted_versions(config.policy, whole) if config else []
+        self._note_problem(config, found, wanted)
+        self._forget(found, wanted)
+        for version in wanted:
+            if version not in self._loaded and version not in self._failures:
+                self._registry.announce(self._name, version)
+                self._announced.add(version)
+        for version in wanted:
+            if version not in self._loaded and self._may_try(version, found[version]):
+                with self._rules.slots:
+                    if self._is_outdated(config):
+                        return None
+                    self._try_load(version, found[version])
+            if self._is_outdated(config):
+                return None
+        if not wanted or self._loaded & set(wanted):
+            self._unload_all_but(wanted)
+        return self._due_s(wanted)
+
+    def _take_out_damaged(self) -> None:
+        """Unloads versions whose files are not what was loaded, at once: what they answer may be wrong."""
+        for version, why in self._registry.damages(self._name).items():
+            logger.error("files are damaged", extra=self._named(version, why))
+            self._damaged[version] = fingerprint(self._paths[version])
+            self._registry.unload(self._name, version, because=DataLoss(why))
+            self._loaded.discard(version)
+
+    def _named(self, version: int, reason: str) -> dict[str, Any]:
+        return {"model": self._name, "version": version, "reason": reason}
+
+    def _is_damaged(self, version: int, path: Path) -> bool:
+        """Whether a version's folder is still as it was when it was found damaged."""
+        seen = self._damaged.get(version)
+        if seen is None or fingerprint(path) == seen:
+            return seen is not None
+        # Somebody mended it, or goes on with the damage: in both cases loading tells.
+        del self._damaged[version]
+        return False
+
+    def _is_outdated(self, config: ModelConfig | None) -> bool:
+        # What is wanted has changed while a version was loading, or waited for its slot: run() looks again at once.
+        return self._config is not config or self._is_stopped
+
+    def _look(self, base_path: str) -> dict[int, Path] | None:
+        try:
+            found: dict[int, Path] | None = self._within_time(Path(base_path), partial(find_versions, Path(base_path)))
+        except TimeoutError as error:
+            # No further look at the folder: it would hang as well.
+            self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
+            found = None
+        except OSError as error:
+            self._set_problem(unreadable(base_path, error))
+            found = None
+        self._rules.on_look(self._name, None if found is None else found.keys() | self._loaded)
+        return found
+
+    def _note_problem(self, config: ModelConfig | None, found: Mapping[int, Path], wanted: list[int]) -> None:
+        if config is None or wanted:
+            self._set_problem("")
+        else:
+            self._set_problem(unserved(config.base_path, found))
+
+    def _set_problem(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self._registry.note_problem(self._name, problem)
+            if problem:
+                logger.warning("model has no versions", extra={"model": self._name, "reason": problem})
+
+    def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
+        # A failure stays visible as long as its folder is there, whether or not it is wanted still.
+        for version in self._failures.keys() - found.keys():
+            del self._failures[version]
+            self._registry.forget(self._name, version)
+        for version in self._damaged.keys() - found.keys():
+            del self._damaged[version]
+            self._registry.forget(self._name, version)
+        for version in self._announced - set(wanted):
+            self._announced.discard(version)
+            self._registry.withdraw(self._name, version)
+        for version in self._arrivals.keys() - set(wanted):
+            del self._arrivals[version]
+
+    def _may_try(self, version: int, path: Path) -> bool:
+        if self._is_loading_late(version):
+            # A further try could hang as well, and would leave another thread behind.
+            return False
+        self._late_loads.pop(version, None)
+        arrival = self._arrivals.get(version)
+        try:
+            if arrival is None or arrival.folder != path:
+                rules = self._rules
+                new = partial(Arrival, path, rules.settle_s, rules.clock, rules.wall_clock)
+                arrival = self._arrivals[version] = self._within_time(path, new)
+            if not self._within_time(path, arrival.is_complete):
+                return False
+        except TimeoutError:
+            return False
+        failure = self._failures.get(version)
+        if failure is None:
+            return True
+        if arrival.seen != failure.seen:
+            # It was half a copy, or somebody mended it: a new attempt needs no waiting, and is the first again.
+            failure.attempts = 0
+            return True
+        return failure.attempts <= self._rules.max_retries and self._rules.clock() >= failure.retry_at_s
+
+    def _try_load(self, version: int, path: Path) -> None:
+        rules = self._rules
+        self._announced.discard(version)
+        self._registry.start(self._name, version)
+        started_s = rules.clock()
+        try:
+            servable = self._load(version, path)
+        except Exception as error:
+            if isinstance(error, DataLoss):
+                # Trying again would read the same: the one before it is served until somebody mends the folder.
+                self._damaged[version] = fingerprint(path)
+                self._failures.pop(version, None)
+                logger.error("files are damaged", extra=self._named(version, error.message))
+                self._registry.fail(self._name, version, error)
+            else:
+                self._failed(version, error)
+            return
+        self._failures.pop(version, None)
+        self._arrivals.pop(version, None)
+        self._loaded.add(version)
+        self._paths[version] = path
+        self._registry.publish(servable)
+        seconds = round(rules.clock() - started_s, 3)
+        logger.info("loaded", extra={"model": self._name, "version": version, "seconds": seconds, "path": str(path)})
+
+    def _load(self, version: int, path: Path) -> Servable:
+        rules = self._rules
+        load = partial(rules.load, self._name, version, path)
+        attempt = Attempt(f"load-{self._name}-{version}", load, self._late)
+        try:
+            return attempt.result(rules.load_timeout_s)
+        except TimeIsOver:
+            self._late_loads[version] = attempt
+            raise DeadlineExceeded(
+                f"{path} did not load within {rules.load_timeout_s:g} s (--load_timeout_s), so it was given up: check "
+                "that its files can be read, or that its graph waits for nothing. It is tried again when that load ends"
+            ) from None
+
+    def _late(self, servable: Servable | None) -> None:
+        """Closes the servable of a load that was given up, and wakes the watcher, which tries the version again."""
+        if servable is not None:
+            servable.close()
+        self._wake.set()
+
+    def _is_loading_late(self, version: int) -> bool:
+        return version in self._late_loads and not self._late_loads[version].is_over
+
+    def _within_time(self, folder: Path, look: Callable[[], T]) -> T:
+        """Looks at a folder; raises TimeoutError if that takes too long, and at once while an earlier look hangs."""
+        earlier = self._late_looks.get(folder)
+        if earlier is None or earlier.is_over:
+            attempt = Attempt(f"look-{self._name}", look)
+            try:
+                return attempt.result(self._rules.look_timeout_s)
+            except TimeIsOver:
+                self._late_looks[folder] = attempt
+                logger.warning("a folder does not answer", extra={"model": self._name, "path": str(folder)})
+        raise TimeoutError(errno.ETIMEDOUT, "its file system does not answer")
+
+    def _failed(self, version: int, error: Exception) -> None:
+        rules = self._rules
+        seen = self._arrivals[version].seen
+        failure = self._failures.setdefault(version, _Failure(0, 0.0, seen))
+        failure.attempts += 1
+        failure.retry_at_s = rules.clock() + rules.retry_interval_s
+        failure.seen = seen
+        known = error if isinstance(error, ServiceError) else ArtifactError(f"{type(error).__name__}: {error}")
+        logger.error(
+            "load failed",
+            exc_info=None if isinstance(error, ServiceError) else error,
+            extra={
+                "model": self._name,
+                "version": version,
+                "reason": known.message,
+                "attempt": failure.attempts,
+                "retry_in_s": rules.retry_interval_s if failure.attempts <= rules.max_retries else None,
+            },
+        )
+        self._registry.fail(self._name, version, known)
+
+    def _unload_all_but(self, wanted: list[int]) -> None:
+        for version in sorted(self._loaded - set(wanted)):
+            self._registry.unload(self._name, version)
+            self._loaded.discard(version)
+        ended = [s for s in self._registry.all_statuses(self._name) if s.state is State.END and s.code == "OK"]
+        for status in ended[_MAX_ENDED:]:
+            self._registry.forget(self._name, status.version)
+
+    def _due_s(self, wanted: list[int]) -> float | None:
+        rules = self._rules
+        waits: list[float] = []
+        for version in wanted:
+            failure = self._failures.get(version)
+            if version in self._loaded or self._is_loading_late(version):
+                continue
+            if failure is None:
+                waits.append(rules.settle_s)
+            elif failure.attempts <= rules.max_retries:
+                waits.append(failure.retry_at_s - rules.clock())
+        # Never 0: that would be "not at all".
+        return max(min(waits), 0.01) if waits else None

@@ -1,0 +1,267 @@
+"""Holds a request against its signature before anything runs: names, dtypes, ranks, row splits, ids.
+
+A bad request stops here with a message that names the input, so that backends may trust what reaches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from service.errors import IdOutOfRange, InputMismatch
+from service.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
+
+_ID_DTYPES = ("int64", "int32")
+_GRAPH_DTYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double"}
+
+
+def dtype_name(array: Array) -> str:
+    """Returns the name that TensorSpec.dtype uses.
+
+    >>> import numpy as np
+    >>> dtype_name(np.array([b"x"], object)), dtype_name(np.zeros(1, np.float32))
+    ('string', 'float32')
+    """
+    return "string" if array.dtype.kind in "OSU" else array.dtype.name
+
+
+def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int]:
+    """Returns the inputs as the backend wants them, and the number of rows B.
+
+    A lookup may send any of its features, each with its own B (the largest is returned; ids of shape [B, K] count as
+    B * K rows where the signature leaves K open), and keys become ids. A predict
+    sends all required inputs, and where its ids are described by a manifest they must agree on B; keys that its graph
+    takes stay keys, strings in place of its ids become ids.
+
+    Raises:
+      InputMismatch: names, dtypes, ranks, row splits or row counts do not fit.
+      IdOutOfRange: an id of a predict signature has no row (a lookup checks while it reads), or a key has none.
+    """
+    check_names(spec, inputs)
+    result = {name: _check_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
+    rows = {name: _num_rows(spec, name, array) for name, array in result.items() if name in spec.row_inputs}
+    for names in spec.ragged_names:
+        if names.values in result:
+            rows[names.feature] = _check_ragged(names, result)
+    if spec.kind == "predict" and spec.ragged and len(set(rows.values())) > 1:
+        counts = ", ".join(f'"{name}" has {n}' for name, n in sorted(rows.items()))
+        raise InputMismatch(f"inputs differ in their number of rows: {counts}.")
+    num_rows = max(rows.values(), default=0)
+    if spec.kind == "predict" and spec.defaults:
+        return {**spec.defaults, **result}, num_rows
+    return result, num_rows
+
+
+def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
+    if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
+        # SignatureSpec.row_bytes holds one id of such a row, for no more is known.
+        return array.size
+    return array.shape[0] if array.ndim else 1
+
+
+def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
+    """Raises InputMismatch where the names of a request's inputs are not those the signature wants."""
+    sent = inputs.keys()
+    if sent <= spec.inputs.keys() and spec.required <= sent and (sent or spec.kind == "predict"):
+        for names in spec.ragged_names:
+            if (names.values in sent) != (names.row_splits in sent) or (
+                names.weights in sent and names.values not in sent
+            ):
+                break
+        else:
+            return
+    _raise_names(spec, inputs)
+
+
+def check_outputs(spec: SignatureSpec, inputs: Mapping[str, object], selected: tuple[str, ...]) -> None:
+    """Raises InputMismatch where a lookup can not answer an output that joins features: some of them were not sent.
+
+    Args:
+      inputs: they have passed checked. selected: outputs that the request names; none means all that can be answered.
+    """
+    if not spec.has_joined_outputs:
+        return
+    joined = {name: ids for name, ids in spec.output_ids.items() if len(ids) > 1}
+    lacking = {name: [one for one in ids if one not in inputs] for name, ids in joined.items()}
+    for name in selected:
+        if lacking.get(name):
+            _raise_lacking(spec, name, lacking[name])
+    if (
+        not selected
+        and all(lacking.values())
+        and not any(ids[0] in inputs for name, ids in spec.output_ids.items() if name not in joined)
+    ):
+        _raise_lacking(spec, *min(lacking.items(), key=lambda item: len(item[1])))
+
+
+def _raise_lacking(spec: SignatureSpec, output: str, ids: list[str]) -> None:
+    names = [next((one.feature for one in spec.ragged_names if one.values == name), name) for name in ids]
+    raise InputMismatch(
+        f'output "{output}" of signature "{spec.name}" joins several features. Missing but required: '
+        f"{{{_join(sorted(names))}}}."
+    )
+
+
+def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
+    if spec.kind == "predict":
+        _raise_predict_names(spec, inputs)
+    if not inputs:
+        raise InputMismatch(f'signature "{spec.name}" needs at least one feature of: {_join(_features(spec))}.')
+    extra = sorted(name for name in inputs if name not in spec.inputs)
+    missing = {name for name in spec.required if name not in inputs}
+    for names in spec.ragged_names:
+        if any(name in inputs for name in names[1:]):
+            missing |= {name for name in (names.values, names.row_splits) if name not in inputs}
+    raise InputMismatch(
+        f'Inputs do not fit signature "{spec.name}". Sent extra: {{{_join(extra)}}}. '
+        f"Missing but required: {{{_join(sorted(missing))}}}. Features it takes: {{{_join(_features(spec))}}}."
+    )
+
+
+def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
+    """Raises TensorFlow Serving's errors, to the letter, in its order.
+
+    Source: tensorflow_serving/servables/tensorflow/predict_util.cc (9d981c5) VerifyRequestInputsSize;
+    tensorflow/cc/saved_model/util.cc (2.21) GetInputValues.
+    """
+    sent, known = sorted(inputs), sorted(spec.inputs)
+    optional = sorted(spec.inputs.keys() - spec.required)
+    extra = [name for name in sent if name not in spec.inputs]
+    if len(sent) > len(known) or (len(sent) < len(known) and not optional):
+        missing = [name for name in known if name not in inputs]
+        raise InputMismatch(
+            f"input size does not match signature: {len(sent)}!={len(known)} len({{{','.join(sent)}}}) != "
+            f"len({{{','.join(known)}}}). Sent extra: {{{','.join(extra)}}}. "
+            f"Missing but required: {{{','.join(missing)}}}."
+        )
+    for name in known:
+        if name not in inputs and name in spec.required:
+            raise InputMismatch(
+                f"Signature input alias: {name}(feed name: {spec.inputs[name].tensor_name}) not found in request and "
+                f"no default value provided. Inputs expected to be in the request {{{','.join(sent)}}}, or default "
+                f"input alias set: {','.join(optional)}"
+            )
+    if extra:
+        used = ",".join(name for name in sent if name in spec.inputs)
+        raise InputMismatch(
+            f"Inputs contains invalid name. Used request inputs: {used}, request input: {','.join(sent)}"
+        )
+    for names in spec.ragged_names:
+        if any(name in inputs for name in names[1:]):
+            raise InputMismatch(f'feature "{names.feature}": send both "{names.values}" and "{names.row_splits}".')
+
+
+def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
+    # numpy takes None for float64 in a comparison.
+    if tensor.numpy_dtype is None or array.dtype != tensor.numpy_dtype:
+        array = _converted(tensor, array, spec)
+    described = spec.kind == "lookup" or tensor.vocabulary_size is not None
+    if described and tensor.shape is not None and array.ndim != len(tensor.shape):
+        raise InputMismatch(
+            f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)} (rank {array.ndim}).'
+        )
+    if array.ndim > 1 and spec.kind == "lookup" and tensor.shape is not None and tensor.shape[1:] != array.shape[1:]:
+        _check_sizes(tensor, array)
+    if tensor.takes_keys:
+        if spec.kind == "lookup" and tensor.vocabulary is not None:
+            return tensor.vocabulary.ids_of(array, tensor.name)
+        return array
+    if spec.kind == "predict" and tensor.vocabulary_size is not None and tensor.bounds != "none" and array.size:
+        _check_ids(tensor, array)
+    return array
+
+
+def _check_sizes(tensor: TensorSpec, array: Array) -> None:
+    sizes = zip((tensor.shape or ())[1:], array.shape[1:], strict=True)
+    if any(wanted not in (None, size) for wanted, size in sizes):
+        raise InputMismatch(f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)}.')
+
+
+def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
+    sent = dtype_name(array)
+    if sent == "string" and tensor.dtype != "string" and tensor.takes_strings and tensor.vocabulary is not None:
+        array = tensor.vocabulary.ids_of(array, tensor.name)
+        sent = "int64"
+    is_id_part = tensor.vocabulary_size is not None or tensor.name not in spec.row_inputs
+    if sent != tensor.dtype and is_id_part and sent in _ID_DTYPES and tensor.dtype in _ID_DTYPES:
+        limits = np.iinfo(tensor.dtype)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise IdOutOfRange(f'input "{tensor.name}": a value does not fit {tensor.dtype}.')
+        return array.astype(tensor.dtype)
+    if sent != tensor.dtype and spec.kind == "predict":
+        raise InputMismatch(
+            f"Expects arg[{_feed_position(tensor, spec)}] to be {graph_dtype_name(tensor.dtype)} but "
+            f"{graph_dtype_name(sent)} is provided"
+        )
+    if sent != tensor.dtype:
+        raise InputMismatch(f'input "{tensor.name}": expected {tensor.dtype}, got {sent}.')
+    return array
+
+
+def _feed_position(tensor: TensorSpec, spec: SignatureSpec) -> int:
+    """Returns which argument of the graph an input is: TensorFlow sorts them by the names of the graph's tensors."""
+    return sorted(other.tensor_name for other in spec.inputs.values()).index(tensor.tensor_name)
+
+
+def graph_dtype_name(dtype: str) -> str:
+    """Returns TensorFlow's name of a dtype, as its messages have it.
+
+    >>> graph_dtype_name("float32"), graph_dtype_name("int64")
+    ('float', 'int64')
+    """
+    return _GRAPH_DTYPE_NAMES.get(dtype, dtype)
+
+
+def _check_ids(tensor: TensorSpec, array: Array) -> None:
+    assert tensor.vocabulary_size is not None
+    is_bad = array >= tensor.vocabulary_size
+    if tensor.bounds == "both":
+        is_bad |= array < 0
+    bad = np.flatnonzero(is_bad)
+    if bad.size:
+        position = int(bad[0])
+        raise id_out_of_range(tensor.name, int(array.reshape(-1)[position]), position, tensor.vocabulary_size)
+
+
+def id_out_of_range(input_name: str, bad_id: int, position: int, vocabulary_size: int) -> IdOutOfRange:
+    """Words the one error that lookups and predicts share."""
+    return IdOutOfRange(
+        f'input "{input_name}": id {bad_id} at position {position} is out of range, '
+        f"its table has ids 0 to {vocabulary_size - 1}."
+    )
+
+
+def _check_ragged(names: RaggedNames, inputs: Tensors) -> int:
+    values, splits = inputs[names.values], inputs[names.row_splits]
+    if values.ndim != 1 or splits.ndim != 1:
+        raise InputMismatch(f'feature "{names.feature}": values and row_splits must have rank 1.')
+    if splits.size == 0 or splits[0] != 0:
+        raise InputMismatch(f'input "{names.row_splits}": must start with 0, got {splits[:1].tolist()}.')
+    if splits[-1] != values.size:
+        raise InputMismatch(
+            f'input "{names.row_splits}": ends at {splits[-1]}, but "{names.values}" has {values.size} values.'
+        )
+    decreases = splits[1:] < splits[:-1]
+    if decreases.any():
+        row = int(np.flatnonzero(decreases)[0])
+        raise InputMismatch(f'input "{names.row_splits}": must not decrease, got {splits[row]} then {splits[row + 1]}.')
+    weights = inputs.get(names.weights)
+    # An empty weights tensor is the signature's default and means 1 for every id.
+    if weights is not None and (weights.ndim != 1 or weights.size not in (0, values.size)):
+        raise InputMismatch(
+            f'input "{names.weights}": expected one weight per id ({values.size}), got {list(weights.shape)}.'
+        )
+    return splits.size - 1
+
+
+def _features(spec: SignatureSpec) -> list[str]:
+    return sorted(spec.ragged.keys() | spec.row_inputs)
+
+
+def _shape(tensor: TensorSpec) -> str:
+    return "[" + ", ".join("?" if size is None else str(size) for size in tensor.shape or ()) + "]"
+
+
+def _join(names: list[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,241 @@
+"""Carries the methods over grpcio's threaded server, with health and reflection beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NoReturn
+
+import grpc
+
+from service.access.callers import Grant
+from service.engine import request_context
+from service.engine.admission import Room
+from service.engine.engine import Engine
+from service.errors import Unimplemented
+from service.grpc import health
+from service.grpc.grpcio_guard import (
+    CallerTable,
+    ContextGuard,
+    GuardedHealth,
+    GuardedReflection,
+    headers_of,
+)
+from service.grpc.guard import Guard
+from service.grpc.refusals import Refusals, retry_hint
+from service.grpc.served import (
+    HEALTH_NAMES,
+    RESPONSE_ENCODING_KEY,
+    SERVICES,
+    TENSOR_ENCODING_KEY,
+    UNIMPLEMENTED,
+    descriptor_pool,
+    unary_handlers,
+)
+from service.grpc.server_reflection import Reflection
+from service.grpc.status_codes import STATUS_CODES
+from service.native.forwarded import NO_FORWARDING, Forwarding
+from service.wire.grpc_api import Handler
+from service.wire.model_name import first_model
+
+_INT32_MAX = 2**31 - 1
+_CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
+
+
+class GrpcServer:
+    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address.
+
+    Args:
+      address: "host:port", port 0 picks one; or "unix:path".
+      max_message_bytes: largest request.
+      max_workers: threads that run requests; more requests wait.
+      socket_path: of a Unix socket to listen on too; "" for none.
+      channel_arguments: gRPC's own settings, which win over ours.
+      as_content: answers carry tensor_content where a request does not say otherwise.
+      guard: who may call; None: everybody.
+      credentials: TLS of the address, unless that is a Unix socket's; None: it is plaintext.
+      forwarding: reads what the native core tells of the calls that it forwards.
+
+    Concurrency: any thread; start and stop once.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        address: str,
+        max_message_bytes: int,
+        max_workers: int,
+        socket_path: str = "",
+        channel_arguments: Sequence[tuple[str, int | str]] = (),
+        as_content: bool = False,
+        guard: Guard | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        forwarding: Forwarding = NO_FORWARDING,
+    ) -> None:
+        self._engine = engine
+        self._address = address
+        self._socket_path = socket_path
+        self._credentials = credentials
+        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
+        methods: grpc.GenericRpcHandler
+        if guard is None:
+            self._health = health.Health()
+            self._reflection = Reflection(SERVICES, descriptor_pool())
+            methods = _MethodTable(engine, as_content=as_content, forwarding=forwarding)
+        else:
+            known, by_context = guard, ContextGuard(guard, forwarding)
+            self._health = GuardedHealth(by_context)
+            self._reflection = GuardedReflection(by_context, SERVICES, descriptor_pool())
+
+            def of_caller(grant: Grant) -> grpc.GenericRpcHandler:
+                return _MethodTable(known.engine_of(grant), as_content=as_content, forwarding=forwarding)
+
+            methods = CallerTable(by_context, of_caller)
+        self._server = grpc.server(
+            self._threads,
+            handlers=[
+                methods,
+                self._health.handler(),
+                *self._reflection.handlers(),
+            ],
+            # Beyond them the library answers RESOURCE_EXHAUSTED by itself.
+            maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
+            # Each name once: of two values gRPC takes whichever it likes.
+            options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
+        )
+
+    def start(self) -> int:
+        """Listens and serves; returns the port, 0 for a unix socket.
+
+        Raises:
+          OSError: the address can not be listened on.
+        """
+        port = self._listen(self._address)
+        if self._socket_path:
+            self._listen(f"unix:{self._socket_path}")
+        self.set_serving(self._engine.is_ready)
+        self._server.start()
+        return 0 if self._address.startswith("unix:") else int(port)
+
+    def _listen(self, address: str) -> int:
+        try:
+            if self._credentials is None or address.startswith("unix:"):
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, self._credentials))
+        except RuntimeError as error:
+            raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Tells health checks whether the server, its services and each of its models can answer."""
+        self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
+
+    def serving(self) -> frozenset[str]:
+        """Returns the services that health checks find SERVING."""
+        return self._health.serving()
+
+    def stop(self, grace_s: float) -> None:
+        """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
+        self._health.stop()
+        self._reflection.stop()
+        self._server.stop(grace_s).wait()
+        self._health.close()
+        self._reflection.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _options(max_message_bytes: int) -> dict[str, int | str]:
+    return {
+        "grpc.max_receive_message_length": max_message_bytes,
+        # TensorFlow Serving's; an answer is larger than its request.
+        "grpc.max_send_message_length": _INT32_MAX,
+        # Two servers on one port would share its requests by chance.
+        "grpc.so_reuseport": 0,
+    }
+
+
+class _MethodTable(grpc.GenericRpcHandler):
+    """Looks a method up by its path; no serializers, so that handlers get and give bytes.
+
+    How an answer is written is looked up with it, from the request's metadata: choosing later would cost each request.
+    """
+
+    def __init__(self, engine: Engine, *, as_content: bool, forwarding: Forwarding) -> None:
+        serve = _Serve(engine, forwarding)
+        self._as_content = as_content
+        self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
+        for in_content in (False, True):
+            handlers = unary_handlers(engine, as_content=in_content)
+            for path, handler in handlers.items():
+                plain = partial(serve, handler)
+                self._handlers[path, in_content, False] = grpc.unary_unary_rpc_method_handler(plain)
+                compressed = partial(_compressed, plain)
+                self._handlers[path, in_content, True] = grpc.unary_unary_rpc_method_handler(compressed)
+        self._unimplemented: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            path: grpc.unary_unary_rpc_method_handler(partial(serve, partial(_refuse, text)))
+            for path, text in UNIMPLEMENTED.items()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        as_content, is_compressed = self._as_content, False
+        for key, value in handler_call_details.invocation_metadata or ():
+            if key == TENSOR_ENCODING_KEY:
+                as_content = value == "content"
+            elif key == RESPONSE_ENCODING_KEY:
+                is_compressed = value == "gzip"
+        path = handler_call_details.method
+        return self._handlers.get((path, as_content, is_compressed)) or self._unimplemented.get(path)
+
+
+class _Serve:
+    """Calls a handler and turns its errors into statuses. Concurrency: any thread."""
+
+    def __init__(self, engine: Engine, forwarding: Forwarding) -> None:
+        self._engine = engine
+        self._forwarding = forwarding
+        self._refusals = Refusals()
+
+    def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
+        if not context.is_active():
+            # The client left while the request waited for a thread.
+            return b""
+        self._enter(context)
+        remaining_s = context.time_remaining()
+        deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
+        room = Room(self._engine.admission, first_model(data, self._engine.is_model))
+        try:
+            room.grow(len(data))
+            return handler(data, deadline_s)
+        except Exception as error:
+            self._abort(context, error)
+        finally:
+            room.done()
+
+    def _enter(self, context: grpc.ServicerContext) -> None:
+        named = {key: value for key, value in context.invocation_metadata() or () if key in _CONTEXT_KEYS}
+        parent = str(named.get(request_context.TRACEPARENT, "")).encode("latin-1", "replace")
+        own_id = request_context.sane_id(str(named.get(request_context.REQUEST_ID, "")).encode("latin-1", "replace"))
+        if own_id:
+            context.send_initial_metadata(((request_context.REQUEST_ID, own_id.decode()),))
+        told = self._forwarding.read(headers_of(context))
+        request_context.enter(own_id or request_context.trace_id(parent), parent, told.draws)
+
+    def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+        if not request_context.request_id.get():
+            request_context.request_id.set(self._refusals.new_id().encode())
+        own_id = request_context.request_id.get().decode()
+        context.set_trailing_metadata(((request_context.REQUEST_ID, own_id), *retry_hint(error)))
+        code, text = self._refusals(error)
+        context.abort(STATUS_CODES[code], text)
+
+
+def _compressed(
+    serve: Callable[[bytes, grpc.ServicerContext], bytes], data: bytes, context: grpc.ServicerContext
+) -> bytes:
+    context.set_compression(grpc.Compression.Gzip)
+    return serve(data, context)
+
+
+def _refuse(text: str, data: bytes, deadline_s: float | None) -> bytes:
+    raise Unimplemented(text)

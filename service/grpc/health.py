@@ -1,0 +1,199 @@
+"""grpc.health.v1, with watchers that hold no worker and can not lock each other out.
+
+grpcio-health-checking's servicer sends to watchers while it holds its lock. Sending waits for the server's event
+thread, and that thread wants the same lock when a watcher leaves, so a status change beside a departure can stop the
+whole server. Here one thread sends, and it holds no lock while it does.
+
+Source: grpc/health/v1/health.proto; grpc_health/v1/health.py and grpc/_server.py for the non-blocking handlers (1.85).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from service.engine.engine import Engine
+from service.errors import NotFound
+
+SERVICE_NAME = "grpc.health.v1.Health"
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@dataclass(eq=False, slots=True)
+class _Watcher:
+    """A client that waits for changes; send(None) ends its stream. Only the sending thread touches last."""
+
+    send: Callable[[Any], None]
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Behavior:
+    """A handler with the marks that grpcio looks for: its own threads, and answers sent by callback."""
+
+    call: Callable[..., Any]
+    experimental_thread_pool: ThreadPoolExecutor
+    experimental_non_blocking: bool = False
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.call(*args, **options)
+
+
+class Health:
+    """Statuses by service name, asked for or watched. Concurrency: any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._statuses: dict[str, int] = {}
+        self._watchers: dict[str, list[_Watcher]] = {}
+        # Models that a check may have been told of, and some that are served no more.
+        self._models: set[str] = set()
+        self._is_stopped = False
+        self._is_closed = False
+        # Apart from the server's workers, so that probes are answered while all of those are busy.
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grpc-health")
+        self._changed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_changes, name="grpc-health-watch", daemon=True)
+        self._sender.start()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Returns what a server is given to serve this."""
+        check = Behavior(self._check, self._threads)
+        watch = Behavior(self._watch, self._threads, experimental_non_blocking=True)
+        serialize = health_pb2.HealthCheckResponse.SerializeToString
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=serialize),
+                "Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=serialize),
+            },
+        )
+
+    def set(self, service: str, is_serving: bool) -> None:
+        """Changes a status; watchers hear of it from another thread."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._statuses[service] = _SERVING if is_serving else _NOT_SERVING
+        self._changed.put(service)
+
+    def set_serving(self, engine: Engine, services: Sequence[str], is_serving: bool) -> None:
+        """Sets the status of the server ("") and its services, and that of each model."""
+        problems = engine.problems()
+        for name in services:
+            self.set(name, is_serving)
+        models = set(engine.models())
+        for name in models:
+            # A server that is not ready although no model has a problem is shutting down, and then no model is.
+            self.set(name, name not in problems and (is_serving or bool(problems)))
+        for name in self._models - models:
+            self.set(name, False)
+        self._models |= models
+
+    def stop(self) -> None:
+        """Sets every status to not serving for good, tells watchers and ends their streams."""
+        with self._lock:
+            self._is_stopped = True
+            self._statuses = dict.fromkeys(self._statuses, _NOT_SERVING)
+        self._changed.put(None)
+
+    def close(self) -> None:
+        """Frees the threads; call it after the server has stopped."""
+        self._threads.shutdown(wait=False)
+        self._is_closed = True
+        self._changed.put(None)
+
+    def serving(self) -> frozenset[str]:
+        """Returns the services that a check finds SERVING."""
+        with self._lock:
+            return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
+
+    def check(self, service: str) -> Any:
+        """Returns a HealthCheckResponse; raises NotFound for a service that nobody has."""
+        status = self._statuses.get(service)
+        if status is None:
+            raise NotFound(f"Unknown service: {service[:100]}")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    def watch(self, service: str, send: Callable[[Any], None]) -> Callable[[], None]:
+        """Has another thread send a status now and at each change, None at the end; returns how to stop it."""
+        watcher = _Watcher(send)
+        with self._lock:
+            self._watchers.setdefault(service, []).append(watcher)
+        # The first status is sent by the same thread as all others, so that an older one never comes last.
+        self._changed.put(None if self._is_stopped else service)
+
+        def forget() -> None:
+            self._forget(service, watcher)
+
+        return forget
+
+    def _check(self, data: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            return self._seen_by(context).check(_service(data, context))
+        except NotFound as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, error.message)
+
+    def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
+        forget = self._seen_by(context).watch(_service(data, context), send_response_callback)
+        if not context.add_callback(forget):
+            # The client left before it was listened to.
+            forget()
+
+    def _seen_by(self, context: grpc.ServicerContext) -> Any:
+        return self
+
+    def _forget(self, service: str, watcher: _Watcher) -> bool:
+        """Drops a watcher; False where it was gone already."""
+        with self._lock:
+            watchers = self._watchers.get(service, [])
+            if watcher not in watchers:
+                return False
+            watchers.remove(watcher)
+            if not watchers:
+                del self._watchers[service]
+            return True
+
+    def _send_changes(self) -> None:
+        while not self._is_closed:
+            service = self._changed.get()
+            if service is None:
+                self._end_watches()
+            else:
+                self._send_status(service)
+
+    def _send_status(self, service: str) -> None:
+        with self._lock:
+            status, watchers = self._statuses.get(service, _UNKNOWN), list(self._watchers.get(service, ()))
+        for watcher in watchers:
+            if watcher.last != status:
+                watcher.last = status
+                watcher.send(health_pb2.HealthCheckResponse(status=status))
+
+    def _end_watches(self) -> None:
+        with self._lock:
+            watched = {service: list(watchers) for service, watchers in self._watchers.items()}
+        for service, watchers in watched.items():
+            self._send_status(service)
+            for watcher in watchers:
+                if self._forget(service, watcher):
+                    watcher.send(None)
+
+
+def _service(data: bytes, context: grpc.ServicerContext) -> str:
+    """Returns the service that a request names; grpcio itself would log a traceback for each that can not be read."""
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(data).service)
+    except DecodeError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The request can not be read: {error}")

@@ -1,0 +1,88 @@
+"""TensorFlow Serving's gRPC methods over bytes: no framework here, so that any gRPC server can carry them.
+
+Source: tensorflow_serving/apis/{prediction_service,model_service}.proto; servables/tensorflow/
+get_model_metadata_impl.cc, model_servers/{get_model_status,model_service}_impl.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.artifact.signature_def import encode_metadata
+from service.engine.engine import Engine
+from service.errors import InputMismatch, InvalidRequest, MalformedPayload, ServiceError
+from service.grpc.inference_methods import inference_methods
+from service.wire.grpc_api import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler
+from service.wire.model_config_proto import decode_reload_request, encode_reload_response
+from service.wire.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
+from service.wire.status import encode_statuses
+
+# Registered in TensorFlow Serving, not served here: clients get UNIMPLEMENTED and this text.
+UNIMPLEMENTED: Mapping[str, str] = {
+    "/tensorflow.serving.SessionService/SessionRun": "SessionRun is not implemented; call Predict.",
+}
+
+
+def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Handler]:
+    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread.
+
+    Args:
+      as_content: Predict answers in tensor_content, else in the `*_val` fields.
+    """
+
+    def predict(data: bytes, deadline_s: float | None) -> bytes:
+        started_s = engine.clock()
+        try:
+            request = decode_request(data)
+        except ServiceError as error:
+            engine.reject(error, api=API, method="Predict", started_s=started_s)
+            raise
+        with engine.bind(request.ref, request.signature_name, api=API, method="Predict", started_s=started_s) as bound:
+            try:
+                inputs = decode_inputs(request)
+            except (MalformedPayload, InputMismatch):
+                # Wrong names are told before tensors that can not be read, as TensorFlow Serving does.
+                bound.check_names(request.tensors)
+                raise
+            outputs = bound.run(inputs, request.output_filter, deadline_s)
+            return encode_response(
+                outputs,
+                model=bound.model,
+                version=bound.version,
+                signature_name=bound.spec.name,
+                as_content=as_content,
+            )
+
+    def get_model_metadata(data: bytes, deadline_s: float | None) -> bytes:
+        message = parse_message("tensorflow.serving.GetModelMetadataRequest", data)
+        if not message.HasField("model_spec"):
+            raise InvalidRequest("Missing ModelSpec")
+        if not message.metadata_field:
+            raise InvalidRequest("GetModelMetadataRequest must specify at least one metadata_field")
+        for field in message.metadata_field:
+            if field != "signature_def":
+                raise InvalidRequest(f"Metadata field {field} is not supported")
+        ref, _ = read_model_spec(message)
+        description = engine.describe(ref)
+        return encode_metadata(description.name, description.version, description.signatures)
+
+    def get_model_status(data: bytes, deadline_s: float | None) -> bytes:
+        message = parse_message("tensorflow.serving.GetModelStatusRequest", data)
+        if not message.HasField("model_spec"):
+            raise InvalidRequest("Missing ModelSpec")
+        # A label is ignored and an empty name is a model that nobody has, both as in TensorFlow Serving.
+        spec = message.model_spec
+        return encode_statuses(engine.statuses(spec.name, spec.version.value if spec.HasField("version") else None))
+
+    def reload_config(data: bytes, deadline_s: float | None) -> bytes:
+        request = decode_reload_request(data)
+        engine.reload(request.models, deadline_s)
+        return encode_reload_response(request.metric_names)
+
+    return {
+        **inference_methods(engine),
+        PREDICT: predict,
+        f"/{PREDICTION_SERVICE}/GetModelMetadata": get_model_metadata,
+        f"/{MODEL_SERVICE}/GetModelStatus": get_model_status,
+        f"/{MODEL_SERVICE}/HandleReloadConfigRequest": reload_config,
+    }

@@ -1,0 +1,50 @@
+"""What the gRPC server serves, whatever carries the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from service.artifact.protos import new_pool
+from service.engine.engine import Engine
+from service.engine.tracing import Tracing
+from service.grpc import health, inference_v2_methods, methods, server_reflection
+from service.grpc.inference_v2_methods import INFERENCE_SERVICE, open_inference_methods
+from service.grpc.methods import service_methods
+from service.wire.grpc_api import MODEL_SERVICE, PREDICTION_SERVICE, Handler
+
+SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, server_reflection.SERVICE_NAME)
+# The server, its services, and the services as TensorFlow Serving calls them for health checks.
+HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
+# Paths that clients get UNIMPLEMENTED for, and the text.
+UNIMPLEMENTED: Mapping[str, str] = {**methods.UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}
+
+# Request metadata: how this answer is to be written, "content" or "values", and "gzip" to have it compressed.
+TENSOR_ENCODING_KEY = "x-tensor-encoding"
+RESPONSE_ENCODING_KEY = "x-response-encoding"
+
+
+def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
+    """Returns the handler of each method by its path; see methods.service_methods for the arguments.
+
+    Concurrency: handlers may run in any thread.
+    """
+    handlers = service_methods(engine, as_content=as_content) | open_inference_methods(engine)
+    tracing = engine.tracing
+    if tracing is None:
+        return handlers
+    return {path: partial(_traced, tracing, path, handler) for path, handler in handlers.items()}
+
+
+def _traced(tracing: Tracing, path: str, handler: Handler, data: bytes, deadline_s: float | None) -> bytes:
+    with tracing.request(path):
+        return handler(data, deadline_s)
+
+
+def descriptor_pool() -> Any:
+    """Returns a pool for reflection, which needs all services in one; ours are not in protobuf's own."""
+    return new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])

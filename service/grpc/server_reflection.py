@@ -1,0 +1,100 @@
+"""gRPC reflection on threads of its own.
+
+A reflection stream holds its thread for as long as the client keeps it open, and clients such as grpcurl keep it while
+a person reads. On the server's workers a handful of them would leave none for requests.
+
+Source: grpc/reflection/v1/reflection.proto, which is v1alpha under another name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from service.grpc.health import Behavior
+
+SERVICE_NAME = reflection.SERVICE_NAME
+# Newer clients ask for v1 first; the messages are the same.
+REFLECTION_NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+# Streams that are answered at the same time; others wait for one of these to end.
+_NUM_THREADS = 4
+
+
+class Reflection:
+    """grpcio-reflection's answers about services whose descriptors are in a pool. Concurrency: any thread."""
+
+    def __init__(self, services: Sequence[str], pool: Any) -> None:
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grpc-reflection")
+        self._servicer = reflection.ReflectionServicer(services, pool=_PoolWithMethods(pool))
+        self._lock = threading.Lock()
+        self._open: set[grpc.ServicerContext] = set()
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """Returns what a server is given to serve this."""
+        method: grpc.RpcMethodHandler[bytes, Any] = grpc.stream_stream_rpc_method_handler(
+            Behavior(self._answer, self._threads),
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        methods = {"ServerReflectionInfo": method}
+        return tuple(grpc.method_handlers_generic_handler(name, methods) for name in REFLECTION_NAMES)
+
+    def stop(self) -> None:
+        """Ends the streams that clients keep open; else a server that stops would wait for them."""
+        with self._lock:
+            contexts = list(self._open)
+        for context in contexts:
+            # Not under the lock: cancelling may call back into _forget.
+            context.cancel()
+
+    def close(self) -> None:
+        """Frees the threads; call it after the server has stopped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+        with self._lock:
+            self._open.add(context)
+        if not context.add_callback(partial(self._forget, context)):
+            self._forget(context)
+        return iter(self._servicer.ServerReflectionInfo(_read(requests, context), context))
+
+    def _forget(self, context: grpc.ServicerContext) -> None:
+        with self._lock:
+            self._open.discard(context)
+
+
+class _PoolWithMethods:
+    """A descriptor pool that also finds a file by a method's name, as ghz asks for it. Protobuf's pool can not."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        """Returns the file of a message, field, service, or method; raises KeyError where there is none."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            found = self._pool.FindServiceByName(service)
+            if method not in found.methods_by_name:
+                raise
+            return found.file
+
+
+def _read(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+    """Yields the requests of a stream; grpcio itself would log a traceback for each that can not be read."""
+    for data in requests:
+        try:
+            request = reflection_pb2.ServerReflectionRequest.FromString(data)
+        except DecodeError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The request can not be read: {error}")
+        yield request

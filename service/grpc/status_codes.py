@@ -1,0 +1,29 @@
+"""Canonical codes as grpc.StatusCode, by name, and how an error's text travels.
+
+Source of the cut: tensorflow_serving/model_servers/grpc_status_util.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import grpc
+
+from service.errors import Code
+
+STATUS_CODES: dict[str, grpc.StatusCode] = {code: grpc.StatusCode[code] for code in get_args(Code)}
+
+_MAX_DETAIL_BYTES = 1024
+_CUT_MARK = "...TRUNCATED"
+
+
+def details(text: str) -> str:
+    """Returns an error's text as gRPC can carry it: valid UTF-8 of at most 1024 bytes, and a mark where it was cut.
+
+    >>> details("x" * 2000)[1020:]
+    'xxxx...TRUNCATED'
+    """
+    data = text.encode("utf-8", "replace")
+    if len(data) <= _MAX_DETAIL_BYTES:
+        return data.decode()
+    return data[:_MAX_DETAIL_BYTES].decode("utf-8", "ignore") + _CUT_MARK

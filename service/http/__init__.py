@@ -1,0 +1,1 @@
+"""The HTTP reference server: FastAPI routes over the engine, and uvicorn."""

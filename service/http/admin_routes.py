@@ -1,0 +1,53 @@
+"""Health, readiness and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.engine.engine import Engine
+from service.http import openapi
+from service.http.routing import add_route
+
+
+def add_admin_routes(
+    app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
+) -> None:
+    """Adds the routes for orchestrators.
+
+    Args:
+      metrics: gives the exposition's bytes and content type; metrics_paths: where, the first is in OpenAPI.
+    """
+
+    async def healthz(request: Request) -> Response:
+        """Says that the process lives; restart it where this fails."""
+        return _json({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        """Says whether every configured model can answer, and which can not and why."""
+        if engine.is_ready:
+            return _json({"status": "ready", "problems": {}})
+        problems = engine.problems() or {"": "no model is configured, or the server is shutting down"}
+        return _json({"status": "not ready", "problems": problems}, 503)
+
+    async def metrics_text(request: Request) -> Response:
+        """Returns the metrics in Prometheus' text format."""
+        # In a thread: it takes a while where there are many models.
+        data, content_type = await asyncio.to_thread(metrics)
+        return Response(data, headers={"Content-Type": content_type})
+
+    add_route(app, "/healthz", healthz, "GET", **openapi.healthz())
+    add_route(app, "/readyz", readyz, "GET", **openapi.readyz())
+    for path in metrics_paths[:1]:
+        add_route(app, path, metrics_text, "GET", **openapi.metrics())
+    for path in metrics_paths[1:]:
+        add_route(app, path, metrics_text, "GET", include_in_schema=False)
+
+
+def _json(document: dict[str, object], status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")

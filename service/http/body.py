@@ -1,0 +1,126 @@
+"""Reads a request's body under hard limits, also where it is compressed."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+from starlette.requests import ClientDisconnect, Request
+
+from service.engine.admission import Room
+from service.errors import MalformedPayload, PayloadTooLarge
+
+# zlib's window size for a gzip header and trailer; "deflate" is zlib's own form.
+_GZIP = 16 + zlib.MAX_WBITS
+_DECODERS = {b"gzip": ("gzip", _GZIP), b"x-gzip": ("gzip", _GZIP), b"deflate": ("deflate", zlib.MAX_WBITS)}
+# Decompressed at a time: others are served in between, as a body of kilobytes may come to gigabytes.
+_PIECE_BYTES = 256 << 10
+# Beyond so many bytes, how many times its size a body may decompress to. Deflate gets to 1032; JSON of ids to some 10.
+_FREE_BYTES, _MAX_RATIO = 4 << 20, 100
+# Each costs time and may hold nothing.
+_MAX_MEMBERS = 1000
+
+
+async def read_body(request: Request, max_bytes: int, room: Room) -> bytes:
+    """Returns the decompressed body.
+
+    The limit holds for what was declared, for what arrives and for what it decompresses to, so that no body costs more
+    memory than max_bytes and a chunk.
+
+    Args:
+      room: grown by what is kept of the body; refuses it, by what it declares, before it is read.
+
+    Raises:
+      PayloadTooLarge: over the limit, or compressed far better than requests are.
+      Overloaded: the server has no room for it.
+      MalformedPayload: not the gzip or deflate data that its header says, or another encoding.
+    """
+    declared, encoding = _headers(request)
+    if declared > max_bytes:
+        raise PayloadTooLarge(f"The body of {declared} bytes is over the limit of {max_bytes} bytes.")
+    room.check(declared)
+    if encoding in (b"", b"identity"):
+        return await _read_plain(request, max_bytes, room)
+    if encoding in _DECODERS:
+        return await _read_compressed(request, max_bytes, room, *_DECODERS[encoding])
+    shown = ascii(encoding.decode("latin-1"))
+    raise MalformedPayload(f"Content-Encoding {shown} is not supported; send gzip, deflate or none.")
+
+
+def _headers(request: Request) -> tuple[int, bytes]:
+    declared, encoding = 0, b""
+    for name, value in request.scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            declared = int(value[:20])
+        elif name == b"content-encoding":
+            encoding = value.strip().lower()
+    return declared, encoding
+
+
+async def _read_plain(request: Request, max_bytes: int, room: Room) -> bytes:
+    chunk, is_last = await _next_chunk(request)
+    room.grow(len(chunk))
+    if is_last and len(chunk) <= max_bytes:
+        # Nearly every body comes in one piece.
+        return chunk
+    chunks, size = [chunk], len(chunk)
+    while not is_last and size <= max_bytes:
+        chunk, is_last = await _next_chunk(request)
+        room.grow(len(chunk))
+        chunks.append(chunk)
+        size += len(chunk)
+    if size > max_bytes:
+        raise PayloadTooLarge(f"The body is over the limit of {max_bytes} bytes.")
+    return b"".join(chunks)
+
+
+async def _read_compressed(request: Request, max_bytes: int, room: Room, name: str, window: int) -> bytes:
+    decoder = zlib.decompressobj(window)
+    pieces: list[bytes] = []
+    left, received, num_members = max_bytes, 0, 1
+    is_last = False
+    try:
+        while not is_last:
+            data, is_last = await _next_chunk(request)
+            received += len(data)
+            is_full = False
+            while data or is_full:
+                # One byte more than there is room for tells a full body from one that is too long.
+                size = min(left + 1, _PIECE_BYTES)
+                piece = decoder.decompress(data, size)
+                left -= len(piece)
+                if left < 0:
+                    raise PayloadTooLarge(f"The decompressed body is over the limit of {max_bytes} bytes.")
+                _check_ratio(max_bytes - left, received)
+                room.grow(len(piece))
+                pieces.append(piece)
+                # More may be to come of what the decoder has taken in already.
+                is_full = len(piece) == size
+                if is_full:
+                    await asyncio.sleep(0)
+                data = decoder.unconsumed_tail
+                if decoder.eof and decoder.unused_data:
+                    # A gzip file may consist of several members, one after the other.
+                    data, decoder = decoder.unused_data, zlib.decompressobj(window)
+                    num_members += 1
+                    if num_members > _MAX_MEMBERS:
+                        raise MalformedPayload(f"The body consists of more than {_MAX_MEMBERS} {name} members.")
+    except zlib.error as error:
+        raise MalformedPayload(f"The body is not valid {name} data: {error}") from error
+    if not decoder.eof:
+        raise MalformedPayload(f"The body is not valid {name} data: it ends early")
+    return b"".join(pieces)
+
+
+def _check_ratio(size: int, received: int) -> None:
+    if size > _FREE_BYTES and size > _MAX_RATIO * received:
+        raise PayloadTooLarge(
+            f"The body decompresses to more than {_MAX_RATIO} times its size; send it less compressed, or plain."
+        )
+
+
+async def _next_chunk(request: Request) -> tuple[bytes, bool]:
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect()
+    return message.get("body", b""), not message.get("more_body", False)

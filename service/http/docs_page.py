@@ -1,0 +1,48 @@
+"""The page at /docs, from installed files where there are any: a page from a CDN is blank without internet."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from service.http.routing import add_route
+from service.http.security_headers import page_policy
+
+_ASSETS_URL = "/docs-assets"
+# Swagger UI's files as fastapi-swagger packages them; the package itself is never imported.
+_PACKAGE, _FOLDER = "fastapi_swagger", "resources"
+
+
+def installed_assets() -> Path | None:
+    """Returns the folder of Swagger UI's files, None where the package is not installed."""
+    spec = find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / _FOLDER
+
+
+def add_docs_page(app: FastAPI, assets: Path | None) -> None:
+    """Adds /docs; without assets it loads them from FastAPI's CDN."""
+    urls: dict[str, Any] = {}
+    if assets is not None:
+        app.mount(_ASSETS_URL, StaticFiles(directory=assets))
+        urls = {
+            "swagger_js_url": f"{_ASSETS_URL}/swagger-ui-bundle.js",
+            "swagger_css_url": f"{_ASSETS_URL}/swagger-ui.css",
+            "swagger_favicon_url": f"{_ASSETS_URL}/favicon-32x32.png",
+        }
+    page = get_swagger_ui_html(openapi_url="/openapi.json", title=app.title, **urls)
+    sources = "'self'" if urls else "https://cdn.jsdelivr.net https://fastapi.tiangolo.com"
+    page.headers["Content-Security-Policy"] = page_policy(bytes(page.body).decode(), sources)
+
+    async def docs(request: Request) -> Response:
+        return page
+
+    add_route(app, "/docs", docs, "GET", include_in_schema=False)

@@ -1,0 +1,89 @@
+"""Errors as HTTP answers: one table from class to status, one body form, one place that logs.
+
+Source of the statuses: tensorflow_serving/model_servers/http_rest_api_util and util/net_http (9d981c5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import orjson
+from starlette.responses import Response
+
+from service import errors
+from service.errors import ServiceError
+
+logger = logging.getLogger(__name__)
+
+# Every class stands here itself, so that a new one is a decision; a test walks the tree.
+HTTP_STATUS: Mapping[type[ServiceError], int] = {
+    errors.ServiceError: 500,
+    errors.InvalidRequest: 400,
+    errors.MalformedPayload: 400,
+    errors.InputMismatch: 400,
+    errors.IdOutOfRange: 400,
+    errors.IdsTooMany: 400,
+    errors.UnknownOutput: 400,
+    errors.LabelNotFound: 400,
+    errors.UnfitSignature: 400,
+    errors.PayloadTooLarge: 413,
+    errors.NotFound: 404,
+    errors.ModelNotFound: 404,
+    errors.VersionNotFound: 404,
+    errors.TableNotFound: 404,
+    errors.RouteNotFound: 404,
+    errors.SignatureNotFound: 400,
+    errors.GraphUnavailable: 400,
+    errors.NotBatchable: 400,
+    errors.DeltaRefused: 400,
+    errors.NotReady: 503,
+    errors.Overloaded: 503,
+    errors.Unauthenticated: 401,
+    errors.PermissionDenied: 403,
+    errors.JournalUnavailable: 503,
+    errors.DeadlineExceeded: 504,
+    errors.ConfigConflict: 400,
+    errors.ReloadFailed: 500,
+    errors.Unimplemented: 501,
+    errors.ArtifactError: 400,
+    errors.DataLoss: 500,
+    errors.BackendFailure: 500,
+}
+# Several canonical codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE.
+CODE_HEADER = "X-Error-Code"
+# What a class has beside its code.
+_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
+    errors.Overloaded: {"Retry-After": "1"},
+    errors.Overloaded: {"Retry-After": "1"},
+    errors.Unauthenticated: {"WWW-Authenticate": "Bearer"},
+}
+
+
+def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns the one error body, {"error": text}."""
+    # What a client sent may hold lone surrogates, which JSON text can not.
+    body = orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
+    return Response(body, status, headers, media_type="application/json")
+
+
+def service_error_response(error: ServiceError, request_id: str) -> Response:
+    """Logs an error and returns its answer; errors of ours carry the request id instead of their cause."""
+    status = HTTP_STATUS[type(error)]
+    text = error.message
+    extra = {"request_id": request_id, "status": status}
+    if status == 500:
+        logger.error("request failed: %s", text, extra=extra, exc_info=error)
+        return error_response(status, f"{text} Request id: {request_id}", {CODE_HEADER: error.code})
+    if isinstance(error, errors.Overloaded):
+        # Thousands a second, each of which would cost more than the refusal: metrics count them.
+        logger.debug("request refused: %s", ascii(text), extra=extra)
+        return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS[errors.Overloaded]})
+    logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
+    return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS.get(type(error), {})})
+
+
+def unexpected_error_response(error: Exception, request_id: str) -> Response:
+    """Logs a bug and returns an answer that tells nothing of it."""
+    logger.error("unexpected error", extra={"request_id": request_id, "status": 500}, exc_info=error)
+    return error_response(500, f"Internal error; the server's log has the cause, request id {request_id}")

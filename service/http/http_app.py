@@ -1,0 +1,147 @@
+"""Builds the HTTP application over an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from service.access.callers import Callers
+from service.engine.engine import Engine
+from service.errors import RouteNotFound, ServiceError
+from service.http import openapi
+from service.http.access import AccessMiddleware
+from service.http.admin_routes import add_admin_routes
+from service.http.calls import Calls
+from service.http.cors import CorsMiddleware
+from service.http.docs_page import add_docs_page, installed_assets
+from service.http.errors import error_response, service_error_response
+from service.http.gzip_answers import GzipMiddleware
+from service.http.lookup_routes import add_lookup_routes
+from service.http.oip_routes import add_open_inference_routes
+from service.http.path_case import PathCaseMiddleware
+from service.http.request_id import RequestIdMiddleware, RequestIds
+from service.http.routing import malformed, raw_path
+from service.http.security_headers import SecurityHeadersMiddleware
+from service.http.statusz_route import add_statusz_route
+from service.http.tfs_routes import add_tfs_routes
+from service.native.forwarded import NO_FORWARDING, Forwarding
+from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
+
+DEFAULT_INLINE_BODY_BYTES = 64 * 1024
+# Ours, and TensorFlow Serving's.
+DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
+
+
+def create_http_app(
+    engine: Engine,
+    *,
+    metrics: Callable[[], tuple[bytes, str]],
+    metrics_paths: Sequence[str] = DEFAULT_METRICS_PATHS,
+    max_body_bytes: int,
+    rest_api_timeout_s: float,
+    graph_threads: int,
+    inline_body_bytes: int = DEFAULT_INLINE_BODY_BYTES,
+    max_table_rows: int = DEFAULT_MAX_TABLE_ROWS,
+    gzip_min_bytes: int = 0,
+    has_cors: bool = False,
+    cors_origins: Collection[str] = (),
+    strict_json: bool = False,
+    callers: Callers | None = None,
+    spans: Callable[[ASGIApp], ASGIApp] | None = None,
+    forwarding: Forwarding = NO_FORWARDING,
+    statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
+) -> FastAPI:
+    """Returns the ASGI application.
+
+    Args:
+      metrics: gives the exposition's bytes and content type; metrics_paths: where.
+      max_body_bytes: largest body, before and after decompression.
+      rest_api_timeout_s: for a whole request.
+      graph_threads: how many graph runs go on at once.
+      inline_body_bytes: up to which a lookup runs on the event loop: below it, handing over to a thread costs more than
+        the lookup.
+      max_table_rows: how many rows one :rows request may ask for.
+      gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
+      has_cors: let pages of other origins read the answers; of cors_origins only, where there are some.
+      strict_json: neither take nor give bare NaN and Infinity.
+      callers: who may come in; the engine then asks them who it is. None: everybody.
+      spans: wraps the application in what traces its requests; None: nothing does.
+      forwarding: reads what the native core tells of the requests that it forwards.
+      statusz: gathers what the status page shows, and makes HTML of it; None: there is no such page.
+    """
+    calls = Calls(
+        engine,
+        max_body_bytes=max_body_bytes,
+        inline_body_bytes=inline_body_bytes,
+        timeout_s=rest_api_timeout_s,
+        graph_threads=graph_threads,
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        calls.close()
+
+    app = FastAPI(
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        # FastAPI's own OpenTelemetry reads the environment three times per request to learn that it is not wanted;
+        # our metrics come from the engine.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+        **openapi.application(),
+    )
+    # Most used first: routes are tried in order.
+    add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
+    add_tfs_routes(app, engine, calls, strict_json=strict_json)
+    add_open_inference_routes(app, engine, calls, strict_json=strict_json)
+    add_admin_routes(app, engine, metrics, metrics_paths)
+    if statusz is not None:
+        add_statusz_route(app, *statusz)
+    openapi.complete(app, engine, strict_json=strict_json)
+    add_docs_page(app, installed_assets())
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    if gzip_min_bytes:
+        app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
+    if callers is not None:
+        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=tuple(metrics_paths), forwarding=forwarding)
+    if has_cors or cors_origins:
+        app.add_middleware(CorsMiddleware, origins=cors_origins or None)
+    app.add_middleware(SecurityHeadersMiddleware)
+    if spans is not None:
+        app.add_middleware(spans)
+    app.add_middleware(RequestIdMiddleware, ids=RequestIds(forwarding))
+    app.add_middleware(PathCaseMiddleware)
+    return app
+
+
+async def _on_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    # Breaks a reference cycle: FastAPI's frames hold the error, whose traceback holds the frames and the request body.
+    # Else a megabyte or so for each refusal would stay until the garbage collector runs.
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return service_error_response(error, request.scope["request_id"])
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Answers what the router refuses: no such path, or not with that method."""
+    assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        # What a browser asks before a request of another origin gets 200, as in TensorFlow Serving.
+        status = 200 if "origin" in request.headers else 204
+        return Response(status_code=status, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
+    if request.url.path.startswith("/v1/"):
+        return service_error_response(malformed(request), request.scope["request_id"])
+    if error.status_code == 404:
+        return service_error_response(RouteNotFound(f"Not found: {raw_path(request)}"), request.scope["request_id"])
+    return error_response(error.status_code, f"{request.method} is not allowed here", error.headers)

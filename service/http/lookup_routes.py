@@ -1,0 +1,68 @@
+"""Our own API: embeddings by feature, and rows of a table."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.engine.bound import Bound
+from service.engine.engine import Engine
+from service.errors import IdsTooMany
+from service.http import openapi
+from service.http.calls import Answered, Calls, Method, json_response
+from service.http.routing import add_route, model_ref
+from service.types import ModelRef
+from service.wire.json_lookup import (
+    LookupBody,
+    decode_features,
+    decode_lookup,
+    decode_rows,
+    encode_lookup,
+    encode_rows,
+    encode_tables,
+)
+
+
+def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int, *, strict_json: bool) -> None:
+    """Adds the routes for lookups and tables.
+
+    Args:
+      strict_json: neither take nor give bare NaN and Infinity.
+    """
+    lookup_method = Method(partial(decode_lookup, strict=strict_json), partial(_lookup, strict_json), name="lookup")
+
+    async def lookup(request: Request) -> Response:
+        """Returns the combined embedding of each row, for the features that were sent."""
+        return json_response(await calls.answer(request, model_ref(request), lookup_method))
+
+    async def tables(request: Request) -> Response:
+        """Lists a model's embedding tables."""
+        return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
+
+    async def rows(request: Request) -> Response:
+        """Returns rows of a table as they are stored."""
+        ref = model_ref(request)
+        work = partial(_rows, strict_json, engine, ref, request.path_params["table"], max_table_rows)
+        return json_response(await calls.read(request, ref.name, work))
+
+    for where in ("", "/versions/{version}", "/labels/{label}"):
+        path = "/v1/models/{model}" + where
+        add_route(app, path + ":lookup", lookup, "POST", **openapi.lookup(path))
+        add_route(app, path + "/tables", tables, "GET", **openapi.tables(path))
+        add_route(app, path + "/tables/{table}:rows", rows, "POST", **openapi.rows(path))
+
+
+def _lookup(strict_json: bool, bound: Bound, body: LookupBody, deadline_s: float) -> bytes:
+    return encode_lookup(bound.run(decode_features(body, bound.spec), deadline_s=deadline_s), strict=strict_json)
+
+
+def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> Answered[bytes]:
+    ids = decode_rows(body)
+    # An id of two bytes asks for a row of thousands, so the body's limit alone would not bound the answer.
+    if ids.size > max_rows:
+        raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
+    found = engine.table_rows(ref, table, ids)
+    return Answered(encode_rows(found.rows, strict=strict_json), found.version)

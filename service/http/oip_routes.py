@@ -1,0 +1,173 @@
+"""The Open Inference Protocol, version 2, as KServe and Triton have it over HTTP.
+
+Source: kserve/open-inference-protocol, specification/protocol/inference_rest.md (29ca333);
+triton-inference-server/server, docs/protocol/extension_{binary_data,model_repository,model_configuration}.md.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.engine.bound import Bound
+from service.engine.engine import Engine, ModelDescription
+from service.errors import MalformedPayload, Unimplemented
+from service.http import oip_openapi
+from service.http.calls import MODEL_VERSION, Calls, Method
+from service.http.path_case import IS_ENCODED
+from service.http.routing import add_route
+from service.types import ModelRef, SignatureSpec
+from service.wire import oip_models
+from service.wire.json_document import describe, parse_object
+from service.wire.oip_json import InferBody, decode_infer, decode_inputs, encode_infer
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+# zlib's window size by what a client accepts; "deflate" is zlib's own form.
+_WINDOWS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+# Numbers compress badly at every level.
+_LEVEL = 1
+_NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
+_NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
+# Triton's other routes, by method: clients learn that they are known and not served.
+_UNIMPLEMENTED = {
+    "/v2/models/{model}/stats": ("GET", "Statistics are not implemented; see /metrics."),
+    "/v2/models/{model}/versions/{version}/stats": ("GET", "Statistics are not implemented; see /metrics."),
+    "/v2/models/{model}/trace/setting": ("GET POST", "Tracing is not implemented."),
+    "/v2/trace/setting": ("GET POST", "Tracing is not implemented."),
+    "/v2/logging": ("GET POST", "Changing the log's settings is not implemented."),
+    "/v2/systemsharedmemory/{rest:path}": ("GET POST", _NO_SHARED_MEMORY),
+    "/v2/cudasharedmemory/{rest:path}": ("GET POST", _NO_SHARED_MEMORY),
+    "/v2/repository/models/{model}/{action}": ("POST", _NO_CONTROL),
+}
+Answer = tuple[bytes, int | None]
+
+
+def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
+    """Adds all of the protocol's routes.
+
+    Args:
+      strict_json: neither take nor give bare NaN and Infinity.
+    """
+
+    async def infer(request: Request) -> Response:
+        """Runs a signature on tensors that are JSON or binary data."""
+        ref = _ref(request)
+        coding = accepted_coding(request)
+        method = Method(
+            partial(decode_infer, header_length=request.headers.get(LENGTH_HEADER), strict=strict_json),
+            partial(_answer, coding, strict_json),
+            name="infer",
+            fallback_signature=oip_models.FALLBACK_SIGNATURE,
+        )
+        (body, header_length), version = await calls.answer(request, ref, method)
+        headers = {MODEL_VERSION: str(version)}
+        if coding is not None:
+            headers |= {"Content-Encoding": coding.decode(), "Vary": "Accept-Encoding"}
+        if header_length is None:
+            return Response(body, headers=headers, media_type="application/json")
+        headers[LENGTH_HEADER] = str(header_length)
+        return Response(body, headers=headers, media_type="application/octet-stream")
+
+    async def metadata(request: Request) -> Response:
+        """Tells the tensors of one of a model's signatures."""
+        description, spec = _described(request)
+        return _json(oip_models.model_metadata(description.name, engine.statuses(description.name), spec))
+
+    async def config(request: Request) -> Response:
+        """Tells the tensors of one of a model's signatures, and which inputs may be left out."""
+        description, spec = _described(request)
+        return _json(oip_models.model_config(description.name, spec))
+
+    def _described(request: Request) -> tuple[ModelDescription, SignatureSpec]:
+        description = engine.describe(_ref(request))
+        name = request.query_params.get(oip_models.SIGNATURE_PARAMETER, "")
+        return description, description.signature(name, oip_models.FALLBACK_SIGNATURE)
+
+    async def model_ready(request: Request) -> Response:
+        """Says that a model can answer; an error says why it can not."""
+        return _json({"name": engine.describe(_ref(request)).name, "ready": True})
+
+    async def server_metadata(request: Request) -> Response:
+        """Tells the server's name, version and extensions."""
+        return _json(oip_models.server_metadata())
+
+    async def live(request: Request) -> Response:
+        """Says that the process lives."""
+        return _json({"live": True})
+
+    async def ready(request: Request) -> Response:
+        """Says whether every configured model can answer; /readyz tells which can not and why."""
+        return _json({"ready": engine.is_ready}, 200 if engine.is_ready else 503)
+
+    async def index(request: Request) -> Response:
+        """Lists the versions of all models and their states."""
+        only_ready = await calls.read(request, "", read_only_ready)
+        return _json(oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=only_ready))
+
+    for where in ("", "/versions/{version}"):
+        path = "/v2/models/{model}" + where
+        add_route(app, path + "/infer", infer, "POST", **oip_openapi.infer(path))
+        add_route(app, path + "/ready", model_ready, "GET", **oip_openapi.model_ready(path))
+        add_route(app, path + "/config", config, "GET", **oip_openapi.model_config(path))
+        add_route(app, path, metadata, "GET", **oip_openapi.model_metadata(path))
+    add_route(app, "/v2", server_metadata, "GET", **oip_openapi.server_metadata())
+    add_route(app, "/v2/health/live", live, "GET", **oip_openapi.health("live"))
+    add_route(app, "/v2/health/ready", ready, "GET", **oip_openapi.health("ready"))
+    add_route(app, "/v2/repository/index", index, "POST", **oip_openapi.repository_index())
+    for path, (methods, text) in _UNIMPLEMENTED.items():
+        for name in methods.split():
+            add_route(app, path, partial(_refuse, text), name, include_in_schema=False)
+
+
+def read_only_ready(body: bytes) -> bool:
+    """Returns what an index request asks for: nothing at all, or {"ready": true} for what can answer."""
+    only_ready = parse_object(body).get("ready", False) if body else False
+    if type(only_ready) is not bool:
+        raise MalformedPayload(f'expected "ready" to be true or false, got JSON Value: {describe(only_ready)}')
+    return only_ready
+
+
+def accepted_coding(request: Request) -> bytes | None:
+    """Returns gzip or deflate where a client asks for just that, as tritonclient does.
+
+    HTTP libraries list all they know with every request; compressing numbers for them would cost time that nobody meant
+    to spend.
+    """
+    for name, value in request.scope["headers"]:
+        if name == b"accept-encoding":
+            coding = bytes(value).strip().lower()
+            return coding if coding in _WINDOWS else None
+    return None
+
+
+def _ref(request: Request) -> ModelRef:
+    name, version = request.path_params["model"], request.path_params.get("version", "")
+    if IS_ENCODED in request.scope:
+        name, version = unquote(name), unquote(version)
+    return oip_models.model_ref(name, version)
+
+
+def _answer(coding: bytes | None, strict: bool, bound: Bound, body: InferBody, deadline_s: float) -> Answer:
+    outputs = bound.run(decode_inputs(body), body.outputs, deadline_s)
+    data, header_length = encode_infer(
+        outputs, body, model=bound.model, version=bound.version, signature_name=bound.spec.name, strict=strict
+    )
+    if coding is not None:
+        encoder = zlib.compressobj(_LEVEL, wbits=_WINDOWS[coding])
+        data = encoder.compress(data) + encoder.flush()
+    return data, header_length
+
+
+async def _refuse(text: str, request: Request) -> Response:
+    raise Unimplemented(text)
+
+
+def _json(document: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")

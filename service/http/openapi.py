@@ -1,0 +1,298 @@
+"""Describes each route in the OpenAPI document: operation, bodies and answers with examples, and errors.
+
+Routes read raw bytes, so nothing of this can be derived from types. The examples are of a model "movielens": features
+user_id, film_id and occupation have one id per row, genres and recent_films any number. If a model can answer, its own
+replace them.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+
+from fastapi import FastAPI
+
+from service.engine.engine import Engine
+from service.http.json_schema import Json, ref
+from service.http.openapi_examples import add_examples
+from service.http.openapi_schemas import schemas
+
+_DESCRIPTION = """
+Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's REST API for everything else.
+
+* `:lookup` takes ids (or the keys of a feature's vocabulary, strings or integers) and answers one combined vector per
+  row, or one vector per id where the feature is a sequence.
+* `:predict` takes and answers what TensorFlow Serving does, for every signature of a model.
+* `/tables` shows the embedding tables and their rows.
+* `/v2` is the Open Inference Protocol, as KServe and Triton have it, for the same models.
+
+Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: the client's own, or a new one. Those that
+a version of a model computed carry `X-Model-Version`.
+Bodies may be sent with `Content-Encoding: gzip` or `deflate`. The same models answer TensorFlow Serving's gRPC API.
+"""
+_TAGS = [
+    {"name": "Embeddings", "description": "Lookups and tables."},
+    {"name": "TensorFlow Serving", "description": "Drop-in REST API of tensorflow_model_server."},
+    {"name": "Open Inference Protocol", "description": "Version 2, with the binary tensor data extension."},
+    {"name": "Operations", "description": "For orchestrators and monitoring."},
+]
+_ERRORS: dict[int, tuple[str, str]] = {
+    400: (
+        "The request can not succeed as it was sent",
+        'input "user_id": id 6041 at position 1 is out of range, its table has ids 0 to 6040.',
+    ),
+    404: ("No such model, version or table", "Servable not found for request: Latest(movielens)"),
+    413: ("The body is over the limit", "The body of 99000000 bytes is over the limit of 33554432 bytes."),
+    500: ("A fault of the server", "Internal error; the server's log has the cause, request id 5f2c-1a"),
+    503: (
+        "The model is loading, the server is shutting down or overloaded",
+        'Model "movielens" is not ready: version 1 is LOADING',
+    ),
+    504: ("Out of time", "Timed out: the request took longer than 30 s."),
+}
+_GENRES = [["Comedy", "Drama"], []]
+_EMBEDDINGS = {"user_id": [[0.12, -0.5, 0.33, 0.04], [0.7, 0.01, -0.2, 0.9]], "genres": [[0.5, 0.25], [0.0, 0.0]]}
+
+
+def application() -> Json:
+    """Returns the application's own fields."""
+    return {
+        "title": "Embedding server",
+        "version": "1",
+        "description": _DESCRIPTION,
+        "openapi_tags": _TAGS,
+        "license_info": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    }
+
+
+def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
+    """Adds the types of bodies, and examples of the model that is served, to the document that FastAPI makes."""
+    describe_routes = app.openapi
+
+    def describe() -> Json:
+        # A copy, for FastAPI makes its document once, and models change.
+        document = deepcopy(describe_routes())
+        document["components"] = {"schemas": schemas(strict_json=strict_json)}
+        add_examples(document, engine)
+        return document
+
+    app.openapi = describe  # type: ignore[method-assign]
+
+
+def lookup(path: str) -> Json:
+    """POST :lookup"""
+    examples = {
+        "two users and their genres": {"features": {"user_id": [1, 42], "genres": _GENRES}},
+        "weighted history": {
+            "features": {"recent_films": [[50, 1, 2]]},
+            "weights": {"recent_films": [[1.0, 0.5, 0.25]]},
+        },
+        "as on a TPU": {"features": {"film_id": [50]}, "signature_name": "lookup_tpu_tensor_core"},
+    }
+    answer = _computed(
+        "One vector per row, or a list of them for a sequence, for the features that were sent",
+        ref("LookupResponse"),
+        {"two users and their genres": {"embeddings": _EMBEDDINGS}},
+    )
+    body = _body(ref("LookupRequest"), examples)
+    return _route("lookup", "Embeddings", "Look embeddings up", path, answer, body=body)
+
+
+def tables(path: str) -> Json:
+    """GET /tables"""
+    table = {
+        "name": "film",
+        "vocabulary_size": 1683,
+        "embedding_dim": 32,
+        "dtype": "float32",
+        "nbytes": 215424,
+        "features": ["film_id", "recent_films"],
+    }
+    answer = _answer("The tables, by name", ref("TablesResponse"), {"one table, two features": {"tables": [table]}})
+    return _route("listTables", "Embeddings", "List tables", path, answer, errors=(400, 404, 503))
+
+
+def rows(path: str) -> Json:
+    """POST /tables/{table}:rows"""
+    answer = _computed(
+        "The rows, in the order of the ids", ref("RowsResponse"), {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
+    )
+    body = _body(ref("RowsRequest"), {"two rows": {"ids": [50, 1]}})
+    return _route("readRows", "Embeddings", "Read rows of a table", path + "/tables/{table}", answer, body=body)
+
+
+def predict(path: str) -> Json:
+    """POST :predict"""
+    row = {"user_id": 1, "film_id": 50, "occupation": 3, "genres": ["Drama"], "recent_films": [1, 2]}
+    columns: Json = {"user_id": [1, 42], "film_id": [50, 1], "occupation": [3, 4]}
+    columns |= {"genres": _GENRES, "recent_films": [[1, 2], []]}
+    examples = {
+        "rows": {"instances": [row]},
+        "columns": {"inputs": columns},
+        "a lookup, by column": {"signature_name": "lookup", "inputs": {"user_id": [1, 42], "genres": _GENRES}},
+    }
+    answers = {
+        "rows": {"predictions": [4.12]},
+        "columns": {"outputs": [4.12, 3.07]},
+        "a lookup, by column": {"outputs": _EMBEDDINGS},
+    }
+    answer = _computed("The outputs; a single output has no name", ref("PredictResponse"), answers)
+    body = _body(ref("PredictRequest"), examples)
+    return _route("predict", "TensorFlow Serving", "Run a signature", path, answer, body=body)
+
+
+def classify(path: str) -> Json:
+    """POST :classify"""
+    examples = {"two examples": {"results": [[["cat", 0.9], ["dog", 0.1]], [["cat", 0.2], ["dog", 0.8]]]}}
+    answer = _computed("[label, score] of each class, for each example", ref("ClassifyResponse"), examples)
+    return _route("classify", "TensorFlow Serving", "Classify examples", path, answer, body=_examples())
+
+
+def regress(path: str) -> Json:
+    """POST :regress"""
+    answer = _computed("A value for each example", ref("RegressResponse"), {"two examples": {"results": [2.5, 4.0]}})
+    return _route("regress", "TensorFlow Serving", "Regress over examples", path, answer, body=_examples())
+
+
+def _examples() -> Json:
+    bodies = {
+        "two examples": {"signature_name": "regress_x_to_y", "examples": [{"x": 1.0}, {"x": 4.0}]},
+        "a context": {"context": {"user": "ann"}, "examples": [{"x": [1.0]}]},
+    }
+    return _body(ref("ExamplesRequest"), bodies)
+
+
+def status(path: str) -> Json:
+    """GET /v1/models/{model}"""
+    versions = [
+        {"version": "2", "state": "LOADING", "status": {"error_code": "OK", "error_message": ""}},
+        {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
+    ]
+    answer = _answer(
+        "Versions, newest first",
+        ref("StatusResponse"),
+        {"a new version loads": {"model_version_status": versions}},
+    )
+    return _route("getStatus", "TensorFlow Serving", "State of a model's versions", path, answer, errors=(400, 404))
+
+
+def metadata(path: str) -> Json:
+    """GET .../metadata"""
+
+    def tensor(dtype: str, name: str, *sizes: int) -> Json:
+        dim = [{"size": str(size), "name": ""} for size in sizes]
+        return {"dtype": dtype, "tensor_shape": {"dim": dim, "unknown_rank": False}, "name": name}
+
+    signature = {
+        "inputs": {"user_id": tensor("DT_INT64", "lookup_user_id:0", -1)},
+        "outputs": {"user_id": tensor("DT_FLOAT", "PartitionedCall:0", -1, 32)},
+        "method_name": "tensorflow/serving/predict",
+        "defaults": {},
+    }
+    example = {
+        "model_spec": {"name": "movielens", "signature_name": "", "version": "1"},
+        "metadata": {"signature_def": {"signature_def": {"lookup": signature}}},
+    }
+    answer = _answer("The signatures", ref("MetadataResponse"), {"one signature": example})
+    return _route("getMetadata", "TensorFlow Serving", "Signatures of a model", path, answer, errors=(400, 404, 503))
+
+
+def healthz() -> Json:
+    """GET /healthz"""
+    answer = _answer("The process lives", ref("Liveness"), {"alive": {"status": "ok"}})
+    return _route("healthz", "Operations", "Liveness", "", answer, errors=())
+
+
+def readyz() -> Json:
+    """GET /readyz"""
+    answer = _answer("Every model can answer", ref("Readiness"), {"ready": {"status": "ready", "problems": {}}})
+    problems = {"movielens": "version 2 is LOADING"}
+    examples = {"not ready": {"status": "not ready", "problems": problems}}
+    answer |= _answer("A model can not answer", ref("Readiness"), examples, 503)
+    return _route("readyz", "Operations", "Readiness", "", answer, errors=())
+
+
+def metrics() -> Json:
+    """GET /metrics"""
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    answer: dict[int | str, Json] = {200: {"description": "Prometheus text", "content": content}}
+    return _route("metrics", "Operations", "Metrics", "", answer, errors=())
+
+
+def described(
+    operation: str,
+    tag: str,
+    summary: str,
+    path: str,
+    answer: tuple[str, Json, Json],
+    *,
+    body: tuple[Json, Json] | None = None,
+    errors: tuple[int, ...] = tuple(_ERRORS),
+    is_computed: bool = False,
+) -> Json:
+    """Returns the description of a route of another file.
+
+    Args:
+      operation: its name in generated clients.
+      answer: description, schema and examples by name.
+      body: schema and examples by name.
+      is_computed: a version of a model computes the answer.
+    """
+    answers = (_computed if is_computed else _answer)(*answer)
+    return _route(operation, tag, summary, path, answers, body=None if body is None else _body(*body), errors=errors)
+
+
+def _route(
+    operation: str,
+    tag: str,
+    summary: str,
+    path: str,
+    answer: dict[int | str, Json],
+    *,
+    body: Json | None = None,
+    errors: tuple[int, ...] = tuple(_ERRORS),
+) -> Json:
+    responses = dict(answer)
+    for status_code in errors:
+        description, text = _ERRORS[status_code]
+        responses |= _answer(description, ref("Error"), {"error": {"error": text}}, status_code)
+    extra: Json = {"parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)]}
+    if body is not None:
+        extra["requestBody"] = body
+    # One operation has three paths: the latest version, a version, and a label.
+    of_what = "Version" if "{version}" in path else "Label" if "{label}" in path else ""
+    return {
+        "operation_id": operation + of_what,
+        "tags": [tag],
+        "summary": summary,
+        "responses": responses,
+        "openapi_extra": extra,
+    }
+
+
+def _parameter(name: str) -> Json:
+    examples = {"model": "movielens", "version": 1, "table": "film", "label": "stable"}
+    kind = "integer" if name == "version" else "string"
+    return {"name": name, "in": "path", "required": True, "schema": {"type": kind}, "example": examples[name]}
+
+
+def _body(schema: Json, examples: Json) -> Json:
+    return {"required": True, "content": {"application/json": _content(schema, examples)}}
+
+
+def _computed(description: str, schema: Json, examples: Json) -> dict[int | str, Json]:
+    """Describes the answer of a version of a model."""
+    answer = _answer(description, schema, examples)
+    header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
+    answer[200]["headers"] = {"X-Model-Version": header}
+    return answer
+
+
+def _answer(description: str, schema: Json, examples: Json, status_code: int = 200) -> dict[int | str, Json]:
+    return {
+        status_code: {"description": description, "content": {"application/json": _content(schema, examples)}},
+    }
+
+
+def _content(schema: Json, examples: Json) -> Json:
+    return {"schema": schema, "examples": {name: {"value": value} for name, value in examples.items()}}

@@ -1,0 +1,126 @@
+"""Makes requests to the model that is served, as examples in the OpenAPI document.
+
+They hold row 0 and the string "key", never a key of a vocabulary: the document is shown to whoever may see the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from service.engine.engine import Engine, ModelDescription
+from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD
+from service.errors import ServiceError
+from service.http.json_schema import Json
+from service.types import ModelRef, SignatureSpec, TensorSpec
+from service.wire.oip_tensors import datatype_name
+
+# More would hide the rest of the page.
+_MAX_SIGNATURES = 4
+_ROUTES = {"lookup": ":lookup", "predict": ":predict", "infer": "/infer", "rows": ":rows"}
+
+
+def add_examples(document: Json, engine: Engine) -> None:
+    """Replaces the examples of lookups, predicts, inferences and rows, if a model can answer."""
+    served = _served(engine)
+    if served is None:
+        return
+    description, tables = served
+    requests = {
+        _ROUTES["lookup"]: _requests(description, _is_lookup, _lookup),
+        _ROUTES["predict"]: _requests(description, _is_predict, _predict),
+        _ROUTES["infer"]: _requests(description, _is_predict, _infer),
+        _ROUTES["rows"]: {"the first row": {"value": {"ids": [0]}}} if tables else {},
+    }
+    values = {"model": description.name, "version": description.version, **({"table": tables[0]} if tables else {})}
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                parameter["example"] = values.get(parameter["name"], parameter.get("example"))
+        for suffix, examples in requests.items():
+            if path.endswith(suffix):
+                methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
+                # It is of other requests.
+                del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
+
+
+def _served(engine: Engine) -> tuple[ModelDescription, list[str]] | None:
+    """Returns the first model that can answer and that the caller may see, and the names of its tables."""
+    for name in engine.models():
+        try:
+            ref = ModelRef(name)
+            return engine.describe(ref), [table.name for table in engine.tables(ref)]
+        except ServiceError:
+            continue
+    return None
+
+
+def _requests(
+    description: ModelDescription, is_wanted: Callable[[SignatureSpec], bool], body: Callable[[SignatureSpec], Json]
+) -> Json:
+    wanted = [spec for spec in description.signatures.values() if is_wanted(spec)]
+    return {f'signature "{spec.name}"': {"value": body(spec)} for spec in wanted[:_MAX_SIGNATURES]}
+
+
+def _is_lookup(spec: SignatureSpec) -> bool:
+    return spec.kind == "lookup"
+
+
+def _is_predict(spec: SignatureSpec) -> bool:
+    # JSON has a form for the tensors that numpy has a dtype for.
+    has_json = all(tensor.numpy_dtype is not None for tensor in (*spec.inputs.values(), *spec.outputs.values()))
+    return bool(spec.inputs) and has_json and spec.method_name not in (CLASSIFY_METHOD, REGRESS_METHOD)
+
+
+def _lookup(spec: SignatureSpec) -> Json:
+    return {"features": _columns(spec), "signature_name": spec.name}
+
+
+def _predict(spec: SignatureSpec) -> Json:
+    return {"inputs": _columns(spec), "signature_name": spec.name}
+
+
+def _infer(spec: SignatureSpec) -> Json:
+    tensors = []
+    for tensor in _row_inputs(spec).values():
+        shape = _shape(tensor)
+        tensors.append(_tensor(tensor, shape, [_value(tensor)] * math.prod(shape)))
+    for names in spec.ragged_names:
+        values, splits = spec.inputs[names.values], spec.inputs[names.row_splits]
+        tensors += [_tensor(values, [1], [_value(values)]), _tensor(splits, [2], [0, 1])]
+    return {"inputs": tensors, "parameters": {"signature_name": spec.name}}
+
+
+def _columns(spec: SignatureSpec) -> Json:
+    """Returns one row of each input, by feature."""
+    columns = {name: _nested(_value(tensor), _shape(tensor)) for name, tensor in _row_inputs(spec).items()}
+    return columns | {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
+
+
+def _row_inputs(spec: SignatureSpec) -> Mapping[str, TensorSpec]:
+    """Returns the inputs that are no parts of ragged features: of a lookup all, else those that a request must hold."""
+    names = spec.row_inputs if spec.kind == "lookup" else spec.row_inputs & spec.required
+    return {name: spec.inputs[name] for name in sorted(names)}
+
+
+def _tensor(tensor: TensorSpec, shape: list[int], data: list[Any]) -> Json:
+    return {"name": tensor.name, "datatype": datatype_name(tensor.dtype), "shape": shape, "data": data}
+
+
+def _shape(tensor: TensorSpec) -> list[int]:
+    return [1 if size is None else size for size in tensor.shape or ()]
+
+
+def _nested(value: Any, shape: list[int]) -> Any:
+    for size in reversed(shape):
+        value = [value] * size
+    return value
+
+
+def _value(tensor: TensorSpec) -> Any:
+    if tensor.dtype == "string":
+        return "key" if tensor.vocabulary is not None else ""
+    if tensor.dtype == "bool":
+        return False
+    return 0.0 if tensor.dtype in ("float16", "bfloat16", "float32", "float64") else 0

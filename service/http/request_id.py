@@ -1,0 +1,86 @@
+"""Gives each request an id, answers HEAD as GET without a body, and turns what escaped into a 500.
+
+A plain ASGI layer: BaseHTTPMiddleware would cost more than a lookup.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterable
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.engine import request_context
+from service.http.errors import unexpected_error_response
+from service.native.forwarded import NO_FORWARDING, Forwarding
+
+
+class RequestIds:
+    """Takes X-Request-Id from the client, else the id of its trace, or makes one. Concurrency: any thread.
+
+    Args:
+      forwarding: reads the random numbers that the native core drew for a request.
+    """
+
+    def __init__(self, forwarding: Forwarding = NO_FORWARDING) -> None:
+        self._forwarding = forwarding
+        # A prefix per process and a counter: unique, and cheaper than a UUID per request.
+        self._prefix = secrets.token_hex(6).encode() + b"-"
+        self._numbers = itertools.count(1)
+
+    def enter(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Begins a request with these headers, their names in lower case; returns its id."""
+        own_id = parent = b""
+        for name, value in headers:
+            if name == b"x-request-id":
+                own_id = own_id or request_context.sane_id(value)
+            elif name == b"traceparent":
+                parent = value
+        own_id = own_id or request_context.trace_id(parent) or self.next()
+        request_context.enter(own_id, parent, self._forwarding.read(headers).draws)
+        return own_id
+
+    def next(self) -> bytes:
+        """Returns an id for a request that has none."""
+        return b"%b%x" % (self._prefix, next(self._numbers))
+
+
+class RequestIdMiddleware:
+    """Returns the request's id in the answer. Concurrency: event loop only."""
+
+    def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
+        self._app = app
+        self._ids = ids
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection event stream."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        own_id = self._ids.enter(scope["headers"])
+        request_id = own_id.decode()
+        is_head = scope["method"] == "HEAD"
+        scope = {**scope, "request_id": request_id, "method": "GET" if is_head else scope["method"]}
+        header = (b"x-request-id", own_id)
+        is_started = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                message["headers"] = [*message["headers"], header]
+            elif is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except ClientDisconnect:
+            # Nobody is left to answer, and a client may leave.
+            return
+        except Exception as error:
+            if is_started:
+                raise
+            await unexpected_error_response(error, request_id)(scope, receive, send_marked)

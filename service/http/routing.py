@@ -1,0 +1,78 @@
+"""How a path becomes a route and a ModelRef."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.errors import InvalidRequest
+from service.http.path_case import IS_ENCODED
+from service.types import ModelRef
+
+_MAX_VERSION = 2**63 - 1
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class RawRoute(APIRoute):
+    """A route whose endpoint takes the request and returns the answer itself.
+
+    FastAPI still documents it, but opens no exit stacks, solves no dependencies and validates no body, which would cost
+    more than a lookup.
+    """
+
+    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+
+        self.app = call
+
+
+def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, **options: Any) -> None:
+    """Adds a RawRoute to the application itself: a router included in it would be searched for every request."""
+    app.router.add_api_route(path, endpoint, methods=[method], route_class_override=RawRoute, **options)
+
+
+def model_ref(request: Request) -> ModelRef:
+    """Returns the model that the path means.
+
+    Raises:
+      InvalidRequest: the version is not a number.
+    """
+    params: dict[str, Any] = request.path_params
+    name, version, label = params["model"], params.get("version"), params.get("label")
+    if ":" in name or ":" in (label or ""):
+        raise malformed(request)
+    if IS_ENCODED in request.scope:
+        name, label = unquote(name), label and unquote(label)
+    if label is not None:
+        return ModelRef(name, label=label)
+    if version is None:
+        return ModelRef(name)
+    if not (version.isascii() and version.isdigit()):
+        raise malformed(request)
+    if len(version) > 19 + version.count("0") or int(version) > _MAX_VERSION:
+        raise InvalidRequest(f"Failed to convert version: {version} to numeric.")
+    return ModelRef(name, int(version))
+
+
+def malformed(request: Request) -> InvalidRequest:
+    """Words what TensorFlow Serving answers to any path under /v1 that it does not know."""
+    return InvalidRequest(f"Malformed request: {request.method} {raw_path(request)}")
+
+
+def raw_path(request: Request) -> str:
+    """Returns the path as the client sent it, which is free of line breaks and the like."""
+    raw = request.scope.get("raw_path") or request.scope["path"].encode("utf-8", "replace")
+    return str(raw.partition(b"?")[0], "latin-1")

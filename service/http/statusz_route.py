@@ -1,0 +1,58 @@
+"""The status page: HTML for a browser, JSON for everything else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.http import openapi
+from service.http.routing import add_route
+
+PATH = "/v1/statusz"
+_SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": True}
+
+
+def add_statusz_route(
+    app: FastAPI, read: Callable[[], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
+) -> None:
+    """Adds the route.
+
+    Args:
+      read: gathers the document; may take a while. page: makes HTML of it.
+    """
+
+    async def statusz(request: Request) -> Response:
+        """Tells what this server is, what it serves and holds, and what went wrong last."""
+        is_html = _wants_html(request.headers.get("accept", ""))
+
+        def made() -> bytes:
+            document = read()
+            return page(document).encode() if is_html else orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS)
+
+        data = await asyncio.to_thread(made)
+        headers = {"Vary": "Accept", "Cache-Control": "no-store"}
+        return Response(data, headers=headers, media_type="text/html" if is_html else "application/json")
+
+    answer: tuple[str, dict[str, Any], dict[str, Any]] = (
+        "this server's state; text/html if Accept asks for it",
+        _SCHEMA,
+        {},
+    )
+    route = openapi.described("statusz", "Operations", "Status page", "", answer, errors=())
+    add_route(app, PATH, statusz, "GET", **route)
+
+
+def _wants_html(accept: str) -> bool:
+    """Says whether HTML comes before JSON in an Accept header; what names neither gets JSON.
+
+    >>> _wants_html("text/html,application/xhtml+xml,*/*;q=0.8"), _wants_html("application/json, text/html")
+    (True, False)
+    """
+    named = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return next((name == "text/html" for name in named if name in ("text/html", "application/json")), False)

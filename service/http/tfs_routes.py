@@ -1,0 +1,98 @@
+"""TensorFlow Serving's REST API: predict, classify, regress, status, metadata.
+
+Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.artifact.signature_def import metadata_json
+from service.engine.bound import Bound
+from service.engine.engine import Engine
+from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD, UNKNOWN_SIGNATURE
+from service.errors import InvalidRequest
+from service.http import openapi
+from service.http.calls import Calls, Method, json_response
+from service.http.routing import add_route, model_ref
+from service.wire.json_examples import ExamplesBody, decode_examples_body, encode_result
+from service.wire.json_tensor import PredictBody, decode_inputs, decode_predict, encode_predict
+from service.wire.status import statuses_json
+
+
+def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
+    """Adds the routes that TensorFlow Serving has too.
+
+    Args:
+      strict_json: neither take nor give bare NaN and Infinity.
+    """
+    # gRPC's text for the same fault names a key and stands in the engine.
+    predict_method = Method(
+        partial(decode_predict, strict=strict_json),
+        partial(_predict, strict_json),
+        unknown_signature='Serving signature name: "{}" not found in signature def',
+        name="predict",
+    )
+    classify_method, regress_method = (
+        Method(
+            partial(decode_examples_body, strict=strict_json),
+            partial(_infer, strict_json, method_name),
+            unknown_signature=UNKNOWN_SIGNATURE,
+            name=name,
+        )
+        for name, method_name in (("classify", CLASSIFY_METHOD), ("regress", REGRESS_METHOD))
+    )
+
+    async def predict(request: Request) -> Response:
+        """Runs a signature on JSON tensors, by row or by column."""
+        return json_response(await calls.answer(request, model_ref(request), predict_method))
+
+    async def classify(request: Request) -> Response:
+        """Classifies examples with a signature that takes serialized tf.Examples."""
+        return json_response(await calls.answer(request, model_ref(request), classify_method))
+
+    async def regress(request: Request) -> Response:
+        """Regresses over examples with a signature that takes serialized tf.Examples."""
+        return json_response(await calls.answer(request, model_ref(request), regress_method))
+
+    async def status(request: Request) -> Response:
+        """Tells the state of a model's versions, newest first."""
+        # A label in the path is ignored, as TensorFlow Serving does.
+        request.path_params.pop("label", None)
+        ref = model_ref(request)
+        return Response(statuses_json(engine.statuses(ref.name, ref.version)), media_type="application/json")
+
+    async def metadata(request: Request) -> Response:
+        """Tells a model's signatures."""
+        description = engine.describe(model_ref(request))
+        data = metadata_json(description.name, description.version, description.signatures)
+        return Response(data, media_type="application/json")
+
+    async def no_name(request: Request) -> Response:
+        """Refuses a status request without a model."""
+        raise InvalidRequest("Missing model name in request.")
+
+    for where in ("", "/versions/{version}", "/labels/{label}"):
+        path = "/v1/models/{model}" + where
+        add_route(app, path + ":predict", predict, "POST", **openapi.predict(path))
+        add_route(app, path + ":classify", classify, "POST", **openapi.classify(path))
+        add_route(app, path + ":regress", regress, "POST", **openapi.regress(path))
+        add_route(app, path, status, "GET", **openapi.status(path))
+        add_route(app, path + "/metadata", metadata, "GET", **openapi.metadata(path))
+    for where in ("", "/versions/{version:int}", "/labels/{label}"):
+        add_route(app, "/v1/models" + where, no_name, "GET", include_in_schema=False)
+        if where:
+            add_route(app, f"/v1/models{where}/metadata", no_name, "GET", include_in_schema=False)
+
+
+def _predict(strict_json: bool, bound: Bound, body: PredictBody, deadline_s: float) -> bytes:
+    outputs = bound.run(decode_inputs(body, bound.spec), deadline_s=deadline_s)
+    return encode_predict(outputs, body.layout, strict=strict_json)
+
+
+def _infer(strict_json: bool, method_name: str, bound: Bound, body: ExamplesBody, deadline_s: float) -> bytes:
+    return encode_result(bound.infer(method_name, body.examples, deadline_s), strict=strict_json)

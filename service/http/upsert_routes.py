@@ -1,0 +1,44 @@
+"""Rows of a table changed by request, for those who may."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.engine.admission import Admission, Room
+from service.engine.engine import Engine
+from service.http.body import read_body
+from service.http.routing import add_route, model_ref
+from service.types import ModelRef
+from service.wire.json_upsert import decode_upsert, encode_receipt
+
+# They wait for the disk, one after the other in any case: the journal has one writer at a time.
+_NUM_THREADS = 4
+
+
+def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
+    """Adds the route that changes rows; an application that has it is for operators and trainers."""
+    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
+
+    async def upsert(request: Request) -> Response:
+        """Changes rows of a table for good."""
+        # A room of its own, as the other admin routes have.
+        body = await read_body(request, max_body_bytes, Room(Admission(), ""))
+        work = (engine, model_ref(request), request.path_params["table"], body)
+        # Not given up at a deadline: what is on disk is on disk, and who sent it must be told. The context tells who
+        # asks.
+        answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
+        return Response(answer, media_type="application/json")
+
+    for where in ("", "/versions/{version}", "/labels/{label}"):
+        path = "/v1/models/{model}" + where
+        add_route(app, path + "/tables/{table}:upsert", upsert, "POST")
+
+
+def _upsert(engine: Engine, ref: ModelRef, table: str, body: bytes) -> bytes:
+    return encode_receipt(engine.upsert(ref, table, decode_upsert(body)))

@@ -1,0 +1,75 @@
+"""uvicorn as App needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.http.access import state_with_names
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: when to stop is App's decision.
+
+    begun: set once it listens, or has ended.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.begun = asyncio.Event()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until should_exit."""
+        try:
+            await super().serve(sockets)
+        finally:
+            self.begun.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens."""
+        await super().startup(sockets)
+        self.begun.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+
+class NamedClients(HttpToolsProtocol):
+    """uvicorn's connection, which tells its requests the names in the client's certificate."""
+
+    def connection_made(self, transport: Any) -> None:
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self.app_state = state_with_names(self.app_state, transport)
+
+
+def uvicorn_config(
+    http_app: Any, *, drain_timeout_s: float, tls: Callable[[], ssl.SSLContext] | None = None, **more: Any
+) -> uvicorn.Config:
+    """Returns uvicorn's settings.
+
+    Args:
+      tls: makes what its connections begin with; None: they are plaintext.
+      more: of uvicorn's own.
+    """
+    return uvicorn.Config(
+        http_app,
+        loop="none",
+        http=NamedClients,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
+        ssl_context_factory=None if tls is None else lambda config, default: tls(),
+        **more,
+    )

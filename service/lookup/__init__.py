@@ -1,1 +1,0 @@
-"""The hot path: signatures executed on mapped tables; never imports TensorFlow."""

@@ -1,0 +1,297 @@
+"""Writes a servable's lookups down for the native core: the JSON that native/src/plan/description.rs reads.
+
+Arrays are named by their addresses, so whoever hands a description over also keeps `Described.keep` for as long as the
+core may read them. A signature that the core has no words for is left out (left_out.py says why), and the core
+forwards its requests to the reference servers.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from service.artifact.manifest import LookupFeature
+from service.graph.native_form import NativeGraph
+from service.native.left_out import lookup_fault, predict_fault
+from service.tables.backend import OpenedLookups
+from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
+from service.tables.table import MappedTable
+from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
+from service.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
+
+# A signature's name and the number of a feature there; ids that it was sent, and how many of them have no row.
+FeatureCounts = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A description, and what belongs to it on this side.
+
+    text: the JSON. tables: the tables' names, in its order. features: by signature, the features in its order.
+    keep: what owns the memory that the text names. key_tables: by vocabulary, the table that its keys are looked up in.
+    """
+
+    text: str
+    tables: tuple[str, ...]
+    features: Mapping[str, tuple[FeaturePlan, ...]]
+    keep: tuple[object, ...]
+    key_tables: tuple[str, ...]
+
+    def addresses(self, tables: Mapping[str, MappedTable]) -> list[tuple[int, int]]:
+        """Returns where the rows and the scales of tables of these names lie, in the order of the description."""
+        return [_addresses(tables[name]) for name in self.tables]
+
+    def keep_with(self, tables: Mapping[str, MappedTable]) -> tuple[object, ...]:
+        """Returns what to keep for the same description on other tables."""
+        return (*self.keep, tuple(tables[name] for name in self.tables))
+
+    def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
+        """Returns by table what the core read.
+
+        Args:
+          counts: of each feature, since the servable was compiled.
+          strangers: keys that each vocabulary lacks; features that share an input share its keys.
+        """
+        totals: dict[str, TableCounts] = {}
+        for signature, number, ids, missing in counts:
+            plan = self.features[signature][number]
+            _add(totals, plan.table.info.name, plan.read_counts(ids, missing))
+        for name, oov_keys in zip(self.key_tables, strangers, strict=True):
+            _add(totals, name, TableCounts(oov_keys=oov_keys))
+        return totals
+
+
+def _add(totals: dict[str, TableCounts], table: str, more: TableCounts) -> None:
+    totals[table] = TableCounts(*map(operator.add, totals.get(table, TableCounts()), more))
+
+
+def describe(
+    model: str,
+    version: int,
+    lookups: OpenedLookups | None,
+    signatures: Mapping[str, SignatureSpec] = MappingProxyType({}),
+    graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
+) -> Described | None:
+    """Returns the description of a version; None where the core can answer none of its signatures.
+
+    Args:
+      lookups: of its manifest, if it has one.
+      signatures, graphs: by name, its signatures and the graphs of predicts.
+    """
+    writer = _Writer(lookups)
+    written = []
+    features: dict[str, tuple[FeaturePlan, ...]] = {}
+    for name in sorted(lookups.lookup_names) if lookups is not None else ():
+        assert lookups is not None
+        spec, plan = lookups.signatures[name], lookups.backend.plan(name)
+        if lookup_fault(spec, plan):
+            continue
+        ordered = _ordered(plan)
+        features[name] = tuple(feature for _, feature in ordered)
+        written.append(writer.signature(spec, plan, ordered))
+    for name, graph in sorted(graphs.items()):
+        if not predict_fault(signatures[name], graph):
+            features[name] = graph.features
+            written.append(writer.predict(signatures[name], graph))
+    if not written:
+        return None
+    document = {
+        "model": model,
+        "version": version,
+        "tables": writer.tables(),
+        "vocabularies": writer.vocabularies(),
+        "signatures": written,
+        "has_serving_default": DEFAULT_SIGNATURE in (lookups.signatures if lookups is not None else signatures),
+        "mark_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
+    }
+    files = () if lookups is None else (lookups.files,)
+    return Described(json.dumps(document), writer.table_names, features, (*files, *writer.keep), writer.key_tables)
+
+
+def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
+    parts = [plan.features[part] for part in output.parts]
+    has_matrices = any(part.ids_rank == 2 or part.feature.max_sequence_length is not None for part in parts)
+    return output.rank == 2 and has_matrices
+
+
+def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
+    # The core takes the first feature of a name in JSON: of two that read the same ids, the one with weights is meant.
+    return sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
+
+
+class _Writer:
+    """Numbers tables and vocabularies as signatures name them."""
+
+    def __init__(self, lookups: OpenedLookups | None) -> None:
+        self._tables: Mapping[str, MappedTable] = {} if lookups is None else lookups.tables
+        self._table_numbers: dict[str, int] = {}
+        self._vocabularies: list[OpenedVocabulary] = []
+        by_table = {} if lookups is None else lookups.backend.vocabularies
+        self._key_tables = {id(one): table for table, vocabularies in by_table.items() for one in vocabularies}
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables that signatures read, by number."""
+        return tuple(self._table_numbers)
+
+    @property
+    def key_tables(self) -> tuple[str, ...]:
+        """The tables that keys of the vocabularies are looked up in, by number of the vocabulary."""
+        return tuple(self._key_tables[id(one)] for one in self._vocabularies)
+
+    @property
+    def keep(self) -> tuple[object, ...]:
+        """What owns the memory of tables and vocabularies."""
+        return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Returns the tables' part of the description."""
+        return [_table(self._tables[name]) for name in self._table_numbers]
+
+    def vocabularies(self) -> list[dict[str, Any]]:
+        """Returns the vocabularies' part of the description."""
+        return [_vocabulary(one) for one in self._vocabularies]
+
+    def signature(
+        self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
+    ) -> dict[str, Any]:
+        """Returns one lookup signature; ordered: its features as they are numbered."""
+        inputs = {name: number for number, name in enumerate(spec.inputs)}
+        numbers = {name: number for number, (name, _) in enumerate(ordered)}
+        return {
+            "name": spec.name,
+            "kind": "lookup",
+            "inputs": [self._input(tensor) for tensor in spec.inputs.values()],
+            "features": [self._feature(spec, feature, inputs) for _, feature in ordered],
+            "outputs": [
+                {
+                    "name": name,
+                    "dtype": "float32",
+                    "parts": [numbers[part] for part in plan.outputs[name].parts],
+                    "is_flat": _is_flat(plan, plan.outputs[name]),
+                }
+                for name in spec.outputs
+            ],
+            "row_bytes": spec.row_bytes,
+            "max_rows": plan.max_rows,
+            "graph": None,
+        }
+
+    def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
+        """Returns one predict signature."""
+        # Ids that the graph works out are numbered behind the inputs.
+        inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
+        return {
+            "name": spec.name,
+            "kind": "predict",
+            "inputs": [self._input(tensor) for tensor in spec.inputs.values()],
+            "features": [self._feature(spec, feature, inputs) for feature in graph.features],
+            "outputs": [
+                {"name": name, "dtype": tensor.dtype, "parts": [], "is_flat": False}
+                for name, tensor in spec.outputs.items()
+            ],
+            "row_bytes": spec.row_bytes,
+            "max_rows": None,
+            "num_computed": len(graph.computed),
+            "graph": dict(graph.document),
+        }
+
+    def _input(self, tensor: TensorSpec) -> dict[str, Any]:
+        return {
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "is_optional": tensor.is_optional,
+            "vocabulary_size": tensor.vocabulary_size,
+            "bounds": tensor.bounds,
+            "vocabulary": self._vocabulary_number(tensor),
+            "takes_keys": tensor.takes_keys,
+            "takes_strings": tensor.takes_strings,
+        }
+
+    def _vocabulary_number(self, tensor: TensorSpec) -> int | None:
+        found = tensor.vocabulary
+        if not isinstance(found, StringVocabulary | IntegerVocabulary):
+            return None
+        for number, known in enumerate(self._vocabularies):
+            if known is found:
+                return number
+        self._vocabularies.append(found)
+        return len(self._vocabularies) - 1
+
+    def _feature(self, spec: SignatureSpec, plan: FeaturePlan, inputs: Mapping[str, int]) -> dict[str, Any]:
+        lookup = plan.feature
+        return {
+            "name": _json_name(spec, lookup),
+            "ids": inputs[lookup.ids],
+            "row_splits": None if lookup.row_splits is None else inputs[lookup.row_splits],
+            "weights": None if lookup.weights is None else inputs[lookup.weights],
+            "table": self._table_numbers.setdefault(plan.table.info.name, len(self._table_numbers)),
+            "combiner": lookup.combiner,
+            "summation": lookup.summation,
+            "on_bad_id": lookup.on_bad_id,
+            "default_row": lookup.default_row,
+            "at_least_one": lookup.mean_divisor == "at_least_one",
+            "positive_only": lookup.on_nonpositive_weight == "drop",
+            "max_ids": lookup.max_ids_per_row or 0,
+            "truncates": lookup.on_too_many_ids == "truncate",
+            "length": lookup.max_sequence_length or 0,
+            "ids_rank": plan.ids_rank,
+            "needs_ids": _needs_ids(lookup),
+        }
+
+
+def _needs_ids(lookup: LookupFeature) -> str:
+    if lookup.on_empty_row != "zeros":
+        return "all"
+    return "last" if lookup.trailing_empty_rows == "cut" else "none"
+
+
+def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
+    if lookup.row_splits is None:
+        return lookup.ids
+    same = [one for one in spec.ragged_names if one[1:3] == (lookup.ids, lookup.row_splits)]
+    with_weights = [one for one in same if one.weights == lookup.weights]
+    return (with_weights or same)[0].feature
+
+
+def _table(table: MappedTable) -> dict[str, Any]:
+    rows_at, scales_at = _addresses(table)
+    return {
+        "name": table.info.name,
+        "dtype": table.info.dtype,
+        "vocabulary_size": table.info.vocabulary_size,
+        "embedding_dim": table.info.embedding_dim,
+        "rows_at": rows_at,
+        "scales_at": scales_at,
+    }
+
+
+def _addresses(table: MappedTable) -> tuple[int, int]:
+    _, rows_at, scales_at, _, _ = table.place
+    return rows_at, scales_at
+
+
+def _vocabulary(vocabulary: OpenedVocabulary) -> dict[str, Any]:
+    index = vocabulary.index
+    return {
+        "has_strings": vocabulary.key_dtype == "string",
+        "data": (index.data.ctypes.data, index.data.size) if index.data.size else (0, 0),
+        "keys": (index.keys.ctypes.data, index.keys.size),
+        "slots": (index.slots.ctypes.data, index.slots.size),
+        "rows": {
+            "first_id": index.first_id,
+            "first_bucket": index.first_bucket,
+            "num_oov_buckets": index.num_oov_buckets,
+            "oov_id": index.oov_id,
+            "refuses_strangers": index.refuses_strangers,
+            "empty_id": index.empty_id,
+            "is_hashed": index.is_hashed,
+        },
+    }

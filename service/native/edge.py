@@ -1,0 +1,182 @@
+"""Starts the native core on the public ports, and keeps its certificates and routes up to date."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service import _native
+from service.access.callers import Caller, Callers
+from service.access.tls_ports import Wires
+from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
+from service.errors import InvalidRequest
+from service.native.route_publisher import RoutePublisher
+from service.native.sampling import trace_shares
+from service.observe.buckets import QUEUE, REQUEST
+from service.wire.ssl_config_proto import SslConfig
+
+logger = logging.getLogger(__name__)
+
+# Further threads for large work under --tower_batch_rows: a request that waits for a shared run keeps a thread.
+_SHARED_RUN_THREADS = 16
+
+# By wire, its listeners: a bound socket, or the path of a Unix socket.
+Listeners = Mapping[str, Sequence[socket.socket | Path]]
+
+
+class Edge:
+    """The native core while it serves. Concurrency: any thread; stop once.
+
+    Args:
+      listeners: belong to the core from now on.
+      upstreams: the Unix sockets of the reference servers, by wire; they listen already.
+      max_connections: of each wire.
+      max_table_rows: of one request for rows of a table.
+      callers: may come in; None: everybody may.
+      sampler: OpenTelemetry's, by its description; None: nothing is traced.
+      seal: proves to the reference servers that the core has forwarded a request.
+
+    Raises:
+      StartError: the core can not use a certificate, or not listen.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        routes: RoutePublisher,
+        tls: Wires,
+        *,
+        listeners: Listeners,
+        upstreams: Mapping[str, Path],
+        max_connections: int,
+        max_table_rows: int,
+        callers: Callers | None,
+        sampler: str | None,
+        seal: str,
+    ) -> None:
+        files = {wire: file for wire, file in (("grpc", tls.grpc), ("http", tls.http)) if file is not None}
+        config = edge_config(settings, max_connections=max_connections, max_table_rows=max_table_rows)
+        config |= {wire: [_listener(one) for one in listeners[wire]] for wire in listeners}
+        config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
+        config["seal"] = seal
+        config["tracing"] = None if sampler is None else trace_shares(sampler)
+        # Given before the ports open: no request may be answered without a check of its caller.
+        config["access"] = None if callers is None else describe_callers(callers.listed)
+        # With the ports and not after them: no connection may begin in plaintext.
+        config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
+        try:
+            self._server = _native.Server(json.dumps(config))
+        except (ValueError, OSError) as error:
+            raise StartError(f"the native core can not start: {error}") from error
+        for wire, file in files.items():
+            file.on_change = self._certificate_changed(wire)
+        if callers is not None:
+            known = callers
+            callers.on_change = lambda: self._server.set_access(json.dumps(describe_callers(known.listed)))
+        self._routes = routes
+        routes.attach(self._server)
+
+    def set_health(self, serving: frozenset[str], *, is_ready: bool) -> None:
+        """Lets the core answer health checks from this state for ten seconds.
+
+        Args:
+          serving: services that a gRPC check finds SERVING.
+          is_ready: whether every configured model can answer.
+        """
+        self._server.set_health(serving, is_ready)
+
+    @property
+    def statistics(self) -> str:
+        """The core's numbers, as JSON."""
+        return self._server.statistics()
+
+    def retire(self, model: str, version: int) -> str:
+        """Forgets what was counted of a version, and returns it, as JSON."""
+        return self._server.retire(model, version)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Stops accepting and waits for the requests in flight; says whether all have ended. Blocks."""
+        return self._server.drain(timeout_s)
+
+    def close(self) -> None:
+        """Cuts what is left, and lets go of all servables."""
+        self._server.close()
+        self._routes.detach()
+
+    def _certificate_changed(self, wire: str) -> Callable[[SslConfig], None]:
+        def changed(config: SslConfig) -> None:
+            authorities = config.custom_ca.encode() if config.client_verify else None
+            certificate, key = config.server_cert.encode(), config.server_key.encode()
+            try:
+                self._server.set_tls(wire, certificate, key, authorities, config.client_verify)
+            except ValueError as error:
+                raise InvalidRequest(f"the native core can not use it: {error}") from error
+
+        return changed
+
+
+def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int) -> dict[str, Any]:
+    """Returns what the core is told of the settings: fields of edge/config.rs and edge/limits.rs, times in seconds."""
+    cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
+    return {
+        "threads": settings.num_threads,
+        "large_threads": settings.num_threads + (_SHARED_RUN_THREADS if settings.tower_batch_rows else 0),
+        "as_content": settings.enable_serialization_as_tensor_content,
+        "max_table_rows": max_table_rows,
+        "strict_json": settings.rest_api_strict_json,
+        "cors": list(settings.cors_origins) or cors,
+        "bucket_limits_s": REQUEST.limits_s,
+        "wait_limits_s": QUEUE.limits_s,
+        "slow_from_s": settings.slow_request_ms / 1e3 or None,
+        "limits": {
+            "max_request_bytes": settings.max_request_bytes,
+            "max_response_bytes": settings.max_response_bytes,
+            "max_bytes_in_flight": settings.max_bytes_in_flight,
+            "max_connections": max_connections,
+            "max_head_bytes": settings.rest_api_max_head_bytes,
+            "max_queued_requests": settings.max_queued_requests,
+            "max_queue_s": settings.max_queue_ms / 1e3,
+            # Twice the requests that Python runs at the same time, so that a next request always waits for its threads.
+            "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
+            "handshake_timeout_s": settings.tls_handshake_timeout_s,
+            "head_timeout_s": settings.rest_api_head_timeout_s,
+            "stall_timeout_s": settings.rest_api_stall_timeout_s,
+            "keep_alive_s": settings.rest_api_keep_alive_s,
+            "http_timeout_s": settings.rest_api_timeout_s,
+        },
+    }
+
+
+def _listener(one: socket.socket | Path) -> dict[str, Any]:
+    return {"path": str(one)} if isinstance(one, Path) else {"fd": one.detach()}
+
+
+def _pem(config: SslConfig) -> dict[str, str | None]:
+    return {
+        "certificates": config.server_cert,
+        "key": config.server_key,
+        "authorities": config.custom_ca if config.client_verify else None,
+    }
+
+
+def describe_callers(callers: Sequence[Caller]) -> list[dict[str, Any]]:
+    """Returns the callers, with the models on which they have the right "predict": all that the core answers needs it.
+
+    >>> from service.access.callers import Rule
+    >>> rules = (Rule(("films", "news-*"), frozenset({"predict"})), Rule(("*",), frozenset({"metadata"})))
+    >>> describe_callers([Caller("ranker", rules, certificates=("CN:ranker",))])
+    [{'digests': [], 'certificates': ['CN:ranker'], 'models': ['films', 'news-*']}]
+    """
+    return [
+        {
+            "digests": [digest.hex() for digest in caller.digests],
+            "certificates": list(caller.certificates),
+            "models": [model for rule in caller.rules if "predict" in rule.rights for model in rule.models],
+        }
+        for caller in callers
+    ]

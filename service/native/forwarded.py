@@ -1,0 +1,56 @@
+"""Reads the headers that the native core adds to forwarded requests. The core removes such headers of clients."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from service.access.peer import NO_NAMES
+from service.engine.request_context import NO_DRAWS, Draws
+
+# As in native/src/edge/shared.rs.
+_PREFIX = b"x-embedding-server-"
+_SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The core's headers of one request. names: names of known callers in the client's verified certificate."""
+
+    names: frozenset[str] = NO_NAMES
+    draws: Draws = NO_DRAWS
+
+
+_NOTHING = Told()
+
+
+class Forwarding:
+    """Reads the core's headers. Concurrency: any thread.
+
+    Args:
+      seal: the secret in the core's requests; "": no core is there, and all such headers are ignored.
+    """
+
+    def __init__(self, seal: str = "") -> None:
+        self._seal = seal.encode()
+
+    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> Told:
+        """Returns the content of the core's headers; nothing if the seal is wrong, as when a client wrote them.
+
+        Args:
+          headers: pairs of a name in lower case and a value.
+        """
+        if not self._seal:
+            return _NOTHING
+        found = {name[len(_PREFIX) :]: value for name, value in headers if name.startswith(_PREFIX)}
+        if not hmac.compare_digest(found.get(_SEAL, b""), self._seal):
+            return _NOTHING
+        names = found.get(_NAMES, b"").decode("ascii").split()
+        draw = found.get(_LOG_DRAW)
+        draws = Draws(None if draw is None else float(draw), int(found.get(_TRACE_ID, b"0"), 16))
+        return Told(frozenset(map(unquote, names)), draws)
+
+
+NO_FORWARDING = Forwarding()

@@ -1,0 +1,75 @@
+"""Hands what can be leased to the native core, each change in its order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from service.engine.recording import Recorder
+from service.engine.registry import ModelRoutes
+from service.native.native_servable import CompiledServable
+
+if TYPE_CHECKING:
+    from service import _native
+
+Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float]]
+
+
+class TakesRoutes(Protocol):
+    """The native server, or what stands in for it in tests."""
+
+    def set_routes(self, models: Routes) -> None:
+        """Makes these the models that requests find."""
+        ...
+
+
+class RoutePublisher:
+    """A registry's publish. Concurrency: one caller at a time; attach by any thread.
+
+    Args:
+      recorders: by model, they keep some of its requests, which the core draws and forwards.
+    """
+
+    def __init__(self, recorders: Mapping[str, Recorder]) -> None:
+        self._recorders = recorders
+        self._lock = threading.Lock()
+        self._routes: Routes = []
+        self._server: TakesRoutes | None = None
+
+    def __call__(self, models: Sequence[ModelRoutes]) -> None:
+        """Publishes the versions that can be leased now, and no others."""
+        routes: Routes = [
+            (
+                model.model,
+                [(one.version, _compiled(one.native)) for one in model.servables],
+                dict(model.labels),
+                self._log_rate(model.model),
+            )
+            for model in models
+        ]
+        with self._lock:
+            self._routes = routes
+            if self._server is not None:
+                self._server.set_routes(routes)
+
+    def _log_rate(self, model: str) -> float:
+        recorder = self._recorders.get(model)
+        return 0.0 if recorder is None else recorder.draw.rate
+
+    def attach(self, server: TakesRoutes) -> None:
+        """Publishes to a server from now on, and at once what is there already."""
+        with self._lock:
+            self._server = server
+            server.set_routes(self._routes)
+
+    def detach(self) -> None:
+        """Withdraws all routes: the server has answered its last request."""
+        with self._lock:
+            if self._server is not None:
+                self._server.set_routes([])
+            self._server, self._routes = None, []
+
+
+def _compiled(native: object) -> _native.Servable | None:
+    return native.compiled if isinstance(native, CompiledServable) else None

@@ -1,0 +1,214 @@
+"""Adds what the native core counted to what the server counts, each request once.
+
+The core's numbers only grow. Each look adds what is new since the last one, so that sums of versions that are gone stay
+with the counters that keep them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from service.engine import request_context
+from service.observe.buckets import QUEUE, REQUEST, Durations, Times
+from service.observe.request_metrics import RequestCounter, Subject, Successes
+from service.types import SignatureKind
+
+Document = dict[str, Any]
+# rows, seconds, counts, run_seconds, run_counts of one subject.
+_Numbers = tuple[int, float, list[int], float, list[int]]
+# Parts of the core's numbers that the status page shows elsewhere, or as sums.
+_APART = ("subjects", "slow", "refused", "waited")
+
+
+class Events(Protocol):
+    """Counts what happens beside answers; see service.observe.admission_metrics and service.observe.tls_metrics."""
+
+    def connection_dropped(self, reason: str) -> None:
+        """A connection was refused or cut."""
+        ...
+
+    def refused(self, model: str, reason: str, count: int = 1) -> None:
+        """Counts refused requests."""
+        ...
+
+    def waits_counted(self, model: str, times: Times) -> None:
+        """Counts the times that requests waited for a thread before they ran."""
+        ...
+
+
+class CoreNumbers(Protocol):
+    """The native core's numbers, as JSON of edge/statistics.rs; see native.edge."""
+
+    @property
+    def statistics(self) -> str:
+        """All of them."""
+        ...
+
+    def retire(self, model: str, version: int) -> str:
+        """Forgets what was counted of a version, and returns it."""
+        ...
+
+
+class NativeStatistics:
+    """Reads the core's numbers. Concurrency: any thread.
+
+    Args:
+      requests: is added what was answered.
+      slow: told of each slow request that is new: service.observe.recent_requests' was_slow.
+      events: told of refusals and dropped connections.
+      handshake_failed: told the wire of a connection that was not secured.
+      now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        core: CoreNumbers,
+        requests: RequestCounter,
+        *,
+        slow: Callable[..., None],
+        events: Events,
+        handshake_failed: Callable[[str], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._core = core
+        self._requests = requests
+        self._slow = slow
+        self._events = events
+        self._handshake_failed = handshake_failed
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
+        self._counted: dict[tuple[str, str], int] = {}
+        self._refused: dict[tuple[str, str], int] = {}
+        self._waited: dict[str, tuple[list[int], float]] = {}
+        self._slow_until_s = now()
+        self._last: Document = {}
+        self._is_stopped = False
+
+    def collect(self) -> None:
+        """Adds what is new."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            document = self._last = json.loads(self._core.statistics)
+            self._known = self._add(document["subjects"])
+            self._tell_events(document)
+            self._tell_slow(document["slow"])
+
+    def retire(self, model: str, version: int) -> None:
+        """Adds what is new of a version, and has the core forget it."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            gone = self._add(json.loads(self._core.retire(model, version)))
+            self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
+
+    def stop(self) -> None:
+        """Adds what is new for the last time; the core may end then."""
+        self.collect()
+        with self._lock:
+            self._is_stopped = True
+
+    def _add(self, subjects: list[Document]) -> dict[tuple[Subject, SignatureKind], _Numbers]:
+        """Adds what is new of some subjects; returns their numbers."""
+        found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
+        for one in subjects:
+            key, numbers = _subject(one), _numbers(one)
+            found[key] = numbers
+            before = self._known.get(key)
+            if before is None or sum(numbers[2]) < sum(before[2]):
+                # The core has forgotten the subject since, and begun anew.
+                before = (0, 0.0, [0] * len(numbers[2]), 0.0, [0] * len(numbers[4]))
+            if numbers[2] != before[2]:
+                self._requests.add(key[0], _successes(key[1], numbers, before))
+        return found
+
+    def read(self) -> Document:
+        """Returns what the status page shows of the core."""
+        with self._lock:
+            found = {name: _counts(value) for name, value in self._last.items() if name not in _APART}
+            refused: dict[str, int] = {}
+            for _, reason, count in self._last.get("refused", ()):
+                refused[reason] = refused.get(reason, 0) + count
+            return found | {"refused": refused}
+
+    def _tell_events(self, document: Document) -> None:
+        for wire, _ in self._new(document, "handshakes_failed"):
+            self._handshake_failed(wire)
+        for model, reason, count in document["refused"]:
+            more = count - self._refused.get((model, reason), 0)
+            self._refused[model, reason] = count
+            if reason == "connections":
+                for _ in range(more):
+                    self._events.connection_dropped(reason)
+            elif more:
+                self._events.refused(model, reason, more)
+        self._tell_waits(document["waited"])
+        for wire, _ in self._new(document, "cut"):
+            if wire == "http":
+                self._events.connection_dropped("stalled")
+        for reason, _ in self._new(document, "flooded"):
+            self._events.connection_dropped(reason if reason == "malformed" else f"flood_{reason}")
+
+    def _tell_waits(self, waited: list[Document]) -> None:
+        for one in waited:
+            model, counts, seconds = one["model"], one["counts"], one["seconds"]
+            before, seconds_before = self._waited.get(model, ([0] * len(counts), 0.0))
+            self._waited[model] = counts, seconds
+            if counts != before:
+                self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
+
+    def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
+        """Returns one entry for each event that is new."""
+        found = []
+        for label, count in document[name]:
+            before = self._counted.get((name, label), 0)
+            self._counted[name, label] = count
+            found += [(label, count)] * max(count - before, 0)
+        return found
+
+    def _tell_slow(self, slow: list[Document]) -> None:
+        for one in slow:
+            if one["at_s"] <= self._slow_until_s:
+                continue
+            self._slow_until_s = one["at_s"]
+            token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
+            try:
+                self._slow(
+                    **{name: one[name] for name in ("api", "method", "model", "version", "signature", "seconds")},
+                    run_seconds=one["run_seconds"],
+                    rows=one["rows"],
+                )
+            finally:
+                request_context.request_id.reset(token)
+
+
+def _subject(one: Mapping[str, Any]) -> tuple[Subject, SignatureKind]:
+    return Subject(one["api"], one["method"], one["model"], one["version"], one["signature"]), one["kind"]
+
+
+def _numbers(one: Mapping[str, Any]) -> _Numbers:
+    return one["rows"], one["seconds"], one["counts"], one["run_seconds"], one["run_counts"]
+
+
+def _successes(kind: SignatureKind, now: _Numbers, before: _Numbers) -> Successes:
+    found = Successes(kind, False)
+    found.rows = now[0] - before[0]
+    found.times = _times(now[2], before[2], now[1] - before[1])
+    found.run_times = _times(now[4], before[4], now[3] - before[3])
+    return found
+
+
+def _times(now: list[int], before: list[int], seconds: float, limits: Durations = REQUEST) -> Times:
+    times = Times(limits)
+    times.counts = [a - b for a, b in zip(now, before, strict=True)]
+    times.seconds = seconds
+    return times
+
+
+def _counts(value: Any) -> Any:
+    # Pairs of a label and a count read better as an object.
+    return dict(value) if isinstance(value, list) else value

@@ -1,0 +1,112 @@
+"""Counts what was refused before it ran, and how long what ran had waited for a thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from threading import get_ident
+
+from service.engine.admission import Held
+from service.engine.admission_limits import Limits
+from service.observe.buckets import QUEUE, SECONDS, Times
+from service.observe.metric_text import family, histogram, labels, sample
+
+logger = logging.getLogger(__name__)
+
+# Refusals are many where there are any.
+_LOG_S = 1.0
+_SECONDS = tuple(map(repr, SECONDS))
+_PREFIX = "embedding_server_"
+
+
+class AdmissionCounter:
+    """Counts for the metrics; the engine's admission and the HTTP connections report to it. Concurrency: any thread.
+
+    Args:
+      clock: seconds, monotonic; refusals are logged once a second.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._log_again_s = 0.0
+        # By thread, as in requests.py: none waits for another.
+        self._refused: dict[tuple[int, str, str], list[int]] = {}
+        self._waits: dict[tuple[int, str], Times] = {}
+        self._dropped: dict[str, int] = {}
+
+    def refused(self, model: str, reason: str, count: int = 1) -> None:
+        """See engine.admission_limits.AdmissionObserver. count: the native core reports several refusals at once."""
+        self._refused.setdefault((get_ident(), model, reason), [0])[0] += count
+        now_s = self._clock()
+        if now_s >= self._log_again_s:
+            self._log_again_s = now_s + _LOG_S
+            logger.warning("overloaded: requests are refused", extra={"model": model, "refused_for": reason})
+
+    def waited(self, model: str, seconds: float) -> None:
+        """See engine.admission_limits.AdmissionObserver."""
+        key = (get_ident(), model)
+        cell = self._waits.get(key)
+        if cell is None:
+            cell = self._waits[key] = Times(QUEUE)
+        cell.add(seconds)
+
+    def waits_counted(self, model: str, times: Times) -> None:
+        """Adds waits that the native core counted."""
+        self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
+
+    def connection_dropped(self, reason: str) -> None:
+        """A connection was refused or cut. Concurrency: one thread at a time."""
+        self._dropped[reason] = self._dropped.get(reason, 0) + 1
+
+    def dropped(self) -> dict[str, int]:
+        """Returns how many connections were refused or cut, by reason."""
+        return self._dropped.copy()
+
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """Returns how many requests were refused, by model and reason."""
+        totals: dict[tuple[str, str], int] = {}
+        for (_, model, reason), count in self._refused.copy().items():
+            totals[model, reason] = totals.get((model, reason), 0) + count[0]
+        return totals
+
+    def waits(self) -> dict[str, Times]:
+        """Returns how long requests of each model had waited for a thread."""
+        found: dict[str, Times] = {}
+        for (_, model), cell in self._waits.copy().items():
+            found.setdefault(model, Times(QUEUE)).merge(cell)
+        return found
+
+    def lines(self, held: Mapping[str, Held], limits: Limits | None) -> list[str]:
+        """Returns the families; held: what is in flight now; limits: what may be, where there are any."""
+        lines: list[str] = []
+        gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (
+            ("in_flight_bytes", "Bytes of requests and answers that are worked on now.", lambda one: one.bytes),
+            ("in_flight_rows", "Rows of requests that are worked on now.", lambda one: one.rows),
+        )
+        for part, about, read in gauges:
+            name = _PREFIX + part
+            lines += family(name, "gauge", about)
+            lines += [sample(name, labels({"model": model}), read(one)) for model, one in sorted(held.items())]
+        for part, limit in (("bytes", limits and limits.bytes), ("rows", limits and limits.rows)):
+            name = f"{_PREFIX}in_flight_limit_{part}"
+            lines += family(name, "gauge", f"How many {part} may be in flight, of all models together.")
+            lines += [sample(name, "", float(limit))] if limit else []
+        name = _PREFIX + "refused_total"
+        lines += family(name, "counter", "Requests refused for overload before they ran, by reason.")
+        lines += [
+            sample(name, labels({"model": model, "reason": reason}), count)
+            for (model, reason), count in sorted(self.refusals().items())
+        ]
+        name = _PREFIX + "connections_dropped_total"
+        lines += family(name, "counter", "Connections that the server refused or cut, by reason.")
+        lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self.dropped().items())]
+        return lines + self._wait_lines()
+
+    def _wait_lines(self) -> list[str]:
+        name = _PREFIX + "thread_wait_seconds"
+        lines = family(name, "histogram", "Time that requests which ran had waited for a thread.")
+        for model, times in sorted(self.waits().items()):
+            places, labelled = times.limits.seconds, labels({"model": model})
+            lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)
+        return lines

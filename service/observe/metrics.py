@@ -1,0 +1,85 @@
+"""All metrics of one server, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+
+from service.engine.admission import Held
+from service.engine.admission_limits import Limits
+from service.engine.servable import LoadedServable
+from service.observe.admission_metrics import AdmissionCounter
+from service.observe.batch_metrics import BatchCounter
+from service.observe.metric_text import CONTENT_TYPE
+from service.observe.own_metric_names import batch_lines, request_lines, servable_lines
+from service.observe.reload_metrics import ReloadCounter
+from service.observe.request_metrics import Notes, RequestCounter
+from service.observe.serving_metric_names import Counted, serving_lines
+from service.observe.tls_metrics import TlsCounter
+from service.observe.version_metrics import VersionStates, delta_lines
+from service.observe.warmup_metrics import WarmupCounter
+from service.types import State, VersionStatus
+
+
+class Metrics:
+    """What one server counts. Concurrency: any thread.
+
+    requests: engine.engine's Observer. batches, warmups, admission, auth, tls: who runs these reports to them.
+    held: tells what is in flight, once there is somebody to ask; limits: what may be.
+
+    Args:
+      loaded: tells which servables are loaded now; their tables count what was read of them.
+      more: lines of families that others count.
+      notes: told of requests that are slow or fail.
+    """
+
+    def __init__(
+        self,
+        loaded: Callable[[], Sequence[LoadedServable]],
+        more: Sequence[Callable[[], list[str]]] = (),
+        notes: Notes | None = None,
+    ) -> None:
+        self.requests = RequestCounter(notes)
+        self.batches = BatchCounter()
+        self.warmups = WarmupCounter()
+        self.admission = AdmissionCounter()
+        self.held: Callable[[], Mapping[str, Held]] = dict
+        self.limits: Limits | None = None
+        self.auth = ReloadCounter()
+        self.tls = TlsCounter()
+        self._loaded = loaded
+        self._more = more
+        self._versions = VersionStates()
+
+    def version_changed(self, model: str, status: VersionStatus) -> None:
+        """Records a state of a version; UNKNOWN: a failure is no longer told of."""
+        self._versions.changed(model, status)
+        if status.state is State.END:
+            # Models change all day: what is kept per version must go with it.
+            self.requests.retire(model, status.version)
+            self.warmups.retire(model, status.version)
+
+    def render(self) -> tuple[bytes, str]:
+        """Returns the exposition text and its content type."""
+        now, ever = self.requests.read()
+        lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
+        lines += self.tls.lines()
+        batches = self.batches.read()
+        lines += batch_lines(batches)
+        lines += self.admission.lines(self.held(), self.limits) + self.auth.lines() + delta_lines(self._loaded())
+        for read in self._more:
+            lines += read()
+        lines += serving_lines(Counted(ever, self.warmups.read(), batches))
+        text = "".join(f"{line}\n" for line in lines)
+        return self._process_text() + text.encode(), CONTENT_TYPE
+
+    @cached_property
+    def _process_text(self) -> Callable[[], bytes]:
+        """Makes the exposition of the process and the interpreter."""
+        # Imported here and not at the top: it imports an HTTP server, and takes 13 ms of the start.
+        from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        return partial(generate_latest, registry)

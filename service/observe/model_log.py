@@ -1,0 +1,166 @@
+"""One model's log: a bounded queue that requests are put into, and a thread that writes what is in it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from service.engine.inference import Classification, Regression
+from service.engine.model_config import RequestLogConfig
+from service.engine.recording import Draw
+from service.observe.record_files import RecordFiles
+from service.types import Array, SignatureSpec, Tensors
+from service.wire.prediction_log import Subject, encode_metadata, examples_record, predict_record
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 1000
+MAX_QUEUED_BYTES = 64 << 20
+
+
+class LogCounts(NamedTuple):
+    """What became of chosen requests. is_disabled: an error ended it."""
+
+    written: int
+    dropped: int
+    is_disabled: bool
+
+
+class ModelLog:
+    """Keeps chosen requests of one model; a engine.recording.Recorder. Concurrency: any thread.
+
+    Args:
+      tags: of the MetaGraph, for the records.
+      has_answers: whether records hold answers, too.
+      now: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        config: RequestLogConfig,
+        files: RecordFiles,
+        *,
+        tags: tuple[str, ...],
+        has_answers: bool,
+        now: Callable[[], float],
+    ) -> None:
+        self.draw = Draw(config.sampling_rate)
+        self._model = model
+        self._files = files
+        self._tags = tags
+        self._has_answers = has_answers
+        self._now = now
+        self._queue: deque[tuple[int, Callable[[], bytes]]] = deque()
+        self._queued_bytes = 0
+        self._news = threading.Condition()
+        self._is_stopped = self._is_disabled = False
+        self._written = self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"request-log-{model}", daemon=True)
+        self._thread.start()
+
+    def predicted(
+        self,
+        spec: SignatureSpec,
+        version: int,
+        *,
+        inputs: Tensors,
+        output_filter: tuple[str, ...],
+        outputs: dict[str, Array],
+    ) -> None:
+        """See engine.recording.Recorder."""
+        subject, metadata = self._subject(spec, version)
+        kept = outputs if self._has_answers else None
+        make = partial(predict_record, inputs=inputs, output_filter=output_filter, outputs=kept)
+        self._put([*inputs.values(), *(kept or {}).values()], lambda: make(subject, metadata()))
+
+    def inferred(
+        self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
+    ) -> None:
+        """See engine.recording.Recorder."""
+        subject, metadata = self._subject(spec, version)
+        make = partial(examples_record, examples=examples, result=result, has_answer=self._has_answers)
+        self._put([examples], lambda: make(subject, metadata()))
+
+    def counts(self) -> LogCounts:
+        """Returns what became of requests so far."""
+        return LogCounts(self._written, self._dropped, self._is_disabled)
+
+    def stop(self, timeout_s: float) -> None:
+        """Writes what is queued and closes the file; waits for that no longer than timeout_s."""
+        with self._news:
+            self._is_stopped = True
+            self._news.notify_all()
+        self._thread.join(timeout_s)
+
+    def _subject(self, spec: SignatureSpec, version: int) -> tuple[Subject, Callable[[], bytes]]:
+        subject = Subject(self._model, version, spec.name)
+        at_s = int(self._now())
+        return subject, partial(
+            encode_metadata, subject, sampling_rate=self.draw.rate, tags=self._tags, timestamp_s=at_s
+        )
+
+    def _put(self, arrays: list[Array], make: Callable[[], bytes]) -> None:
+        size = sum(map(_size, arrays))
+        with self._news:
+            if (
+                self._is_stopped
+                or self._is_disabled
+                or len(self._queue) >= MAX_QUEUED
+                or self._queued_bytes + size > MAX_QUEUED_BYTES
+            ):
+                self._dropped += 1
+                return
+            self._queue.append((size, make))
+            self._queued_bytes += size
+            if len(self._queue) == 1:
+                self._news.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._queue or self._is_stopped)
+                if not self._queue:
+                    break
+                size, make = self._queue[0]
+            # One at a time, and taken out when it is written: the bound holds for what is under way as well.
+            self._write(make)
+            with self._news:
+                self._queue.popleft()
+                self._queued_bytes -= size
+        self._close()
+
+    def _write(self, make: Callable[[], bytes]) -> None:
+        if self._is_disabled:
+            self._dropped += 1
+            return
+        try:
+            self._files.append([make()])
+        except OSError as error:
+            self._dropped += 1
+            self._is_disabled = True
+            # Once: it stays so until the model's logging_config changes, or a restart.
+            logger.error(
+                "request log is disabled",
+                extra={"model": self._model, "reason": f"{error.strerror}: {error.filename or 'its file'}"},
+            )
+        except Exception:
+            self._dropped += 1
+            logger.exception("a request could not be logged", extra={"model": self._model})
+        else:
+            self._written += 1
+
+    def _close(self) -> None:
+        try:
+            self._files.close()
+        except OSError as error:
+            logger.warning("request log is not closed", extra={"model": self._model, "reason": str(error)})
+
+
+def _size(array: Array) -> int:
+    # Strings are objects, and an array of them holds addresses.
+    return array.nbytes if array.dtype != object else sum(map(len, array.ravel().tolist()))

@@ -1,0 +1,121 @@
+"""The last requests that were slow or failed, for the status page; slow ones are logged, too."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.engine import request_context
+from service.errors import ServiceError
+
+logger = logging.getLogger(__name__)
+
+_KEPT = 50
+# Lines on slow requests: where everything is slow, more of them make it slower.
+_LINES_PER_S = 5
+_MAX_TEXT = 300
+# What the server, or its load, is to blame for.
+_OURS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "DATA_LOSS"})
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """One request. at_s: its end, since the epoch. code: OK where it was only slow. version None: it was not bound."""
+
+    at_s: float
+    request_id: str
+    api: str
+    method: str
+    model: str
+    version: int | None
+    signature: str
+    seconds: float
+    run_seconds: float
+    rows: int
+    code: str = "OK"
+    message: str = ""
+
+
+class RecentRequests:
+    """Keeps the last slow and failed requests, a fixed number of each. Concurrency: any thread.
+
+    slow_s: from which on a request is slow; infinite where none is.
+
+    Args:
+      now: seconds since the epoch; clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, slow_s: float, now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.slow_s = slow_s
+        self._now = now
+        self._clock = clock
+        self._slow: deque[Noted] = deque(maxlen=_KEPT)
+        self._own_failures: deque[Noted] = deque(maxlen=_KEPT)
+        self._refusals: deque[Noted] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
+        self._second = 0.0
+        self._lines = self._unsaid = 0
+
+    def was_slow(
+        self,
+        *,
+        api: str,
+        method: str,
+        model: str,
+        version: int | None,
+        signature: str,
+        seconds: float,
+        run_seconds: float,
+        rows: int,
+    ) -> None:
+        """Takes a request that succeeded after slow_s or more."""
+        noted = Noted(self._now(), _own_id(), api, method, model, version, signature, seconds, run_seconds, rows)
+        self._slow.append(noted)
+        unsaid = self._may_say()
+        if unsaid is None:
+            return
+        extra = {
+            **({"request_id": noted.request_id} if noted.request_id else {}),
+            **{"api": api, "method": method, "model": model, "version": version, "signature": signature, "rows": rows},
+            **{"seconds": round(seconds, 6), "run_seconds": round(run_seconds, 6)},
+            **({"unsaid": unsaid} if unsaid else {}),
+        }
+        logger.warning("slow request", extra=extra)
+
+    def failed(
+        self, error: BaseException, code: str, *, api: str, method: str, model: str, version: int | None, signature: str
+    ) -> None:
+        """Takes a request that failed; the transport logs it."""
+        message = (error.message if isinstance(error, ServiceError) else type(error).__name__)[:_MAX_TEXT]
+        noted = Noted(self._now(), _own_id(), api, method, model, version, signature, 0.0, 0.0, 0, code, message)
+        (self._own_failures if code in _OURS else self._refusals).append(noted)
+
+    def slowest(self) -> list[Noted]:
+        """Returns slow requests, the slowest first."""
+        return sorted(self._slow.copy(), key=lambda noted: -noted.seconds)
+
+    def failures(self) -> list[Noted]:
+        """Returns failures that are the server's, and then those that are the clients', each the newest first."""
+        return [*reversed(self._own_failures.copy()), *reversed(self._refusals.copy())]
+
+    def _may_say(self) -> int | None:
+        """Returns how many lines were left out before this one; None: this one is left out, too."""
+        with self._lock:
+            if self._clock() - self._second >= 1:
+                self._second, self._lines = self._clock(), 0
+            self._lines += 1
+            if self._lines > _LINES_PER_S:
+                self._unsaid += 1
+                return None
+            unsaid, self._unsaid = self._unsaid, 0
+            return unsaid
+
+
+def _own_id() -> str:
+    return request_context.request_id.get().decode("latin-1")

@@ -1,0 +1,43 @@
+"""Counts how a file that is read again and again fared."""
+
+from __future__ import annotations
+
+import threading
+
+from service.observe.metric_text import family, labels, sample
+
+RELOADS = "embedding_server_auth_config_reloads_total"
+IS_CURRENT = "embedding_server_auth_config_is_current"
+
+
+class ReloadCounter:
+    """Of one --auth_config. Concurrency: any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {"taken": 0, "refused": 0}
+        self._is_current = False
+
+    def taken(self) -> None:
+        """What the file says is in force."""
+        self._count("taken")
+
+    def failed(self) -> None:
+        """The file can not be used, and what was in force still is."""
+        self._count("refused")
+
+    def lines(self) -> list[str]:
+        """Returns the families; none where there is no such file."""
+        with self._lock:
+            counts, is_current = dict(self._counts), self._is_current
+        if not any(counts.values()):
+            return []
+        lines = family(RELOADS, "counter", "Texts of --auth_config that were new, by what became of them.")
+        lines += [sample(RELOADS, labels({"result": result}), float(count)) for result, count in counts.items()]
+        lines += family(IS_CURRENT, "gauge", "Whether what --auth_config says is in force: 0 where it was refused.")
+        return [*lines, sample(IS_CURRENT, "", float(is_current))]
+
+    def _count(self, result: str) -> None:
+        with self._lock:
+            self._counts[result] += 1
+            self._is_current = result == "taken"

@@ -1,0 +1,109 @@
+"""The logs of all models, as the list of models wants them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.engine.recording import Recorder
+from service.observe.metric_text import family, labels, sample
+from service.observe.model_log import LogCounts, ModelLog
+from service.observe.record_files import RecordFiles
+
+logger = logging.getLogger(__name__)
+
+_STOP_S = 5.0
+_PREFIX = "embedding_server_request_log_"
+
+
+class RequestLogs:
+    """Begins and ends models' logs. Concurrency: any thread.
+
+    recorders: by model, for the engine; empty where no model has a logging_config.
+
+    Args:
+      tags: of the MetaGraph that is served.
+      max_bytes, max_files: of each prefix, as in RecordFiles.
+      has_answers: whether records hold answers, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        tags: Sequence[str],
+        max_bytes: int,
+        max_files: int,
+        has_answers: bool,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.recorders: dict[str, Recorder] = {}
+        self._tags = tuple(tags)
+        self._max_bytes, self._max_files, self._has_answers = max_bytes, max_files, has_answers
+        self._now = now
+        self._changing = threading.Lock()
+        self._logs: dict[str, tuple[RequestLogConfig, ModelLog]] = {}
+        # Of logs that ended: counters do not go back.
+        self._ended: dict[str, LogCounts] = {}
+
+    def configure(self, models: Sequence[ModelConfig]) -> None:
+        """Makes the logs be those that the models want."""
+        wanted = {model.name: model.request_log for model in models if model.request_log is not None}
+        with self._changing:
+            for name, (config, log) in list(self._logs.items()):
+                if wanted.get(name) != config:
+                    del self._logs[name]
+                    self.recorders.pop(name, None)
+                    log.stop(_STOP_S)
+                    self._ended[name] = _sum(self._ended.get(name), log.counts())
+            for name, config in wanted.items():
+                if name not in self._logs and config.sampling_rate > 0:
+                    log = self._begin(name, config)
+                    self._logs[name] = (config, log)
+                    self.recorders[name] = log
+
+    def stop(self) -> None:
+        """Ends all logs."""
+        self.configure([])
+
+    def read(self) -> dict[str, dict[str, object]]:
+        """Returns the configs and counts of the logs that go on, by model."""
+        with self._changing:
+            logs = dict(self._logs)
+        return {
+            name: {"prefix": config.filename_prefix, "sampling_rate": config.sampling_rate, **log.counts()._asdict()}
+            for name, (config, log) in logs.items()
+        }
+
+    def metric_lines(self) -> list[str]:
+        """Returns the families of metrics about logs."""
+        with self._changing:
+            counts = dict(self._ended)
+            for name, (_, log) in self._logs.items():
+                counts[name] = _sum(counts.get(name), log.counts())
+        lines: list[str] = []
+        for part, kind, about, place in (
+            ("records_total", "counter", "Requests written to the request log.", 0),
+            ("dropped_total", "counter", "Requests chosen for the log and not written: queue full, or disabled.", 1),
+            ("disabled", "gauge", "1 where an error, such as a full disk, ended the log.", 2),
+        ):
+            lines += family(_PREFIX + part, kind, about)  # type: ignore[arg-type]
+            lines += [
+                sample(_PREFIX + part, labels({"model": name}), float(found[place]))
+                for name, found in sorted(counts.items())
+            ]
+        return lines
+
+    def _begin(self, name: str, config: RequestLogConfig) -> ModelLog:
+        files = RecordFiles(config.filename_prefix, max_bytes=self._max_bytes, max_files=self._max_files, now=self._now)
+        extra = {"model": name, "prefix": config.filename_prefix, "rate": config.sampling_rate}
+        logger.info("request log", extra=extra)
+        return ModelLog(name, config, files, tags=self._tags, has_answers=self._has_answers, now=self._now)
+
+
+def _sum(before: LogCounts | None, now: LogCounts) -> LogCounts:
+    if before is None:
+        return now
+    return LogCounts(before.written + now.written, before.dropped + now.dropped, now.is_disabled)

@@ -1,0 +1,247 @@
+"""Counts finished requests. Each thread counts in cells of its own: no lock is taken, so none can be waited for.
+
+A lock per counter costs little until a thread loses the processor while it holds one; then every other thread that
+serves the same model stands still for a time slice.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import NamedTuple, Protocol, TypeVar
+
+from service.errors import ServiceError
+from service.observe.buckets import EXAMPLES, REQUEST, Rows, Times
+from service.types import SignatureKind
+
+# Requests of these are made of tensorflow.Examples, which TensorFlow Serving counts.
+_EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify", "regress"})
+
+
+class Subject(NamedTuple):
+    """What a request was for. version None, model and signature "": it named none that exists."""
+
+    api: str
+    method: str
+    model: str
+    version: int | None
+    signature: str
+
+
+class Successes:
+    """Requests that succeeded: those of one subject in one thread, or sums of such.
+
+    times, run_times: of the requests, and of what they ran. examples: None where requests do not hold any.
+    """
+
+    __slots__ = ("kind", "rows", "times", "run_times", "examples")
+
+    def __init__(self, kind: SignatureKind, has_examples: bool) -> None:
+        self.kind = kind
+        self.rows = 0
+        self.times = Times(REQUEST)
+        self.run_times = Times(REQUEST)
+        self.examples = Rows(EXAMPLES) if has_examples else None
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self.times.counts)
+
+    def merge(self, other: Successes) -> None:
+        """Adds another's numbers."""
+        self.rows += other.rows
+        self.times.merge(other.times)
+        self.run_times.merge(other.run_times)
+        if self.examples and other.examples:
+            self.examples.merge(other.examples)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """All requests counted so far, by subject; failures also by code."""
+
+    successes: dict[Subject, Successes] = field(default_factory=dict)
+    failures: dict[tuple[Subject, str], int] = field(default_factory=dict)
+
+    def add_successes(self, subject: Subject, more: Successes) -> None:
+        """Adds to a subject's successes."""
+        known = self.successes.get(subject)
+        if known is None:
+            known = self.successes[subject] = Successes(more.kind, more.examples is not None)
+        known.merge(more)
+
+    def add_failures(self, subject: Subject, code: str, count: int) -> None:
+        """Adds to a subject's failures."""
+        self.failures[subject, code] = self.failures.get((subject, code), 0) + count
+
+
+# Keys start with the thread.
+_SuccessKey = tuple[int, str, str, str, int | None, str]
+_FailureKey = tuple[int, str, str, str, int | None, str, str]
+
+
+class Notes(Protocol):
+    """Learns of requests that are worth a look; see service.observe.recent_requests."""
+
+    @property
+    def slow_s(self) -> float: ...
+
+    def was_slow(
+        self,
+        *,
+        api: str,
+        method: str,
+        model: str,
+        version: int | None,
+        signature: str,
+        seconds: float,
+        run_seconds: float,
+        rows: int,
+    ) -> None:
+        """Takes a request that took slow_s or more."""
+        ...
+
+    def failed(
+        self, error: BaseException, code: str, *, api: str, method: str, model: str, version: int | None, signature: str
+    ) -> None:
+        """Takes a request that failed, with its canonical code."""
+        ...
+
+
+class CountsElsewhere(Protocol):
+    """Counts requests that no handler of this process sees, and gives them to RequestCounter.add."""
+
+    def collect(self) -> None:
+        """Gives what is new."""
+        ...
+
+    def retire(self, model: str, version: int) -> None:
+        """Gives what is new, and forgets a version."""
+        ...
+
+
+class RequestCounter:
+    """Counts requests of all models. Concurrency: any thread.
+
+    NOTE: what is read while requests finish may lack the last one of a thread, or hold it in one number of its cell and
+    not yet in the next. A histogram's count is therefore the sum of its buckets and never a number of its own.
+
+    Args:
+      notes: told of requests that are slow or fail.
+
+    also: counts requests elsewhere.
+    """
+
+    def __init__(self, notes: Notes | None = None) -> None:
+        self.also: CountsElsewhere | None = None
+        self._notes = notes
+        self._slow_s = notes.slow_s if notes else math.inf
+        self._successes: dict[_SuccessKey, Successes] = {}
+        self._failures: dict[_FailureKey, list[int]] = {}
+        # Of versions that are gone; see read.
+        self._retired = Requests()
+        # Reading and retiring only: what is moved from one to the other must not be seen twice, or not at all.
+        self._lock = threading.Lock()
+
+    def finished(
+        self,
+        *,
+        api: str,
+        method: str,
+        model: str,
+        version: int | None,
+        signature: str,
+        kind: SignatureKind,
+        error: BaseException | None,
+        seconds: float,
+        run_seconds: float,
+        rows: int,
+    ) -> None:
+        """Counts one request; see engine.bound.Observer."""
+        if error is not None:
+            self._failed(Subject(api, method, model, version, signature), error)
+            return
+        key = (get_ident(), api, method, model, version, signature)
+        cell = self._successes.get(key)
+        if cell is None:
+            cell = self._successes[key] = Successes(kind, method in _EXAMPLE_METHODS)
+        cell.times.add(seconds)
+        cell.run_times.add(run_seconds)
+        cell.rows += rows
+        if cell.examples is not None:
+            cell.examples.add(rows)
+        if seconds >= self._slow_s and self._notes is not None:
+            self._notes.was_slow(
+                api=api,
+                method=method,
+                model=model,
+                version=version,
+                signature=signature,
+                seconds=seconds,
+                run_seconds=run_seconds,
+                rows=rows,
+            )
+
+    def add(self, subject: Subject, more: Successes) -> None:
+        """Adds requests that others counted; one caller at a time."""
+        # No thread has this number.
+        key = (0, *subject)
+        cell = self._successes.get(key)
+        if cell is None:
+            cell = self._successes[key] = Successes(more.kind, more.examples is not None)
+        cell.merge(more)
+
+    def _failed(self, subject: Subject, error: BaseException) -> None:
+        code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
+        if not isinstance(error, Exception):
+            code = "CANCELLED"  # an asyncio cancellation: the client left
+        self._failures.setdefault((get_ident(), *subject, code), [0])[0] += 1
+        if self._notes is not None:
+            self._notes.failed(error, code, **subject._asdict())
+
+    def read(self) -> tuple[Requests, Requests]:
+        """Returns what was counted of versions that are there, and of all ever.
+
+        In the second, version is None and the kind of a signature stands for its name.
+        """
+        if self.also is not None:
+            self.also.collect()
+        with self._lock:
+            now, ever = Requests(), Requests()
+            for key, cell in self._successes.copy().items():
+                now.add_successes(Subject(*key[1:]), cell)
+            for failure, count in self._failures.copy().items():
+                now.add_failures(Subject(*failure[1:6]), failure[6], count[0])
+            for part in (self._retired, now):
+                _add_without_version(part, ever)
+            return now, ever
+
+    def retire(self, model: str, version: int) -> None:
+        """Forgets a version's subjects and keeps their sums; nobody may count it any more."""
+        if self.also is not None:
+            self.also.retire(model, version)
+        with self._lock:
+            gone = Requests()
+            for key in _of_version(self._successes.copy(), model, version):
+                gone.add_successes(Subject(*key[1:]), self._successes.pop(key))
+            for failure in _of_version(self._failures.copy(), model, version):
+                gone.add_failures(Subject(*failure[1:6]), failure[6], self._failures.pop(failure)[0])
+            _add_without_version(gone, self._retired)
+
+
+def _add_without_version(part: Requests, whole: Requests) -> None:
+    for subject, more in part.successes.items():
+        whole.add_successes(subject._replace(version=None, signature=more.kind), more)
+    for (subject, code), count in part.failures.items():
+        whole.add_failures(subject._replace(version=None, signature=""), code, count)
+
+
+K = TypeVar("K", _SuccessKey, _FailureKey)
+
+
+def _of_version(keys: Iterable[K], model: str, version: int) -> list[K]:
+    return [key for key in keys if key[3] == model and key[4] == version]

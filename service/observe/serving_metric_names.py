@@ -1,0 +1,184 @@
+"""TensorFlow Serving's metrics, under its names, with its labels and limits, over what this server counts.
+
+Source: tensorflow_serving/servables/tensorflow/{util,saved_model_warmup_util}.cc, batching/{batching_session.cc,
+batching_util.h}, util/prometheus_exporter.cc (9d981c5); tensorflow/core/common_runtime/metrics.cc (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.observe.batch_metrics import Batches
+from service.observe.buckets import (
+    BATCH_ROWS,
+    EXAMPLES,
+    MICROSECONDS,
+    QUEUE_MICROSECONDS,
+    REQUEST,
+    Rows,
+    Times,
+)
+from service.observe.metric_text import Kind, family, histogram, labels, limit_texts, sample
+from service.observe.request_metrics import Requests, Subject, Successes
+from service.observe.warmup_metrics import Warmup
+
+_LATENCY = limit_texts(MICROSECONDS)
+_WAIT = limit_texts(QUEUE_MICROSECONDS)
+_EXAMPLES = limit_texts(EXAMPLES)
+_BATCH = limit_texts(BATCH_ROWS)
+
+_ENTRYPOINTS = {"grpc": "GRPC", "http": "REST"}
+# The name of TensorFlow's runtime stands for graphs; a lookup runs in none, and says so.
+_RUNTIMES = {"predict": "TF1", "lookup": "lookup"}
+# One request that is several inferences; TensorFlow Serving counts its examples only.
+_EXAMPLES_ONLY = "MultiInference"
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What there is to show. requests: of all time, see RequestCounter.read."""
+
+    requests: Requests
+    warmups: Iterable[Warmup]
+    batches: Batches
+
+
+def serving_lines(counted: Counted) -> list[str]:
+    """Returns the exposition's lines, families sorted by name and samples by labels, as TensorFlow Serving does."""
+    lines = []
+    for name, (kind, samples) in _FAMILIES.items():
+        lines += family(name, kind)
+        lines += samples(name, counted)
+    return lines
+
+
+def _requests(name: str, counted: Counted) -> list[str]:
+    totals: dict[tuple[str, str], int] = {}
+    for subject, cell in _shown(counted):
+        totals[subject.model, "OK"] = totals.get((subject.model, "OK"), 0) + cell.count
+    for (subject, code), count in counted.requests.failures.items():
+        if subject.method != _EXAMPLES_ONLY:
+            totals[subject.model, code] = totals.get((subject.model, code), 0) + count
+    return [
+        sample(name, labels({"model_name": model, "status": status}), count)
+        for (model, status), count in sorted(totals.items())
+    ]
+
+
+def _request_latency(name: str, counted: Counted) -> list[str]:
+    totals: dict[str, Times] = {}
+    for subject, cell in _shown(counted):
+        entrypoint = _ENTRYPOINTS.get(subject.api, subject.api)
+        labelled = labels({"model_name": subject.model, "API": subject.method, "entrypoint": entrypoint})
+        totals.setdefault(labelled, Times(REQUEST)).merge(cell.times)
+    return _latencies(name, sorted(totals.items()), _LATENCY)
+
+
+def _runtime_latency(name: str, counted: Counted) -> list[str]:
+    totals: dict[str, Times] = {}
+    for subject, cell in _shown(counted):
+        labelled = labels({"model_name": subject.model, "API": subject.method, "runtime": _RUNTIMES[cell.kind]})
+        totals.setdefault(labelled, Times(REQUEST)).merge(cell.run_times)
+    return _latencies(name, sorted(totals.items()), _LATENCY)
+
+
+def _shown(counted: Counted) -> Iterable[tuple[Subject, Successes]]:
+    return (item for item in counted.requests.successes.items() if item[0].method != _EXAMPLES_ONLY)
+
+
+def _latencies(name: str, found: Iterable[tuple[str, Times]], limits: Sequence[str]) -> list[str]:
+    lines = []
+    for labelled, times in found:
+        places, total = times.limits.microseconds, times.seconds * 1e6
+        lines += histogram(name, labelled, limits=limits, counts=times.counts, total=total, places=places)
+    return lines
+
+
+def _graph_runs(name: str, counted: Counted) -> list[str]:
+    return [sample(name, "", sum(cell.count for cell in _graph_cells(counted)))]
+
+
+def _graph_time(name: str, counted: Counted) -> list[str]:
+    return [sample(name, "", round(sum(cell.run_times.seconds for cell in _graph_cells(counted)) * 1e6))]
+
+
+def _graph_cells(counted: Counted) -> Iterable[Successes]:
+    return (cell for cell in counted.requests.successes.values() if cell.kind == "predict")
+
+
+def _examples(counted: Counted) -> list[tuple[str, Rows]]:
+    totals: dict[str, Rows] = {}
+    for subject, cell in counted.requests.successes.items():
+        if cell.examples is not None:
+            totals.setdefault(labels({"model": subject.model}), Rows(EXAMPLES)).merge(cell.examples)
+    return sorted(totals.items())
+
+
+def _example_counts(name: str, counted: Counted) -> list[str]:
+    return _rows(name, _examples(counted), _EXAMPLES)
+
+
+def _example_total(name: str, counted: Counted) -> list[str]:
+    return [sample(name, labelled, rows.total) for labelled, rows in _examples(counted)]
+
+
+def _rows(name: str, found: Iterable[tuple[str, Rows]], limits: tuple[str, ...]) -> list[str]:
+    lines = []
+    for labelled, rows in found:
+        lines += histogram(name, labelled, limits=limits, counts=rows.counts, total=rows.total)
+    return lines
+
+
+def _warmup_latency(name: str, counted: Counted) -> list[str]:
+    return _latencies(name, [(_warmup_labels(warmup), warmup.times) for warmup in counted.warmups], _LATENCY)
+
+
+def _warmup_records(name: str, counted: Counted) -> list[str]:
+    return [sample(name, _warmup_labels(warmup), warmup.records) for warmup in counted.warmups]
+
+
+def _warmup_labels(warmup: Warmup) -> str:
+    return labels({"model_path": warmup.path, "status": warmup.status})
+
+
+def _queuing_latency(name: str, counted: Counted) -> list[str]:
+    found = sorted(counted.batches.waits.items())
+    return _latencies(name, [(labels({"thread_pool_name": pool}), waits) for pool, waits in found], _WAIT)
+
+
+def _wrapped_runs(name: str, counted: Counted) -> list[str]:
+    return [sample(name, "", counted.batches.num_runs)] if counted.batches.num_runs else []
+
+
+def _input_rows(name: str, counted: Counted) -> list[str]:
+    return _rows(name, [("", counted.batches.arrived)] if counted.batches.num_runs else [], _BATCH)
+
+
+def _processed_rows(name: str, counted: Counted) -> list[str]:
+    return _rows(name, [("", counted.batches.run)] if counted.batches.num_runs else [], _BATCH)
+
+
+def _padding_rows(name: str, counted: Counted) -> list[str]:
+    found = sorted(counted.batches.padding.items())
+    return _rows(name, [(labels({"execution_batch_size": size}), rows) for size, rows in found], _BATCH)
+
+
+_BATCHING = ":tensorflow:serving:batching_session:"
+# Sorted; TensorFlow Serving also opens families that have no samples.
+_FAMILIES: Mapping[str, tuple[Kind, Callable[[str, Counted], list[str]]]] = {
+    ":tensorflow:core:graph_run_time_usecs": ("counter", _graph_time),
+    ":tensorflow:core:graph_runs": ("counter", _graph_runs),
+    _BATCHING + "input_batch_size": ("histogram", _input_rows),
+    _BATCHING + "padding_size": ("histogram", _padding_rows),
+    _BATCHING + "processed_batch_size": ("histogram", _processed_rows),
+    _BATCHING + "queuing_latency": ("histogram", _queuing_latency),
+    _BATCHING + "wrapped_run_count": ("counter", _wrapped_runs),
+    ":tensorflow:serving:model_warmup_latency": ("histogram", _warmup_latency),
+    ":tensorflow:serving:model_warmup_records_read": ("counter", _warmup_records),
+    ":tensorflow:serving:request_count": ("counter", _requests),
+    ":tensorflow:serving:request_example_count_total": ("counter", _example_total),
+    ":tensorflow:serving:request_example_counts": ("histogram", _example_counts),
+    ":tensorflow:serving:request_latency": ("histogram", _request_latency),
+    ":tensorflow:serving:runtime_latency": ("histogram", _runtime_latency),
+}

@@ -1,0 +1,217 @@
+"""One server's state as a document: what it is, what it serves, what it holds, what went wrong last."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from service.configuration.settings import Settings
+from service.engine.admission import Held
+from service.engine.admission_limits import Limits
+from service.engine.registry import Registry
+from service.engine.servable import LoadedServable
+from service.observe.admission_metrics import AdmissionCounter
+from service.observe.buckets import Times
+from service.observe.recent_requests import Noted, RecentRequests
+from service.observe.request_metrics import Requests, Successes
+from service.tables.page_table import huge_bytes, resident_bytes
+from service.tables.table import MappedTable
+
+Document = dict[str, Any]
+
+# A setting by such a name is shown as set, and not what to.
+_SECRET = re.compile(r"token|secret|passw|credential|private|api_?key", re.IGNORECASE)
+_HIDDEN = "(hidden)"
+
+
+@dataclass(frozen=True, slots=True)
+class Statusz:
+    """Gathers the document. Concurrency: any thread.
+
+    version: returns the version of the server.
+    requests: what was counted of versions that are there.
+    logs: of each model with a request log, its counts.
+    overload: what is in flight, and what was refused.
+    data_plane: what answers requests.
+    """
+
+    version: Callable[[], str]
+    settings: Settings
+    registry: Registry
+    recent: RecentRequests
+    requests: Callable[[], Requests]
+    logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    overload: Callable[[], Document] = dict
+    data_plane: Callable[[], Document] = dict
+    started_s: float = field(default_factory=time.time)
+
+    def read(self) -> Document:
+        """Returns the document, made of what JSON has."""
+        counted = self.requests()
+        loaded = self.registry.loaded()
+        return {
+            "server": self._server(),
+            "data_plane": self.data_plane(),
+            "models": {name: self._model(name, loaded) for name in self.registry.models()},
+            "requests": _requests(counted),
+            "overload": self.overload(),
+            "slow_requests": [_noted(one) for one in self.recent.slowest()],
+            "last_errors": [_noted(one) for one in self.recent.failures()],
+            "request_logs": dict(self.logs()),
+            "settings": shown_settings(self.settings),
+        }
+
+    def _server(self) -> Document:
+        return {
+            "version": self.version(),
+            "python": platform.python_version(),
+            "pid": os.getpid(),
+            "started": _time(self.started_s),
+            "uptime_s": round(time.time() - self.started_s, 1),
+            "is_ready": self.registry.is_ready,
+            "slow_request_s": self.recent.slow_s if self.settings.slow_request_ms else None,
+            **_process(),
+        }
+
+    def _model(self, name: str, loaded: Sequence[LoadedServable]) -> Document:
+        mine = {one.servable.version: one for one in loaded if one.servable.name == name}
+        versions = [
+            {
+                "version": status.version,
+                "state": status.state.name,
+                "code": status.code,
+                "message": status.message,
+                **(_version(mine[status.version]) if status.version in mine else {}),
+            }
+            for status in self.registry.all_statuses(name)
+        ]
+        return {
+            "problem": self.registry.problem(name),
+            "labels": dict(self.registry.labels(name)),
+            "versions": versions,
+        }
+
+
+def shown_settings(settings: Settings) -> Document:
+    """Returns the settings, with those that may be a secret hidden, and which are not the default."""
+    shown = {}
+    for one in dataclasses.fields(settings):
+        value = getattr(settings, one.name)
+        is_secret = bool(value) and _SECRET.search(one.name) is not None and isinstance(value, str)
+        shown[one.name] = {"value": _HIDDEN if is_secret else value, "is_default": value == one.default}
+    return shown
+
+
+def _version(one: LoadedServable) -> Document:
+    counts = one.servable.all_table_counts()
+    tables = []
+    for name, table in sorted(one.servable.tables.items()):
+        info, found = table.info, counts.get(name)
+        document: Document = {
+            "table": name,
+            "rows": info.vocabulary_size,
+            "dim": info.embedding_dim,
+            "dtype": info.dtype,
+            "mapped_bytes": info.nbytes,
+            "resident_bytes": resident_bytes(table.weights) if isinstance(table, MappedTable) else None,
+            "huge_bytes": huge_bytes(table.weights) if isinstance(table, MappedTable) else None,
+        }
+        if found is not None:
+            document |= found._asdict()
+            document["missing_share"] = found.missing_ids / found.ids if found.ids else 0.0
+        tables.append(document)
+    files, deltas = one.servable.files, one.servable.deltas
+    return {
+        "in_flight": one.num_leases,
+        "verification": "done" if files.is_verified else "due" if files.is_verification_due else "none",
+        "deltas": deltas.status()._asdict() if deltas is not None else None,
+        "signatures": {name: spec.kind for name, spec in sorted(one.servable.signatures.items())},
+        "signature_faults": dict(sorted(one.servable.signature_faults.items())),
+        "forwarded": dict(sorted(one.servable.forwarded.items())),
+        "tables": tables,
+    }
+
+
+def _requests(counted: Requests) -> list[Document]:
+    found: dict[tuple[str, str, str], Document] = {}
+
+    def row(model: str, signature: str, api: str) -> Document:
+        key = (model, signature, api)
+        named = {"model": model, "signature": signature, "api": api}
+        return found.setdefault(key, named | {"requests": 0, "failures": {}, "rows": 0})
+
+    merged: dict[tuple[str, str, str], Successes] = {}
+    for subject, cell in counted.successes.items():
+        key = (subject.model, subject.signature, subject.api)
+        merged.setdefault(key, Successes(cell.kind, False)).merge(cell)
+    for key, cell in merged.items():
+        document = row(*key)
+        document["requests"], document["rows"] = cell.count, cell.rows
+        document["mean_ms"] = cell.times.seconds / cell.count * 1e3 if cell.count else None
+        document |= {f"p{share}_ms": quantile_ms(cell.times, share / 100) for share in (50, 99)}
+    for (subject, code), count in counted.failures.items():
+        failures = row(subject.model, subject.signature, subject.api)["failures"]
+        failures[code] = failures.get(code, 0) + count
+    return [found[key] for key in sorted(found)]
+
+
+def quantile_ms(times: Times, share: float) -> float | None:
+    """Returns the upper limit of the bucket that holds a share of the durations; None for none, or beyond the last."""
+    total = sum(times.counts)
+    below = 0
+    for limit_s, count in zip(times.limits.limits_s, times.counts, strict=False):
+        below += count
+        if total and below >= share * total:
+            return limit_s * 1e3
+    return None
+
+
+def _noted(one: Noted) -> Document:
+    return dataclasses.asdict(one) | {"at": _time(one.at_s)}
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _process() -> Document:
+    """Returns what the kernel says of this process; less where it says less."""
+    document: Document = {}
+    try:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+        for key, name in (("VmRSS", "rss_bytes"), ("RssAnon", "anonymous_bytes"), ("RssFile", "file_bytes")):
+            document[name] = int(status[key].split()[0]) * 1024
+        document["threads"] = int(status["Threads"])
+        document["open_files"] = len(os.listdir("/proc/self/fd"))
+    except (OSError, KeyError, ValueError):
+        pass
+    times = os.times()
+    return document | {"cpu_s": round(times.user + times.system, 2)}
+
+
+def overload(held: Mapping[str, Held], limits: Limits, counted: AdmissionCounter) -> dict[str, Any]:
+    """Returns the document; counts are since the start."""
+    refused, waits = counted.refusals(), counted.waits()
+    models = sorted(held.keys() | waits.keys() | {model for model, _ in refused})
+    return {
+        "limits": {"bytes": limits.bytes, "rows": limits.rows, "queued": limits.queued, "wait_ms": limits.wait_s * 1e3},
+        "models": [
+            {
+                "model": model,
+                "in_flight_bytes": held[model].bytes if model in held else 0,
+                "in_flight_rows": held[model].rows if model in held else 0,
+                "refused": {reason: count for (name, reason), count in sorted(refused.items()) if name == model},
+                "p99_thread_wait_ms": quantile_ms(waits[model], 0.99) if model in waits else None,
+            }
+            for model in models
+        ],
+        "connections_dropped": counted.dropped(),
+    }

@@ -1,0 +1,78 @@
+"""What happens to TLS on each wire, and its metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from service.observe.metric_text import Kind, family, labels, sample
+
+_PREFIX = "embedding_server_tls_"
+
+
+class TlsCounter:
+    """Counts for wires that speak TLS; of one that does not there are no series. Concurrency: any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends_s: dict[str, float] = {}
+        self._reloads: dict[tuple[str, str], int] = {}
+        self._failed: dict[str, int] = {}
+
+    def taken(self, api: str, end_s: float) -> None:
+        """Notes the certificates that a wire shows from now on.
+
+        Args:
+          end_s: when the first of them ends, in seconds since 1970.
+        """
+        with self._lock:
+            if api in self._ends_s:
+                self._reloads[api, "taken"] += 1
+            else:
+                self._reloads |= {(api, "taken"): 0, (api, "refused"): 0}
+                self._failed[api] = 0
+            self._ends_s[api] = end_s
+
+    def refused(self, api: str) -> None:
+        """Notes a new file that could not be used."""
+        with self._lock:
+            self._reloads[api, "refused"] += 1
+
+    def handshake_failed(self, api: str) -> None:
+        """Notes a connection that ended before it was secured."""
+        with self._lock:
+            self._failed[api] += 1
+
+    def lines(self) -> list[str]:
+        """Returns the families."""
+        with self._lock:
+            ends_s, reloads, failed = self._ends_s.copy(), self._reloads.copy(), self._failed.copy()
+        if not ends_s:
+            return []
+        return [
+            *_family(
+                "certificate_end_timestamp_seconds",
+                "gauge",
+                "When the first of the certificates ends that are shown to clients.",
+                {labels({"api": api}): end_s for api, end_s in ends_s.items()},
+            ),
+            *_family(
+                "reloads_total",
+                "counter",
+                "Changed files with certificates, by whether they were taken.",
+                {labels({"api": api, "outcome": outcome}): count for (api, outcome), count in reloads.items()},
+            ),
+            *_family(
+                "handshakes_failed_total",
+                "counter",
+                "Connections that ended before they were secured; not known of grpcio's.",
+                {labels({"api": api}): count for api, count in failed.items()},
+            ),
+        ]
+
+
+def _family(part: str, kind: Kind, about: str, series: Mapping[str, float]) -> list[str]:
+    name = _PREFIX + part
+    return family(name, kind, about) + [
+        sample(name, labelled, float(value)) for labelled, value in sorted(series.items())
+    ]

@@ -1,0 +1,33 @@
+"""Begins tracing where the settings ask for it; imports nothing of it where they do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import installed_version, otlp_protocol
+
+if TYPE_CHECKING:
+    from service.observe.otel import OtelTracing, Protocol
+
+
+class TracingUnavailable(Exception):
+    """Tracing is asked for and can not be had; the message says why."""
+
+
+def start_tracing(settings: Settings) -> OtelTracing | None:
+    """Returns what traces, None where nothing does.
+
+    Raises:
+      TracingUnavailable: a package is missing, or the protocol is none.
+    """
+    if settings.tracing == "off":
+        return None
+    protocol = otlp_protocol()
+    if protocol not in ("grpc", "http/protobuf"):
+        raise TracingUnavailable(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: expected grpc or http/protobuf")
+    try:
+        from service.observe.otel import OtelTracing
+    except ModuleNotFoundError as error:
+        raise TracingUnavailable(f"--tracing needs the extra [otel]: {error}") from error
+    return OtelTracing(cast("Protocol", protocol), {"service.version": installed_version()})

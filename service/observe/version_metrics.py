@@ -1,0 +1,100 @@
+"""States of versions, and what went wrong with them, for as long as status tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from service.engine.deltas import DeltaStatus
+from service.engine.servable import LoadedServable
+from service.observe.metric_text import Kind, family, labels, sample
+from service.types import State, VersionStatus
+
+STATE = "embedding_server_version_state"
+ERROR = "embedding_server_version_error"
+LOAD_FAILURES = "embedding_server_version_load_failures"
+
+
+class VersionStates:
+    """Learns of each change of a state. Concurrency: changed by one caller at a time for each model, lines by any."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[tuple[str, int], VersionStatus] = {}
+        self._failures: dict[tuple[str, int], int] = {}
+
+    def changed(self, model: str, status: VersionStatus) -> None:
+        """Records a state of a version; UNKNOWN: a failure is no longer told of."""
+        key = (model, status.version)
+        before = self._statuses.get(key)
+        is_over = status.state is State.UNKNOWN or (status.state is State.END and status.code == "OK")
+        if is_over or status.state is State.AVAILABLE:
+            self._failures.pop(key, None)
+        elif status.state is State.END and before is not None and before.state is State.LOADING:
+            self._failures[key] = self._failures.get(key, 0) + 1
+        if is_over:
+            self._statuses.pop(key, None)
+        else:
+            # A failure stays visible, as in status.
+            self._statuses[key] = status
+
+    def lines(self) -> list[str]:
+        """Returns the families."""
+        statuses = sorted(self._statuses.copy().items())
+        about = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
+        lines = family(STATE, "gauge", about)
+        lines += [sample(STATE, _named(*key), float(status.state)) for key, status in statuses]
+        lines += family(ERROR, "gauge", "1 for a version that ended with an error, by canonical code.")
+        lines += [
+            sample(ERROR, labels({"code": status.code, "model": model, "version": version}), 1.0)
+            for (model, version), status in statuses
+            if status.code != "OK"
+        ]
+        lines += family(LOAD_FAILURES, "gauge", "How often a version failed to load, of those that did not load since.")
+        return lines + [
+            sample(LOAD_FAILURES, _named(*key), float(count)) for key, count in sorted(self._failures.copy().items())
+        ]
+
+
+def _named(model: str, version: int) -> str:
+    return labels({"model": model, "version": version})
+
+
+_PREFIX = "embedding_server_delta_"
+_FAMILIES: tuple[tuple[str, Kind, str, Callable[[DeltaStatus], float]], ...] = (
+    ("last_sequence", "gauge", "Highest number of a delta that is answered.", lambda status: status.last_sequence),
+    ("rows", "gauge", "Rows that differ from the version's own, or did.", lambda status: status.rows),
+    ("pending", "gauge", "Deltas that were read and are not answered yet.", lambda status: status.pending),
+    ("lag_seconds", "gauge", "For how long the oldest delta waits, or can not be read.", lambda status: status.lag_s),
+    ("missing", "gauge", "Numbers below the last one that never came.", lambda status: status.missing),
+    ("applied_total", "counter", "Deltas that were applied.", lambda status: status.applied),
+)
+_BY_REASON: tuple[tuple[str, str, Callable[[DeltaStatus], Mapping[str, int]]], ...] = (
+    ("refused_total", "Deltas that were refused, by reason.", lambda status: status.refused),
+    (
+        "journal_failures_total",
+        "Upserts that the journal did not take, by reason: full, held, unwritable.",
+        lambda status: status.journal_failures,
+    ),
+)
+
+
+def delta_lines(loaded: Sequence[LoadedServable]) -> list[str]:
+    """Returns the families of versions whose rows may change; none where there is no such version."""
+    found = [
+        ({"model": one.servable.name, "version": one.servable.version}, one.servable.deltas.status())
+        for one in loaded
+        if one.servable.deltas is not None
+    ]
+    if not found:
+        return []
+    lines = []
+    for part, kind, about, read in _FAMILIES:
+        lines += family(_PREFIX + part, kind, about)
+        lines += [sample(_PREFIX + part, labels(names), float(read(status))) for names, status in found]
+    for part, about, counts in _BY_REASON:
+        lines += family(_PREFIX + part, "counter", about)
+        lines += [
+            sample(_PREFIX + part, labels({**names, "reason": reason}), float(count))
+            for names, status in found
+            for reason, count in sorted(counts(status).items())
+        ]
+    return lines

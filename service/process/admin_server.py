@@ -1,0 +1,66 @@
+"""The listener of the admin routes, beside those of the models."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from service.access.access import Access
+from service.engine.engine import Engine
+from service.http.admin_app import create_admin_app
+from service.http.upsert_routes import add_upsert_routes
+from service.http.uvicorn_server import HttpServer, uvicorn_config
+
+Text = tuple[bytes, str]
+
+
+class AdminServer:
+    """Serves the admin routes on a socket. Concurrency: event loop only.
+
+    Args:
+      listener: listens already.
+      render, reload_config: as in create_admin_app.
+      tls: as in uvicorn_config; there where the other HTTP port has it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        access: Access | None,
+        *,
+        listener: socket.socket,
+        render: Callable[[], Text],
+        reload_config: Callable[[Engine, str | None], Sequence[str]],
+        tls: Callable[[], ssl.SSLContext] | None,
+        max_body_bytes: int,
+        drain_timeout_s: float,
+    ) -> None:
+        seen = access.engine if access else engine
+        app = create_admin_app(
+            seen,
+            metrics=access.metrics(render) if access else render,
+            reload_config=partial(reload_config, seen),
+            callers=access.callers if access else None,
+            add_routes=[partial(add_upsert_routes, engine=seen, max_body_bytes=max_body_bytes)],
+        )
+        self._listener = listener
+        self._server = HttpServer(uvicorn_config(app, drain_timeout_s=drain_timeout_s, tls=tls, lifespan="off"))
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port's number."""
+        return int(self._listener.getsockname()[1])
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        """Answers what is under way, and no more."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving

@@ -1,0 +1,322 @@
+"""Builds the parts from the settings, joins them, and runs them until a signal: the one place that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from service.access.access import create_access
+from service.access.tls_ports import TlsError, Wires
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import installed_version
+from service.configuration.start_error import StartError
+from service.deltas.follower import Follower
+from service.engine.admission import Admission
+from service.engine.admission_limits import Limits
+from service.engine.engine import Engine
+from service.engine.model_set import ModelSet
+from service.engine.registry import Registry
+from service.engine.servable import Servable
+from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.table_pages import table_pages
+from service.loading.table_verification import table_verification
+from service.native.native_servable import compile_native
+from service.native.route_publisher import RoutePublisher
+from service.observe.metrics import Metrics
+from service.observe.recent_requests import RecentRequests
+from service.observe.request_logs import RequestLogs
+from service.observe.statusz import Statusz, overload
+from service.observe.tracing import TracingUnavailable, start_tracing
+from service.process.http_parts import HttpParts, Ports, metrics_paths_of
+from service.process.model_lists import ModelLists
+from service.types import State, VersionStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from service.observe.otel import OtelTracing
+    from service.process.admin_server import AdminServer
+    from service.process.native_servers import NativeServers
+    from service.process.python_servers import PythonServers
+
+logger = logging.getLogger(__name__)
+
+# The reference servers behind the native core start once the first models are loaded, or after this time. The second
+# number is the pause between two looks at the models, the third how long TensorFlow's import waits for these servers.
+_FIRST_LOADS_S = 0.3
+_LOOK_AGAIN_S = 0.005
+_COMPLETE_S = 5.0
+
+
+class App:
+    """One server process.
+
+    Order at shutdown: readiness fails, listeners close, requests in flight finish, models unload.
+
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._request_logs = RequestLogs(
+            tags=sorted(settings.tags),
+            max_bytes=settings.request_log_file_mib << 20,
+            max_files=settings.request_log_files,
+            has_answers=settings.request_log_answers,
+        )
+        self._routes = _route_publisher(settings, self._request_logs)
+        self._registry = Registry(self._version_changed, self._routes)
+        self._recent = RecentRequests(settings.slow_request_s)
+        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
+        self._stop = asyncio.Event()
+        self._stop_watching = threading.Event()
+        self._is_complete = threading.Event()
+        self._is_forced = False
+        self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
+        self._batching = batching_of(settings, self._metrics)
+        self._pages = table_pages(settings)
+        self._verification = table_verification(
+            settings, self._registry.is_available, lambda model: self._models.look_again(model)
+        )
+        self._tracing = _start_tracing(settings)
+        rules = create_load_rules(
+            settings,
+            self._metrics,
+            batching=self._batching,
+            pages=self._pages,
+            verification=self._verification,
+            wake_follower=self._follower.wake,
+            compile_native=None if self._routes is None else compile_native,
+            show_lookups=self._show_lookups if settings.early_lookups else None,
+        )
+        if self._tracing is not None:
+            rules = replace(rules, load=self._tracing.loading(rules.load))
+        self._models = ModelSet(
+            self._registry,
+            rules,
+            poll_interval_s=settings.file_system_poll_wait_seconds,
+            reload_timeout_s=settings.model_reload_timeout_s,
+            allow_labels_for_unavailable=settings.allow_version_labels_for_unavailable_models,
+            on_change=self._show_health,
+            on_commit=self._request_logs.configure,
+        )
+        self._lists = ModelLists(settings, self._models)
+        self._engine = Engine(
+            self._registry,
+            self._metrics.requests,
+            max_response_bytes=settings.max_response_bytes,
+            reload=self._lists.reload,
+            admission=_admission(settings, self._metrics),
+            recorders=self._request_logs.recorders,
+            tracing=self._tracing,
+            on_damage=self._models.look_again,
+        )
+        self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
+        self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
+        try:
+            self._tls = Wires(settings, self._metrics.tls)
+        except TlsError as error:
+            raise StartError(str(error)) from error
+        self._http_parts = HttpParts(
+            settings,
+            self._engine,
+            self._metrics,
+            self._access,
+            self._tls,
+            statusz=self._statusz().read,
+            spans=self._tracing.http_spans if self._tracing else None,
+            metrics_paths=metrics_paths_of(settings.monitoring_config_file),
+        )
+        self._servers = self._create_servers()
+
+    async def run(self) -> list[str]:
+        """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
+
+        Returns:
+          The models whose threads could not be ended, for a load can not be interrupted.
+
+        Raises:
+          StartError: a port is in use, or the list of models is wrong.
+        """
+        settings = self._settings
+        configs = self._lists.first()
+        admin = self._create_admin()
+        self._servers.bind()
+        self._handle_signals()
+        if admin is not None:
+            admin.start()
+        if self._access is not None:
+            self._access.watch(self._stop_watching, settings.auth_config_poll_wait_seconds)
+        self._models.start(configs)
+        if settings.delta_poll_wait_seconds:
+            threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
+        self._lists.watch(self._stop_watching)
+        self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
+        try:
+            ports = await self._open([config.name for config in configs])
+        except BaseException:
+            self._servers.stop_now()
+            raise
+        if ports is not None:
+            all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
+            logger.info("listening", extra={"host": settings.host, **all_ports})
+        await self._stop.wait()
+        await self._shut_down()
+        if admin is not None:
+            await admin.stop()
+        try:
+            return await self._stop_models()
+        finally:
+            if self._batching is not None:
+                self._batching.scheduler.stop()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.stop)
+
+    def _statusz(self) -> Statusz:
+        admission = self._engine.admission
+        return Statusz(
+            installed_version,
+            self._settings,
+            self._registry,
+            self._recent,
+            lambda: self._metrics.requests.read()[0],
+            logs=self._request_logs.read,
+            data_plane=lambda: self._servers.state(),
+            overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
+        )
+
+    def _create_admin(self) -> AdminServer | None:
+        if self._settings.admin_port < 0:
+            return None
+        # Imported here and not at the top, because it imports FastAPI.
+        from service.process.http_transport import create_admin_server
+
+        return create_admin_server(self._http_parts, self._lists.reload_config)
+
+    async def _open(self, models: Sequence[str]) -> Ports | None:
+        """Opens the ports when the first models have settled, and starts the servers behind them.
+
+        Returns:
+          None where the server was stopped before.
+        """
+        timeout_s = self._settings.first_loads_timeout_s
+        started_s = time.monotonic()
+        ports = None if timeout_s else await self._servers.open()
+        # The imports in complete() would delay the first loads: they take as long as loading some hundred tables.
+        if await self._have_settled(models, started_s + _FIRST_LOADS_S) and ports is None:
+            ports = await self._servers.open()
+        await self._servers.complete()
+        self._is_complete.set()
+        if ports is None:
+            await self._have_settled(models, started_s + timeout_s)
+            ports = None if self._stop.is_set() else await self._servers.open()
+        return ports
+
+    async def _have_settled(self, models: Sequence[str], end_s: float) -> bool:
+        """Waits until all these models have loaded, failed, or answer their lookups; False if time is over before."""
+        while not (is_done := all(map(self._models.is_settled, models))) and time.monotonic() < end_s:
+            if self._stop.is_set():
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return is_done
+
+    def _show_lookups(self, servable: Servable) -> None:
+        if self._registry.show_lookups(servable):
+            extra = {"model": servable.name, "version": servable.version}
+            logger.info("lookups are answered while the version is LOADING", extra=extra)
+            # Importing TensorFlow holds the interpreter's lock for so long that health checks would wait for it.
+            self._is_complete.wait(_COMPLETE_S)
+
+    def _create_servers(self) -> PythonServers | NativeServers:
+        settings, engine, parts = self._settings, self._engine, self._http_parts
+        if self._routes is None:
+            # Imported here and not at the top: one imports FastAPI, the other the core, which may not be installed.
+            from service.process.python_servers import PythonServers
+
+            return PythonServers(settings, engine, parts, tls=self._tls, access=self._access, on_end=self._stop.set)
+        from service.process.native_servers import NativeServers
+
+        return NativeServers(
+            settings,
+            engine,
+            parts,
+            routes=self._routes,
+            metrics=self._metrics,
+            recent=self._recent,
+            tls=self._tls,
+            access=self._access,
+            on_end=self._stop.set,
+        )
+
+    def _handle_signals(self) -> None:
+        def on_signal(number: int) -> None:
+            name = signal.Signals(number).name
+            if self._stop.is_set():
+                logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
+                self._is_forced = True
+                self._servers.stop_now()
+                return
+            logger.info("draining", extra={"signal": name})
+            self._stop.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number)
+
+    async def _shut_down(self) -> None:
+        settings = self._settings
+        self._registry.drain()
+        self._models.drain()
+        for beside in (self._pages, self._verification):
+            if beside is not None:
+                beside.stop()
+        self._servers.set_serving(False)
+        await asyncio.sleep(settings.shutdown_delay_s)
+        await self._servers.stop()
+        self._stop_watching.set()
+        await asyncio.to_thread(self._request_logs.stop)
+        self._follower.stop()
+        logger.info("stopped")
+
+    async def _stop_models(self) -> list[str]:
+        end_s = time.monotonic() + self._settings.drain_timeout_s
+        while True:
+            loading = await asyncio.to_thread(self._models.stop, 0.1)
+            if not loading or self._is_forced or time.monotonic() >= end_s:
+                return sorted({*loading, *self._models.hanging()})
+
+    def _version_changed(self, model: str, status: VersionStatus) -> None:
+        self._metrics.version_changed(model, status)
+        self._show_health()
+        extra = {"model": model, "version": status.version, "state": status.state.name}
+        level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
+        logger.log(level, "version state", extra=extra)
+
+    def _show_health(self) -> None:
+        self._servers.set_serving(self._registry.is_ready)
+
+
+def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
+    """Returns what takes the registry's routes; None where Python answers."""
+    return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
+
+
+def _admission(settings: Settings, metrics: Metrics) -> Admission:
+    limits = Limits(
+        bytes=settings.max_bytes_in_flight,
+        rows=settings.max_rows_in_flight,
+        queued=settings.max_queued_requests,
+        wait_s=settings.max_queue_ms / 1e3,
+    )
+    return Admission(limits, metrics.admission)
+
+
+def _start_tracing(settings: Settings) -> OtelTracing | None:
+    try:
+        return start_tracing(settings)
+    except TracingUnavailable as error:
+        raise StartError(str(error)) from error

@@ -1,0 +1,90 @@
+"""The command line: flags to settings to app."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from service.configuration.settings import Settings
+from service.configuration.settings_reading import (
+    SettingsError,
+    flags_without_effect,
+    prepare_libraries,
+    read_settings,
+)
+from service.configuration.start_error import StartError
+from service.native.choice import with_data_plane
+from service.observe.logs import configure_logging, name_requests_in_log
+from service.process.resources import keep_freed_memory, raise_descriptor_limit
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the server.
+
+    Returns:
+      The exit status: 0 after a drain, 2 for settings that can not be used, 1 with --strict for a model that has no
+      version to load.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        settings = read_settings(arguments)
+    except SettingsError as error:
+        sys.stderr.write(f"embedding-server can not start:\n{error}\n")
+        return 2
+    configure_logging(settings.log_level, settings.log_format)
+    logger.info("settings", extra=asdict(settings))
+    for name, why in flags_without_effect(arguments).items():
+        logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
+    if settings.strict and (missing := _base_path_faults(settings)):
+        for reason in missing:
+            logger.error("cannot start", extra={"reason": f"--strict: {reason}"})
+        return 1
+    try:
+        settings = with_data_plane(settings)
+    except StartError as error:
+        sys.stderr.write(f"embedding-server can not start:\n{error}\n")
+        return 2
+    return _serve(settings)
+
+
+def _base_path_faults(settings: Settings) -> list[str]:
+    # Imported here and not at the top: it imports numpy, whose threads _serve() sets up first.
+    from service.configuration.model_config import base_path_faults
+
+    return base_path_faults(settings)
+
+
+def _serve(settings: Settings) -> int:
+    prepare_libraries()
+    # A fifth of the time of all the imports below: nothing that they make is garbage.
+    gc.disable()
+    # Imported here and not at the top: a fault of the command line is told before all this is imported.
+    import uvloop
+
+    from service.engine import request_context
+
+    name_requests_in_log(request_context.request_id.get)
+    raise_descriptor_limit()
+    keep_freed_memory(settings.keep_freed_mib)
+    from service.process.app import App
+
+    # What importing made lives as long as the process: a full collection need not go through it each time.
+    gc.freeze()
+    gc.enable()
+    try:
+        loading = uvloop.run(App(settings).run())
+    except StartError as error:
+        logger.error("cannot start", extra={"reason": str(error)})
+        return 2
+    if loading:
+        logger.warning("not waiting for models that still load", extra={"models": loading})
+        logging.shutdown()
+        # The interpreter's own end would pull the ground from under what runs in TensorFlow.
+        os._exit(0)
+    return 0

@@ -1,0 +1,67 @@
+"""Builds the gRPC server that the settings ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from service.access.access import Access
+from service.access.tls_ports import Wires
+from service.configuration.settings import Settings
+from service.engine.engine import Engine
+from service.grpc.grpcio_server import GrpcServer
+from service.grpc.grpcio_tls import server_credentials
+from service.grpc.guard import Guard
+from service.native.forwarded import Forwarding
+
+
+def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: Access | None = None) -> GrpcServer:
+    """Returns the server of the public port, which has not started.
+
+    Args:
+      access: who may call.
+    """
+    return _create(
+        settings,
+        engine,
+        access,
+        address=f"{_bracketed(settings.host)}:{settings.port}",
+        socket_path=settings.grpc_socket_path,
+        channel_arguments=[
+            # An argument of the user stands behind ours, and grpcio takes the last.
+            ("grpc.server_handshake_timeout_ms", round(settings.tls_handshake_timeout_s * 1e3)),
+            *settings.channel_arguments,
+        ],
+        credentials=None if tls.grpc is None else server_credentials(tls.grpc.config),
+    )
+
+
+def create_reference_grpc_server(
+    settings: Settings, engine: Engine, socket_path: Path, access: Access | None, forwarding: Forwarding
+) -> GrpcServer:
+    """Returns the server behind the native core, on a Unix socket, which has not started."""
+    return _create(
+        settings,
+        engine,
+        access,
+        address=f"unix:{socket_path}",
+        forwarding=forwarding,
+        # The core can not serve it: gRPC clients send the percent-encoded path of a Unix socket as :authority, which is
+        # no authority (RFC 3986), and the HTTP/2 of the core refuses the request.
+        socket_path=settings.grpc_socket_path,
+    )
+
+
+def _create(settings: Settings, engine: Engine, access: Access | None, **more: Any) -> GrpcServer:
+    return GrpcServer(
+        engine,
+        max_message_bytes=settings.max_request_bytes,
+        max_workers=settings.grpc_max_threads,
+        as_content=settings.enable_serialization_as_tensor_content,
+        guard=None if access is None else Guard(access.callers, access.engine.of),
+        **more,
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,105 @@
+"""Holds the parts that HTTP servers need, without importing FastAPI: its import takes as long as all of a lookup's."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from service.access.access import Access
+from service.access.tls_ports import Wires
+from service.configuration.monitoring_config import metrics_paths, read_monitoring_config
+from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
+from service.engine.engine import Engine
+from service.errors import ServiceError
+from service.observe.metrics import Metrics
+
+
+class Ports(NamedTuple):
+    """The public ports of both wires."""
+
+    http: int
+    grpc: int
+
+
+@dataclass(frozen=True, slots=True)
+class HttpParts:
+    """The parts of the server that the HTTP servers use.
+
+    access: the callers and their rights; None: everybody may do everything.
+    metrics_paths: the paths that serve metrics, see monitoring_config.
+    statusz: gathers the content of the status page. spans: wraps the application so that its requests are traced.
+    """
+
+    settings: Settings
+    engine: Engine
+    metrics: Metrics
+    access: Access | None
+    tls: Wires
+    statusz: Callable[[], Mapping[str, Any]]
+    spans: Callable[[Any], Any] | None
+    metrics_paths: tuple[str, ...]
+
+
+class BoundPort:
+    """A port that this process has, and at which it refuses connections until it listens.
+
+    Args:
+      flags, wire: what a StartError says.
+
+    Raises:
+      StartError: the port is in use.
+    """
+
+    def __init__(self, host: str, port: int, flags: str = "--rest_api_port or --host", wire: str = "HTTP") -> None:
+        self._named = f"{host}:{port} for {wire}", flags
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family)
+        # As socket.create_server does, which would listen too.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        self._call(lambda: self._socket.bind((host, port)))
+
+    @property
+    def number(self) -> int:
+        """The port, also where the system chose it."""
+        return int(self._socket.getsockname()[1])
+
+    def listen(self) -> socket.socket:
+        """Returns the socket, which listens; raises StartError where another process was faster."""
+        self._call(lambda: self._socket.listen(2048))
+        return self._socket
+
+    def close(self) -> None:
+        """Gives the port back, unless somebody else has the socket now."""
+        self._socket.close()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except OSError as error:
+            self._socket.close()
+            place, flags = self._named
+            raise StartError(f"cannot listen on {place}: {error.strerror}. Choose another with {flags}.") from error
+
+
+def http_port(settings: Settings) -> BoundPort:
+    """Returns the HTTP port; raises StartError."""
+    return BoundPort(settings.host, settings.rest_api_port)
+
+
+def grpc_port(settings: Settings) -> BoundPort:
+    """Returns the gRPC port; raises StartError."""
+    return BoundPort(settings.host, settings.port, "--port or --host", "gRPC")
+
+
+def metrics_paths_of(file: str) -> tuple[str, ...]:
+    """Returns the paths of metrics from a --monitoring_config_file; raises StartError."""
+    try:
+        return metrics_paths(read_monitoring_config(Path(file)) if file else None)
+    except ServiceError as error:
+        raise StartError(f"--monitoring_config_file={file}: {error.message}") from error

@@ -1,0 +1,94 @@
+"""Builds the HTTP servers that the settings ask for: the one of the models, and the admin routes' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.engine.engine import Engine
+from service.http.http_app import create_http_app
+from service.http.uvicorn_server import HttpServer, uvicorn_config
+from service.native.forwarded import NO_FORWARDING, Forwarding
+from service.observe.statusz_page import page
+from service.process.admin_server import AdminServer
+from service.process.http_parts import BoundPort, HttpParts
+from service.process.resources import max_connections
+
+_UPSTREAM_KEEP_ALIVE_S = 3600
+
+
+def create_http_server(parts: HttpParts) -> HttpServer:
+    """Returns the models' server on the public port; raises StartError."""
+    settings = parts.settings
+    return HttpServer(
+        uvicorn_config(
+            _create_app(parts),
+            drain_timeout_s=settings.drain_timeout_s,
+            tls=None if parts.tls.http is None else parts.tls.http.context,
+            lifespan="on",
+            limit_concurrency=max_connections(settings.max_connections),
+            timeout_keep_alive=settings.rest_api_keep_alive_s,
+        )
+    )
+
+
+def create_reference_http_server(parts: HttpParts, socket_path: Path, forwarding: Forwarding) -> HttpServer:
+    """Returns the models' server behind the native core, on a Unix socket; raises StartError."""
+    return HttpServer(
+        uvicorn_config(
+            _create_app(parts, forwarding),
+            drain_timeout_s=parts.settings.drain_timeout_s,
+            lifespan="on",
+            uds=str(socket_path),
+            # The core closes connections that it does not need; this side must not while a request is on its way.
+            timeout_keep_alive=_UPSTREAM_KEEP_ALIVE_S,
+        )
+    )
+
+
+def _create_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) -> Any:
+    settings, access = parts.settings, parts.access
+    engine = access.engine if access else parts.engine
+    return create_http_app(
+        engine,
+        metrics=access.metrics(parts.metrics.render) if access else parts.metrics.render,
+        metrics_paths=parts.metrics_paths,
+        max_body_bytes=settings.max_request_bytes,
+        rest_api_timeout_s=settings.rest_api_timeout_s,
+        graph_threads=settings.http_graph_threads,
+        gzip_min_bytes=settings.rest_api_gzip_min_bytes,
+        has_cors=settings.rest_api_enable_cors_support,
+        cors_origins=settings.cors_origins,
+        strict_json=settings.rest_api_strict_json,
+        spans=parts.spans,
+        forwarding=forwarding,
+        statusz=(access.server_wide(parts.statusz) if access else parts.statusz, page),
+        callers=access.callers if access else None,
+    )
+
+
+def create_admin_server(
+    parts: HttpParts, reload_config: Callable[[Engine, str | None], Sequence[str]]
+) -> AdminServer | None:
+    """Returns the admin routes' server, which listens already; None where there is none.
+
+    Args:
+      reload_config: as in create_admin_app.
+
+    Raises:
+      StartError: its port is in use.
+    """
+    settings = parts.settings
+    if settings.admin_port < 0:
+        return None
+    return AdminServer(
+        parts.engine,
+        parts.access,
+        listener=BoundPort(settings.admin_host, settings.admin_port, "--admin_port or --admin_host").listen(),
+        render=parts.metrics.render,
+        reload_config=reload_config,
+        tls=None if parts.tls.http is None else parts.tls.http.context,
+        max_body_bytes=settings.max_request_bytes,
+        drain_timeout_s=settings.drain_timeout_s,
+    )

@@ -1,0 +1,64 @@
+"""Where the list of models comes from: flags, a file, and requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.configuration.model_config import ConfigFile, single_model
+from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
+from service.engine.engine import Engine
+from service.engine.model_config import ModelConfig
+from service.engine.model_set import ModelSet
+from service.errors import ConfigConflict, ServiceError
+from service.wire.model_config_proto import parse_config_text
+
+
+class ModelLists:
+    """The list of models that holds, and how another takes its place. Concurrency: any thread."""
+
+    def __init__(self, settings: Settings, models: ModelSet) -> None:
+        self._settings = settings
+        self._models = models
+        self._file: ConfigFile | None = None
+        if settings.model_config_file:
+            self._file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
+
+    def first(self) -> tuple[ModelConfig, ...]:
+        """Returns the models to begin with; raises StartError."""
+        settings = self._settings
+        if self._file is None:
+            return single_model(settings)
+        try:
+            configs = self._file.read()
+            self._models.check(configs)
+        except ServiceError as error:
+            hint = ""
+            if isinstance(error, ConfigConflict):
+                hint = ". Labels can be set at the start with --allow_version_labels_for_unavailable_models=true"
+            raise StartError(f"--model_config_file={settings.model_config_file}: {error.message}{hint}") from error
+        return configs
+
+    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
+        """Replaces the list; blocks. See engine.model_set for what it raises."""
+        self._models.reload(models, deadline_s)
+
+    def reload_config(self, engine: Engine, text: str | None) -> list[str]:
+        """Takes a list by an engine that knows who asks for it; see create_admin_app."""
+        if text is not None:
+            models = parse_config_text(text, "The body") or ()
+            engine.reload(models)
+        elif self._file is None:
+            raise ConfigConflict("There is no --model_config_file to be read; send a list of models.")
+        else:
+            models = self._file.reload_now(engine.reload)
+        return sorted(model.name for model in models)
+
+    def watch(self, stop: threading.Event) -> None:
+        """Begins to look at the file, in a thread of its own; not at all where nothing asks for that."""
+        interval_s = self._settings.model_config_file_poll_wait_seconds
+        if self._file is not None and interval_s > 0:
+            arguments = (self.reload, stop, interval_s)
+            threading.Thread(target=self._file.run, args=arguments, name="config-file", daemon=True).start()

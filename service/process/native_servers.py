@@ -1,0 +1,210 @@
+"""The servers of both wires where the native core answers: the core on the public ports, Python behind it.
+
+The core forwards what it does not answer over Unix sockets in a folder that only this user may enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from service.access.access import Access
+from service.access.tls_ports import Wires
+from service.configuration.settings import Settings
+from service.engine.engine import Engine
+from service.native.edge import Edge
+from service.native.forwarded import Forwarding
+from service.native.route_publisher import RoutePublisher
+from service.native.statistics import NativeStatistics
+from service.observe.metrics import Metrics
+from service.observe.recent_requests import RecentRequests
+from service.process.http_parts import BoundPort, HttpParts, Ports, grpc_port, http_port
+from service.process.resources import max_connections
+from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
+
+if TYPE_CHECKING:
+    from service.grpc.grpcio_server import GrpcServer
+    from service.http.uvicorn_server import HttpServer
+
+logger = logging.getLogger(__name__)
+
+# How often the core's numbers are read, so that slow requests are logged while somebody may still look.
+_COLLECT_S = 1.0
+# How often Python publishes the state of health to the core, where it is valid for ten seconds.
+_HEALTH_S = 1.0
+
+
+class NativeServers:
+    """The native core and the reference servers behind it. Concurrency: event loop only, except set_serving.
+
+    Args:
+      routes: what the registry publishes to.
+      recent: told of slow requests.
+      on_end: called when the HTTP server behind the core has ended, whatever ended it.
+
+    Raises:
+      StartError: a setting can not be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        http_parts: HttpParts,
+        *,
+        routes: RoutePublisher,
+        metrics: Metrics,
+        recent: RecentRequests,
+        tls: Wires,
+        access: Access | None,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._on_end = on_end
+        self._bound: dict[str, BoundPort] = {}
+        self._routes = routes
+        self._metrics = metrics
+        self._recent = recent
+        self._tls = tls
+        self._callers = None if access is None else access.callers
+        self._sampler = None if engine.tracing is None else engine.tracing.sampler
+        self._seal = secrets.token_hex(16)
+        self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
+        self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
+        self._engine, self._access, self._http_parts = engine, access, http_parts
+        # Made by complete().
+        self._grpc: GrpcServer | None = None
+        self._http: HttpServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._edge: Edge | None = None
+        self._statistics: NativeStatistics | None = None
+        self._stop_collecting = threading.Event()
+        self._health_lock = threading.Lock()
+        # With --auth_config the answer to a check depends on the caller, so Python answers checks.
+        self._is_health_open = access is None
+        self._engine = engine
+        self._telling: asyncio.Task[None] | None = None
+
+    def bind(self) -> None:
+        """See PythonServers.bind."""
+        self._bound = {"http": http_port(self._settings), "grpc": grpc_port(self._settings)}
+
+    async def open(self) -> Ports:
+        """Starts the core on the public ports; see PythonServers.open.
+
+        Until complete() has returned, requests that the core forwards are refused as unavailable.
+        """
+        ports = Ports(self._bound["http"].number, self._bound["grpc"].number)
+        self._edge = self._open_edge({wire: [port.listen()] for wire, port in self._bound.items()})
+        threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
+        self._publish_health()
+        return ports
+
+    async def complete(self) -> None:
+        """Starts the reference servers behind the core."""
+        # Imported here and not at the top: FastAPI and grpcio take as long to import as all that lookups need.
+        from service.process.grpc_transport import create_reference_grpc_server
+        from service.process.http_transport import create_reference_http_server
+
+        forwarding = Forwarding(self._seal)
+        self._grpc = create_reference_grpc_server(
+            self._settings, self._engine, self._upstreams["grpc"], self._access, forwarding
+        )
+        self._grpc.start()
+        self._http = create_reference_http_server(self._http_parts, self._upstreams["http"], forwarding)
+        self._serving = asyncio.create_task(self._http.serve())
+        await self._http.begun.wait()
+        self._serving.add_done_callback(lambda _: self._on_end())
+        self._telling = asyncio.create_task(self._repeat_health())
+
+    def _open_edge(self, listeners: dict[str, list[socket.socket]]) -> Edge:
+        settings, metrics = self._settings, self._metrics
+        edge = Edge(
+            settings,
+            self._routes,
+            self._tls,
+            listeners=listeners,
+            upstreams=self._upstreams,
+            max_connections=max_connections(settings.max_connections),
+            max_table_rows=DEFAULT_MAX_TABLE_ROWS,
+            callers=self._callers,
+            sampler=self._sampler,
+            seal=self._seal,
+        )
+        self._statistics = NativeStatistics(
+            edge,
+            metrics.requests,
+            slow=self._recent.was_slow,
+            events=metrics.admission,
+            handshake_failed=metrics.tls.handshake_failed,
+        )
+        metrics.requests.also = self._statistics
+        return edge
+
+    def _collect(self) -> None:
+        assert self._statistics is not None  # opened with the core
+        while not self._stop_collecting.wait(_COLLECT_S):
+            self._statistics.collect()
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Tells health checks whether the server and its models can answer. Concurrency: any thread."""
+        # Before complete() there is no gRPC server; its health then begins with the engine's state.
+        if (grpc := self._grpc) is not None:
+            grpc.set_serving(is_serving)
+            self._publish_health()
+
+    def _publish_health(self) -> None:
+        # The lock keeps the order: an older state must not replace a newer one.
+        with self._health_lock:
+            if self._edge is not None and self._grpc is not None and self._is_health_open:
+                self._edge.set_health(self._grpc.serving(), is_ready=self._engine.is_ready)
+
+    async def _repeat_health(self) -> None:
+        # On the event loop: if Python hangs, the published state expires, and the core forwards checks to Python again.
+        while True:
+            self._publish_health()
+            await asyncio.sleep(_HEALTH_S)
+
+    async def stop(self) -> None:
+        """Drains the core, and then stops the reference servers: until then they answer what it forwards."""
+        timeout_s = self._settings.drain_timeout_s
+        if self._telling is not None:
+            self._telling.cancel()
+        if self._edge is not None:
+            if not await asyncio.to_thread(self._edge.drain, timeout_s):
+                logger.warning("requests in flight are cut", extra={"drain_timeout_s": timeout_s})
+            self._stop_collecting.set()
+            if self._statistics is not None:
+                self._statistics.stop()
+            await asyncio.to_thread(self._edge.close)
+        if self._http is not None and self._grpc is not None:
+            self._http.should_exit = True
+            await asyncio.gather(self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, timeout_s))
+        for port in self._bound.values():
+            port.close()
+        self._folder.cleanup()
+
+    def stop_now(self) -> None:
+        """Makes stop end without waiting for requests."""
+        if self._edge is not None:
+            self._edge.close()
+        if self._http is not None and self._grpc is not None:
+            self._http.force_exit = True
+            self._grpc.stop(0)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the status page shows of the data plane."""
+        if self._statistics is not None:
+            self._statistics.collect()
+        return {
+            "kind": "native",
+            "threads": self._settings.num_threads,
+            **(self._statistics.read() if self._statistics is not None else {}),
+        }

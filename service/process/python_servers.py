@@ -1,0 +1,85 @@
+"""The reference servers of both wires on the public ports, where the native core does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from service.access.access import Access
+from service.access.tls_ports import Wires
+from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
+from service.engine.engine import Engine
+from service.process.grpc_transport import create_grpc_server
+from service.process.http_parts import HttpParts, Ports, grpc_port, http_port
+from service.process.http_transport import create_http_server
+
+
+class PythonServers:
+    """The HTTP and the gRPC server. Concurrency: event loop only, except set_serving.
+
+    Args:
+      on_end: called when the HTTP server has ended, whatever ended it.
+
+    Raises:
+      StartError: a setting can not be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        http_parts: HttpParts,
+        *,
+        tls: Wires,
+        access: Access | None,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._on_end = on_end
+        self._grpc = create_grpc_server(settings, engine, tls, access)
+        self._http = create_http_server(http_parts)
+        self._serving: asyncio.Task[None] | None = None
+
+    def bind(self) -> None:
+        """Takes the ports, which refuse connections until open() is called; raises StartError where one is in use."""
+        self._http_port = http_port(self._settings)
+        # grpcio binds its port by itself, and does not say why it can not: an attempt does.
+        grpc_port(self._settings).close()
+
+    async def open(self) -> Ports:
+        """Listens and serves; raises StartError where a port is in use."""
+        listener = self._http_port.listen()
+        try:
+            grpc_number = self._grpc.start()
+        except OSError as error:
+            self._http_port.close()
+            raise StartError(f"{error} Choose another with --port.") from error
+        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self._serving.add_done_callback(lambda _: self._on_end())
+        return Ports(self._http_port.number, grpc_number)
+
+    async def complete(self) -> None:
+        """Does nothing: open() starts all servers."""
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""
+        self._grpc.set_serving(is_serving)
+
+    async def stop(self) -> None:
+        """Stops accepting and waits for the requests in flight, for as long as the settings allow."""
+        self._http.should_exit = True
+        await asyncio.gather(
+            self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s)
+        )
+        self._http_port.close()
+
+    def stop_now(self) -> None:
+        """Makes stop end without waiting for requests."""
+        self._http.force_exit = True
+        self._grpc.stop(0)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the status page shows of the data plane."""
+        return {"kind": "python"}

@@ -1,1 +1,0 @@
-"""Requests kept on disk as TensorFlow Serving keeps them; nothing here may hold up or fail a request."""

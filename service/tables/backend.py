@@ -1,0 +1,137 @@
+"""Opens an artifact's manifest into tables, vocabularies and a backend that answers its lookup signatures."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from service.artifact.manifest import Manifest
+from service.artifact.signature_rules import described, lookup_rules, signature_faults
+from service.tables.guarded_files import GuardedFiles
+from service.tables.plan import SignaturePlan, compile_signature
+from service.tables.row_pool import RowRunner, in_one_piece
+from service.tables.table import MappedTable, open_tables
+from service.tables.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
+from service.types import Array, SignatureSpec, TableCounts, Tensors
+
+
+class LookupBackend:
+    """Runs lookup signatures on mapped tables. Concurrency: any thread.
+
+    vocabularies: by the table that their keys are looked up in.
+    """
+
+    def __init__(
+        self, plans: Mapping[str, SignaturePlan], vocabularies: Mapping[str, Sequence[OpenedVocabulary]]
+    ) -> None:
+        self._plans = plans
+        self._vocabularies = vocabularies
+
+    @property
+    def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
+        """The vocabularies that count strangers, by the table that their keys are looked up in."""
+        return self._vocabularies
+
+    def plan(self, signature_name: str) -> SignaturePlan:
+        """Returns how a signature is run."""
+        return self._plans[signature_name]
+
+    def on_tables(self, tables: Mapping[str, MappedTable]) -> LookupBackend:
+        """Returns the same lookups on other tables of the same names and shapes; both count together."""
+        plans = {name: plan.on_tables(tables) for name, plan in self._plans.items()}
+        return LookupBackend(plans, self._vocabularies)
+
+    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """Returns each output whose features were sent; see SignaturePlan.run."""
+        return self._plans[signature_name].run(inputs, outputs)
+
+    def table_counts(self) -> dict[str, TableCounts]:
+        """Returns what was read of each table so far; a table that no lookup reads is not there."""
+        totals: dict[str, TableCounts] = {}
+        for plan in self._plans.values():
+            for table, more in plan.counts():
+                totals[table] = TableCounts(*map(operator.add, totals.get(table, TableCounts()), more))
+        for table, vocabularies in self._vocabularies.items():
+            oov_keys = sum(vocabulary.strangers.total for vocabulary in vocabularies)
+            totals[table] = totals.get(table, TableCounts())._replace(oov_keys=oov_keys)
+        return totals
+
+    def close(self) -> None:
+        """Nothing to do: the maps go when the last array that looks into them does."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLookups:
+    """What a manifest adds to a SavedModel.
+
+    signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
+    lookup_names: those that backend answers.
+    files: what all of it reads.
+    faults: why signatures that the manifest describes are not what it says, by name; they are as the SavedModel has
+      them.
+    """
+
+    tables: Mapping[str, MappedTable]
+    signatures: Mapping[str, SignatureSpec]
+    lookup_names: frozenset[str]
+    backend: LookupBackend
+    files: GuardedFiles
+    faults: Mapping[str, str]
+
+    def fitting(self, manifest: Manifest) -> Manifest:
+        """Returns the manifest without the signatures that have faults."""
+        fitting = {name: entry for name, entry in manifest.signatures.items() if name not in self.faults}
+        return replace(manifest, signatures=fitting)
+
+
+def open_lookups(
+    artifact: Path,
+    manifest: Manifest,
+    signatures: Mapping[str, SignatureSpec],
+    runner: RowRunner = in_one_piece,
+) -> OpenedLookups:
+    """Maps an artifact's tables and compiles its lookup signatures.
+
+    Args:
+      signatures: as read from the artifact's saved_model.pb.
+      runner: runs the kernels; a RowPool shares large lookups out among threads.
+
+    Raises:
+      ArtifactError: manifest and files do not agree.
+    """
+    files = GuardedFiles()
+    tables = open_tables(artifact, manifest, files)
+    vocabularies = open_vocabularies(artifact, manifest, files)
+    faults = signature_faults(manifest, signatures)
+    all_described = dict(signatures)
+    plans = {}
+    views = _by_feature(manifest, vocabularies)
+    feature_tables = {name: feature.table for name, feature in manifest.features.items()}
+    for name, entry in manifest.signatures.items():
+        if name in faults:
+            continue
+        all_described[name] = described(signatures[name], entry, manifest, views)
+        if entry.kind == "lookup":
+            rules = lookup_rules(signatures[name], entry, manifest)
+            plans[name] = compile_signature(entry, feature_tables, tables, runner, rules)
+    counted: dict[str, list[OpenedVocabulary]] = {}
+    for feature_name, view in views.items():
+        of_table = counted.setdefault(feature_tables[feature_name], [])
+        if view not in of_table:
+            of_table.append(view)
+    return OpenedLookups(tables, all_described, frozenset(plans), LookupBackend(plans, counted), files, faults)
+
+
+def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:
+    """Returns each feature's vocabulary; those of one table count together what they lack, and no others do."""
+    views: dict[tuple[str, str], OpenedVocabulary] = {}
+    by_feature = {}
+    for name, feature in manifest.features.items():
+        if feature.vocabulary:
+            key = (feature.vocabulary, feature.table)
+            if key not in views:
+                views[key] = counted_apart(vocabularies[feature.vocabulary])
+            by_feature[name] = views[key]
+    return by_feature

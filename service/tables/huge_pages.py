@@ -1,0 +1,277 @@
+"""Huge pages for mapped files: what the page cache holds in small pages is dropped from it, and read again in large.
+
+A file that was just written or copied is in the page cache in pieces of 4 to 64 KB, and a row looked up at random
+costs a walk of the processor through tables that are in no cache. File systems with large folios (XFS since Linux 5.18,
+ext4 since 6.16) read a file in pieces of 2 MB where its map asks for huge pages, and such a piece is one entry in the
+page table. It stays the file's own memory, which all processes share.
+
+A chunk is 2 MB, at a multiple of that in the file and in memory. Of each:
+
+- our entries in the page table go (MADV_DONTNEED: of a shared map they come back from the page cache),
+- the page cache drops it (POSIX_FADV_DONTNEED), unless it is not written back yet or another process has it mapped,
+- it is read again (MADV_POPULATE_READ), in one piece: the map was advised so (MADV_HUGEPAGE).
+
+Who looks up such a row meanwhile waits for it to be read, or has small pages put there first; then it is done again.
+
+Source: madvise(2), posix_fadvise(2), sync_file_range(2); mm/filemap.c, do_sync_mmap_readahead (Linux 6.18).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.tables.guarded_files import GuardedFiles
+from service.tables.page_table import HUGE_BYTES, PageTable, pages_in_memory
+
+logger = logging.getLogger(__name__)
+
+_DONT_NEED, _HUGE_PAGE, _POPULATE_READ = 4, 14, 22
+# SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER.
+_WRITE_BACK = 7
+_ATTEMPTS = 3
+# Where the first that are tried do not become huge, no other will.
+_FIRST = 4
+# A disk that takes longer for a chunk, in the median of so many, is left alone: lookups would wait for it. 200 MB/s.
+_TRIAL, _SLOW_S = 12, 0.010
+# Between two chunks others may have the interpreter and the memory map's lock.
+_BREAK_S = 0.0005
+_LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+
+class _GivenUp(Exception):
+    # Why the rest stays as it is.
+    pass
+
+
+@dataclass(slots=True)
+class _Work:
+    # What was done for one version. seconds: of each chunk that was read.
+    num_bytes: int
+    started_s: float
+    huge_bytes: int = 0
+    advised_bytes: int = 0
+    read_bytes: int = 0
+    seconds: list[float] = field(default_factory=list)
+    told_s: float = 0.0
+
+
+class HugePages:
+    """Makes the pages of versions' files huge. Never raises: what it can not do is logged. Concurrency: any thread.
+
+    Args:
+      is_whole: also what is not in memory is read, however slow the disk is and however little memory there is. Else
+        that is left to who looks it up, and nothing is done to what would not fit or hold lookups up.
+      bytes_per_s: reads no faster than that; 0 is as fast as it goes.
+      available: bytes of memory that this process may still take, with what others would give back; None: nobody knows.
+      page_table: tells which pages are huge; raises OSError.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_whole: bool,
+        bytes_per_s: float = 0.0,
+        available: Callable[[], int | None] = lambda: None,
+        page_table: Callable[[], PageTable] = PageTable,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._is_whole = is_whole
+        self._bytes_per_s = bytes_per_s
+        self._available = available
+        self._page_table = page_table
+        self._clock = clock
+        self._sleep = sleep
+        self._is_stopped = False
+
+    def make(self, files: GuardedFiles) -> None:
+        """Goes through all files of a version that are large enough. Blocks."""
+        sizes = {path: size for path, size in files.sizes.items() if size >= HUGE_BYTES}
+        if not sizes:
+            return
+        work, reason = _Work(sum(sizes.values()), self._clock()), ""
+        work.told_s = work.started_s
+        try:
+            self._check_memory(work.num_bytes)
+            with self._page_table() as table:
+                _look(table, 0, mmap.PAGESIZE)
+                for path, size in sizes.items():
+                    self._make_file(files, path, size, table, work)
+        except _GivenUp as why:
+            reason = str(why)
+        except OSError as error:
+            reason = f"{error}: the file can not be worked on"
+        self._tell("huge pages", work, reason)
+
+    def stop(self) -> None:
+        """Ends what goes on, and all that follows."""
+        self._is_stopped = True
+
+    def _check_memory(self, num_bytes: int) -> None:
+        available = None if self._is_whole else self._available()
+        if available is not None and num_bytes > available // 2:
+            raise _GivenUp(
+                f"the files have {num_bytes} bytes, more than half of the {available} bytes of memory that are "
+                "available; --table_pages=huge does it all the same"
+            )
+
+    def _make_file(self, files: GuardedFiles, path: Path, size: int, table: PageTable, work: _Work) -> None:
+        self._check_going_on(files)
+        try:
+            reading = files.reading(path)
+            # What is held here keeps the map where it is: advice must never reach what lies there after it.
+            with reading as (descriptor, address):
+                if address % HUGE_BYTES:
+                    raise _GivenUp(f"file {path} is mapped to no multiple of {HUGE_BYTES} bytes by this file system")
+                self._wait_for_others(files, descriptor)
+                offsets = range(0, size - HUGE_BYTES + 1, HUGE_BYTES)
+                chunks = [_Chunk(descriptor, offset, address + offset) for offset in offsets]
+                # All of it before the first is read: the kernel reads the next one with it, which would be the reason
+                # to read that one, and so on to the end.
+                were_there = [chunk.is_in_memory() for chunk in chunks]
+                for chunk, was_there in zip(chunks, were_there, strict=True):
+                    self._check_going_on(files)
+                    self._make_chunk(chunk, was_there, table, work)
+                    self._hold_back(work)
+        except KeyError:
+            raise _GivenUp("the version was closed") from None
+
+    def _check_going_on(self, files: GuardedFiles) -> None:
+        if self._is_stopped:
+            raise _GivenUp("the server stops")
+        if files.is_closed:
+            raise _GivenUp("the version was closed")
+        if files.mark[0]:
+            raise _GivenUp("a file is damaged")
+
+    def _wait_for_others(self, files: GuardedFiles, descriptor: int) -> None:
+        """Takes a lock until the descriptor is closed: what another process maps meanwhile could not be dropped."""
+        end_s = self._clock() + _PATIENCE_S
+        while self._clock() < end_s:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._sleep(_LOOK_S)
+                self._check_going_on(files)
+            except OSError:
+                # A file system without locks.
+                return
+
+    def _make_chunk(self, chunk: _Chunk, was_there: bool, table: PageTable, work: _Work) -> None:
+        chunk.advise()
+        # The first dozen in any case: advice alone makes others wait for a disk that nobody timed.
+        if not was_there and not self._is_whole and len(work.seconds) >= _TRIAL:
+            work.advised_bytes += HUGE_BYTES
+            return
+        started_s = self._clock()
+        is_huge = chunk.is_huge(table)
+        seconds = self._clock() - started_s
+        if not is_huge:
+            is_huge, seconds = self._read_again(chunk, table)
+        elif was_there:
+            # Another process did it, or this one before.
+            work.huge_bytes += HUGE_BYTES
+            return
+        work.seconds.append(seconds)
+        work.read_bytes += HUGE_BYTES
+        work.huge_bytes += is_huge * HUGE_BYTES
+        self._judge(work)
+
+    def _read_again(self, chunk: _Chunk, table: PageTable) -> tuple[bool, float]:
+        """Returns whether it became huge, and how long the last reading took."""
+        seconds = 0.0
+        for attempt in range(_ATTEMPTS):
+            # What was just written is not dropped before it is on the disk.
+            chunk.drop(is_written_back=attempt > 0)
+            started_s = self._clock()
+            chunk.populate()
+            seconds = self._clock() - started_s
+            if _look(table, chunk.address, HUGE_BYTES) == HUGE_BYTES:
+                return True, seconds
+        return False, seconds
+
+    def _judge(self, work: _Work) -> None:
+        if len(work.seconds) == _FIRST and not work.huge_bytes:
+            raise _GivenUp(
+                f"none of the first {_FIRST} chunks became huge: the file system has no large folios (XFS has since "
+                "Linux 5.18, ext4 since 6.16), the kernel keeps small entries (it has no CONFIG_PT_RECLAIM, as before "
+                "6.14), or another process has the file mapped; --table_pages=normal does not try"
+            )
+        if self._is_whole or not _FIRST <= len(work.seconds) <= _TRIAL:
+            return
+        if (median_s := statistics.median(work.seconds)) > _SLOW_S:
+            raise _GivenUp(
+                f"the disk takes {median_s * 1e3:.0f} ms to read {HUGE_BYTES} bytes, which lookups would wait for; "
+                "--table_pages=huge does it before the version answers"
+            )
+
+    def _hold_back(self, work: _Work) -> None:
+        now_s = self._clock()
+        ahead_s = work.read_bytes / self._bytes_per_s - (now_s - work.started_s) if self._bytes_per_s else 0.0
+        self._sleep(max(ahead_s, _BREAK_S))
+        if now_s - work.told_s >= _PROGRESS_S:
+            work.told_s = now_s
+            self._tell("making huge pages", work, "")
+
+    def _tell(self, message: str, work: _Work, reason: str) -> None:
+        seconds = round(self._clock() - work.started_s, 3)
+        extra = {"bytes": work.huge_bytes, "of": work.num_bytes, "advised": work.advised_bytes, "seconds": seconds}
+        # Who asked for them is told as one who does not get them.
+        level = logging.WARNING if reason and self._is_whole and not self._is_stopped else logging.INFO
+        logger.log(level, message, extra=extra | ({"reason": reason} if reason else {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    descriptor: int
+    offset: int
+    address: int
+
+    def advise(self) -> None:
+        _libc.madvise(self.address, HUGE_BYTES, _HUGE_PAGE)
+
+    def is_in_memory(self) -> bool:
+        return bool(pages_in_memory(self.address, HUGE_BYTES).any())
+
+    def is_huge(self, table: PageTable) -> bool:
+        # Another process may have made it so: one page of what is there is asked for, and brings all of it.
+        pages = pages_in_memory(self.address, HUGE_BYTES)
+        if not pages.any():
+            return False
+        _libc.madvise(self.address + int(pages.argmax()) * mmap.PAGESIZE, mmap.PAGESIZE, _POPULATE_READ)
+        return _look(table, self.address, HUGE_BYTES) == HUGE_BYTES
+
+    def drop(self, *, is_written_back: bool) -> None:
+        if is_written_back:
+            _libc.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
+        _libc.madvise(self.address, HUGE_BYTES, _DONT_NEED)
+        # A file system that does not know how keeps it; then it does not become huge.
+        with suppress(OSError):
+            os.posix_fadvise(self.descriptor, self.offset, HUGE_BYTES, os.POSIX_FADV_DONTNEED)
+
+    def populate(self) -> None:
+        _libc.madvise(self.address, HUGE_BYTES, _POPULATE_READ)
+
+
+def _look(table: PageTable, address: int, nbytes: int) -> int:
+    try:
+        return table.huge_bytes(address, nbytes)
+    except OSError as error:
+        raise _GivenUp(
+            f"the kernel does not tell which pages are huge ({error.strerror}); Linux does since 6.7"
+        ) from error

@@ -1,0 +1,40 @@
+"""Indexes over the keys of a vocabulary: the native core's where it is built, else those of dict_index.
+
+A native index is an int32 array of slots, a power of two in number, each the number of a key or EMPTY; a key lies in
+the first free slot at or behind its hash. Keys themselves stay where they are: strings in the lines of the file,
+integers in one array. So an index takes some 15 bytes a key beside the mapped file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from service.native_tables import NATIVE_TABLES
+from service.tables import dict_index
+from service.tables.dict_index import NO_EMPTY_KEY as NO_EMPTY_KEY
+from service.tables.dict_index import OK as OK
+from service.tables.dict_index import STRANGER as STRANGER
+
+EMPTY = -1
+
+_chosen: Any = NATIVE_TABLES or dict_index
+count_lines, find_lines, line_length = _chosen.count_lines, _chosen.find_lines, _chosen.line_length
+parse_integers, index_integers, find_integers = _chosen.parse_integers, _chosen.index_integers, _chosen.find_integers
+index_strings, find_strings = _chosen.index_strings, _chosen.find_strings
+
+
+def native_slots(size: int) -> Any:
+    """Returns the slots of an index that shall hold so many keys."""
+    # Between a third and two thirds of the slots stay empty, so that a search ends after one or two.
+    return np.full(1 << (size * 3 // 2).bit_length(), EMPTY, np.int32)
+
+
+def new_dict(size: int) -> Any:
+    """Returns an index of dict_index that shall hold so many keys."""
+    return {}
+
+
+# Makes the empty index that index_strings and index_integers fill.
+new_index = native_slots if NATIVE_TABLES else new_dict

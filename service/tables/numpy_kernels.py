@@ -1,0 +1,301 @@
+"""Gather, combine and sequence in numpy: the reference for native kernels, and what serves where they are not built.
+
+A table is five integers: what its numbers are (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), the address where it lies
+(perhaps unaligned in its file: a checkpoint packs tensors back to back), the address of its [V] float32 scales if it is
+INT8 or INT4 (else 0), V, and D. The caller keeps it alive. Numbers become float32 before anything is done with them,
+those of INT8 and INT4 times the scale of their row, and are added up in float32 in the order of the ids.
+
+Each kernel writes the first D numbers of each row of out, and returns OK or where it stopped: the position of the
+first id that has no row, or TOO_MANY - r for a row r that is too long. One that came to the end although n ids have no
+row, as its policy wants, returns MISSING - n. The caller has checked that row_splits never decrease and lie within the
+ids.
+
+A row is cut first; what is cut off is never judged. Then an id is held against the table, then its weight against 0.
+
+Source: the arithmetic is TensorFlow 2.21's, `_ragged_embedding_lookup_with_reduce` of
+python/tpu/tpu_embedding_for_serving.py (device cpu) and `sparse_embedding_aggregate_slice` of
+python/tpu/feature_column_v2.py (device tpu_tensor_core); pruning is `safe_embedding_lookup_sparse` of
+python/ops/embedding_ops.py, sequences are `_embedding_lookup_for_sparse_tensor` of the first. Orders of additions:
+SparseSegmentReductionOpBase::Reduce of core/kernels/segment_reduction_ops_impl.h (blocks), and the packets of
+InnerMostDimPreserver in Eigen's TensorReduction.h, as SegmentSum uses it (lanes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from service.tables.kernel_codes import (
+    BFLOAT16,
+    BLOCKS_OF_8,
+    CLAMP,
+    DEFAULT_ROW,
+    DROP,
+    DROP_NEGATIVE,
+    FOUR_LANES,
+    IN_ORDER,
+    INT4,
+    MISSING,
+    OK,
+    SQRTN,
+    SUM,
+    TOO_MANY,
+    WRAP,
+)
+from service.types import Array
+
+# Stand in place of a row number: the id has no row and reads zeros, or the request is refused.
+NO_ROW, REFUSED = -1, -2
+
+# By dtype; two numbers of INT4 share a byte.
+_STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
+# This mask takes the order of additions out of a combiner's number.
+_COMBINER_BITS = 3
+# Ones that are added up in float32 end here.
+_MOST_ONES = 1 << 24
+# Packets of lanes have so many columns; shorter rows of ids have no lanes.
+_PACKET, _LEAST_FOR_LANES = 8, 16
+
+# Numbers of rows of a term -> [N, D] float32.
+_Terms = Callable[[Array], Array]
+
+
+class _Memory:
+    """Bytes at an address, as numpy's array interface of version 3 describes them."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: Any) -> None:
+        typestr = np.dtype(dtype).str
+        self.__array_interface__ = {"data": (address, True), "shape": shape, "typestr": typestr, "version": 3}
+
+
+class _Table:
+    """The rows at a table's place."""
+
+    def __init__(self, dtype: int, table_at: int, scales_at: int, vocabulary_size: int, dim: int) -> None:
+        self._dtype, self._dim = dtype, dim
+        columns = (dim + 1) // 2 if dtype == INT4 else dim
+        self._stored = np.asarray(_Memory(table_at, (vocabulary_size, columns), _STORED[dtype]))
+        self._scales = np.asarray(_Memory(scales_at, (vocabulary_size, 1), np.float32)) if scales_at else None
+
+    def rows(self, numbers: Array) -> Array:
+        """Returns [N, D] float32 rows of [N] row numbers."""
+        stored = self._stored[numbers]
+        if self._dtype == BFLOAT16:
+            # The upper half of a float32.
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        if self._dtype == INT4:
+            # The even column lies in a byte's low half; shifted to the left and back, it has its sign.
+            pairs = np.stack([stored << 4 >> 4, stored >> 4], axis=2)
+            stored = pairs.reshape(len(numbers), 2 * stored.shape[1])[:, : self._dim]
+        found: Array = stored.astype(np.float32)
+        return found if self._scales is None else found * self._scales[numbers]
+
+
+def rows_read(ids: Array, vocabulary_size: int, policy: int, default_row: int) -> tuple[Array, int]:
+    """Returns the row that each id reads, NO_ROW for a dropped and REFUSED for a refused id; and how many have none.
+
+    Args:
+      ids: [N] int64.
+      policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP or WRAP, for an id outside [0, V).
+    """
+    is_bad = (ids < 0) | (ids >= vocabulary_size)
+    instead: Array | int = REFUSED
+    if policy == DROP:
+        instead = NO_ROW
+    elif policy == DROP_NEGATIVE:
+        instead = np.where(ids < 0, NO_ROW, REFUSED)
+    elif policy == DEFAULT_ROW:
+        instead = default_row
+    elif policy == CLAMP:
+        instead = np.clip(ids, 0, vocabulary_size - 1)
+    elif policy == WRAP:
+        instead = np.where((ids < 0) & (ids >= -vocabulary_size), ids + vocabulary_size, REFUSED)
+    return np.where(is_bad, instead, ids), int(is_bad.sum())
+
+
+def gather(
+    dtype: int,
+    table_at: int,
+    scales_at: int,
+    vocabulary_size: int,
+    dim: int,
+    ids: Array,
+    policy: int,
+    default_row: int,
+    out: Array,
+) -> int:
+    """Copies row ids[i] of a table into out[i]; a dropped id gives zeros.
+
+    Args:
+      dtype, table_at, scales_at, vocabulary_size, dim: the table.
+      ids: [B or more] int64; those behind B are not looked at.
+      policy, default_row: as in rows_read.
+      out: [B, D or more] float32, written.
+    """
+    table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
+    rows, missing = rows_read(ids[: len(out)], vocabulary_size, policy, default_row)
+    refused = np.flatnonzero(rows == REFUSED)
+    if refused.size:
+        return int(refused[0])
+    has_row = rows >= 0
+    out[:, :dim] = 0
+    with np.errstate(all="ignore"):
+        out[has_row, :dim] = table.rows(rows[has_row])
+    return MISSING - missing if missing else OK
+
+
+def sequence(
+    dtype: int,
+    table_at: int,
+    scales_at: int,
+    vocabulary_size: int,
+    dim: int,
+    values: Array,
+    row_splits: Array,
+    policy: int,
+    default_row: int,
+    out: Array,
+) -> int:
+    """Copies the rows of a table that each row of ragged ids names, one behind the other; a dropped id leaves zeros.
+
+    A row of ids that is shorter than L ends in zeros; ids behind the first L are not read, whatever they are.
+
+    Args:
+      dtype, table_at, scales_at, vocabulary_size, dim, values, row_splits, policy, default_row: as in combine.
+      out: [B, L, D] float32, written.
+    """
+    table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
+    of_row, place = _places(np.minimum(np.diff(row_splits), out.shape[1]))
+    at = row_splits[of_row] + place
+    rows, missing = rows_read(values[at], vocabulary_size, policy, default_row)
+    refused = np.flatnonzero(rows == REFUSED)
+    if refused.size:
+        return int(at[refused[0]])
+    has_row = rows >= 0
+    out[...] = 0
+    with np.errstate(all="ignore"):
+        out[of_row[has_row], place[has_row]] = table.rows(rows[has_row])
+    return MISSING - missing if missing else OK
+
+
+def combine(
+    dtype: int,
+    table_at: int,
+    scales_at: int,
+    vocabulary_size: int,
+    dim: int,
+    values: Array,
+    row_splits: Array,
+    weights: Array,
+    positive_only: bool,
+    combiner: int,
+    at_least_one: bool,
+    max_ids: int,
+    truncate: bool,
+    policy: int,
+    default_row: int,
+    out: Array,
+) -> int:
+    """Combines the rows of a table that each row of ragged ids names into one vector.
+
+    sum: sum(w v). mean: sum(w v) / sum(w). sqrtn: sum(w v) / sqrt(sum(w^2)). A divisor of 0 gives zeros, so an empty
+    row is all zeros.
+
+    Args:
+      dtype, table_at, scales_at, vocabulary_size, dim: the table.
+      values: [N] int64.
+      row_splits: [B+1] int64.
+      weights: [N] float32, or [0] for 1 everywhere.
+      positive_only: leaves ids out whose weight is 0, less, or NaN.
+      combiner: SUM, MEAN or SQRTN, plus IN_ORDER, BLOCKS_OF_8 or FOUR_LANES.
+      at_least_one: a mean divides by max(sum(w), 1), as the tensor core does.
+      max_ids: K, or 0 for no limit; a longer row is cut at K when truncate, else refused.
+      policy, default_row: as in rows_read.
+      out: [B, D or more] float32, written.
+    """
+    table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
+    lengths = np.diff(row_splits)
+    too_long = np.flatnonzero(lengths > max_ids) if max_ids and not truncate else np.empty(0, np.int64)
+    if max_ids:
+        lengths = np.minimum(lengths, max_ids)
+    # Rows behind one that is too long are not judged.
+    of_row, place = _places(lengths[: too_long[0]] if too_long.size else lengths)
+    at = row_splits[of_row] + place
+    rows, missing = rows_read(values[at], vocabulary_size, policy, default_row)
+    refused = np.flatnonzero(rows == REFUSED)
+    if refused.size:
+        return int(at[refused[0]])
+    if too_long.size:
+        return TOO_MANY - int(too_long[0])
+    counts = rows >= 0
+    if positive_only and weights.size:
+        counts &= weights[at] > 0
+    of_row, at, rows = of_row[counts], at[counts], rows[counts]
+    lengths = np.bincount(of_row, minlength=lengths.size)
+    order, combiner = combiner & ~_COMBINER_BITS, combiner & _COMBINER_BITS
+    with np.errstate(all="ignore"):
+        if weights.size:
+            factors = weights[at, None]
+            sums = _sums(lambda some: table.rows(rows[some]) * factors[some], lengths, dim, order)
+            totals = _sums_in_order(lambda some: factors[some], lengths, 1)
+            squares = _sums_in_order(lambda some: factors[some] * factors[some], lengths, 1)
+        else:
+            sums = _sums(lambda some: table.rows(rows[some]), lengths, dim, order)
+            ones = lengths if order == IN_ORDER else np.minimum(lengths, _MOST_ONES)
+            totals = squares = ones[:, None].astype(np.float32)
+        if combiner != SUM:
+            divisors = np.sqrt(squares) if combiner == SQRTN else np.maximum(totals, 1) if at_least_one else totals
+            quotients = sums / divisors
+            if order == BLOCKS_OF_8:
+                quotients = np.where(totals < 10, sums * (np.float32(1) / divisors), quotients)
+            sums = np.where(divisors == 0, np.float32(0), quotients)
+    out[:, :dim] = sums
+    return MISSING - missing if missing else OK
+
+
+def _places(lengths: Array) -> tuple[Array, Array]:
+    """Returns, of each id of ragged rows, the number of its row and its place in that row."""
+    of_row = np.repeat(np.arange(lengths.size), lengths)
+    return of_row, np.arange(of_row.size) - (np.cumsum(lengths) - lengths)[of_row]
+
+
+def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
+    """Returns the sum of each row's terms in one of three orders.
+
+    BLOCKS_OF_8: a sum of sums of eight; the first has the terms that eights leave over, and eight more where these are
+    none or one. FOUR_LANES: from 16 terms on, the sum of four lanes and of each term that is left over; columns that
+    fill no packet are added in order.
+    """
+    if order == IN_ORDER:
+        return _sums_in_order(terms, lengths, dim)
+    of_row, place = _places(lengths)
+    if order == BLOCKS_OF_8:
+        rest = lengths % 8
+        first = np.where(rest < 2, rest + 8, rest)[of_row]
+        group = np.maximum(place - first + 8, 0) // 8
+    else:
+        in_lanes = lengths[of_row] // 4 * 4
+        group = np.where(place < in_lanes, place % 4, 4 + place - in_lanes)
+        group[lengths[of_row] < _LEAST_FOR_LANES] = 0
+    by_group = np.lexsort((place, group, of_row))
+    is_first = np.diff(of_row[by_group], prepend=-1).astype(bool) | np.diff(group[by_group], prepend=-1).astype(bool)
+    sizes = np.diff(np.flatnonzero(is_first), append=of_row.size)
+    groups = _sums_in_order(lambda some: terms(by_group[some]), sizes, dim)
+    num_groups = np.bincount(of_row[by_group][is_first], minlength=lengths.size)
+    found = _sums_in_order(lambda some: groups[some], num_groups, dim)
+    packed = dim // _PACKET * _PACKET
+    if order == FOUR_LANES and packed < dim:
+        found[:, packed:] = _sums_in_order(terms, lengths, dim)[:, packed:]
+    return found
+
+
+def _sums_in_order(terms: _Terms, lengths: Array, dim: int) -> Array:
+    """Returns the float32 sum of each row's terms, the first of all rows first; numpy's own sums go in other orders."""
+    begins = np.cumsum(lengths) - lengths
+    sums = np.zeros((lengths.size, dim), np.float32)
+    for k in range(lengths.max(initial=0)):
+        longer = np.flatnonzero(lengths > k)
+        sums[longer] += terms(begins[longer] + k)
+    return sums

@@ -1,0 +1,337 @@
+"""A lookup signature compiled against its tables: what is left to do per request is one kernel call per feature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from threading import get_ident
+from typing import NamedTuple
+
+import numpy as np
+
+from service.artifact.manifest import LookupFeature, SignatureEntry
+from service.artifact.signature_rules import LookupRules
+from service.engine.validation import id_out_of_range
+from service.errors import IdsTooMany, InputMismatch
+from service.tables import kernels
+from service.tables.kernel_codes import POLICIES
+from service.tables.row_pool import Part, RowRunner, in_one_piece
+from service.tables.table import MappedTable
+from service.tables.uncommon_lookups import gather_stored, sequence_stored, small_table, with_empty_rows
+from service.types import Array, TableCounts, Tensors
+
+COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
+_SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
+# Where a bad id reads a row of another id.
+_READ_INSTEAD = ("default_row", "clamp", "wrap")
+_NO_WEIGHTS = np.empty(0, np.float32)
+
+
+def combiner_number(feature: LookupFeature) -> int:
+    """Returns a feature's combiner and order of additions as the kernels take them."""
+    return COMBINERS[feature.combiner or "sum"] + _SUMMATIONS[feature.summation]
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePlan:
+    """One feature of a signature, its table at hand. Concurrency: any thread.
+
+    position: among the features of its signature, for the counts.
+    dtype: float32, or what its table is stored as. ids_rank: of its ids input; None: any but 0.
+    has_checked_splits: engine.validation knows its row splits.
+    """
+
+    feature: LookupFeature
+    table: MappedTable
+    max_rows: int | None
+    runner: RowRunner = in_one_piece
+    position: int = 0
+    dtype: str = "float32"
+    ids_rank: int | None = 1
+    has_checked_splits: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Says whether `is_one_kernel` holds and each row has one id or is a row of ragged ids."""
+        return self.ids_rank == 1 and self.is_one_kernel
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Says whether one kernel does all of the lookup, as long as rows that the feature treats apart have ids."""
+        feature = self.feature
+        treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
+        return (
+            self.dtype == "float32"
+            and self.table.info.dtype != "float64"
+            and feature.max_norm is None
+            # Whether an id counts is then known from its weight only.
+            and not (treats_rows_apart and feature.on_nonpositive_weight == "drop")
+        )
+
+    def num_rows(self, inputs: Tensors) -> int:
+        """Returns how many rows B a request asks the feature for."""
+        splits = self.feature.row_splits
+        rows: int = inputs[self.feature.ids].shape[0] if splits is None else inputs[splits].shape[0] - 1
+        return rows
+
+    def read_counts(self, ids: int, missing: int) -> TableCounts:
+        """Returns what was read of the table for so many ids, of which so many have no row; keys are not counted."""
+        read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
+        return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
+
+    def run(self, inputs: Tensors, counts: Array) -> Array:
+        """Returns [B, D] for the feature's inputs, [B, L, D] of a sequence, or [B, K, D] of ids of shape [B, K].
+
+        Args:
+          counts: [2] int64, of the calling thread; the number of ids and of those without a row are added to it.
+            Of a lookup that is refused, only the id that it is refused for.
+
+        Raises:
+          IdOutOfRange: an id has no row and the policy refuses it.
+          IdsTooMany: a row has more than max_ids_per_row ids and is not to be truncated, or there are too many rows.
+          InputMismatch: row splits that nobody has checked are none.
+        """
+        feature = self.feature
+        rows = self.num_rows(inputs)
+        if self.max_rows is not None and rows > self.max_rows:
+            raise IdsTooMany(f'input "{feature.ids}": {rows} rows, this signature takes at most {self.max_rows}.')
+        ids = _int64(inputs[feature.ids]).reshape(-1)
+        splits = None if feature.row_splits is None else _int64(inputs[feature.row_splits])
+        if splits is not None and not self.has_checked_splits:
+            _check_splits(splits, ids, feature.row_splits)
+        length, dim = feature.max_sequence_length, self.table.info.embedding_dim
+        num_vectors = ids.shape[0] if splits is None else rows
+        out = np.empty((num_vectors, dim) if length is None else (rows, length, dim), self.dtype)
+        missing = 0
+        if self.dtype != "float32":
+            part = self._copy_stored(ids, splits, out)
+        elif feature.max_norm is None and self.table.info.dtype != "float64":
+            part = self._part(inputs, ids, splits, out, self.table.place, POLICIES[feature.on_bad_id])
+        else:
+            small = small_table(self.table, feature, ids)
+            missing = small.num_read_instead
+            part = self._part(inputs, small.ids, splits, out, small.place, kernels.DROP_NEGATIVE)
+        stopped = self.runner(part, num_vectors, splits, out.nbytes)
+        if stopped != kernels.OK:
+            if stopped > kernels.MISSING:
+                if stopped >= 0:
+                    counts[0] += 1
+                    counts[1] += 1
+                raise self._explain(stopped, ids, inputs)
+            missing += kernels.MISSING - stopped
+        counts[0] += ids.shape[0]
+        counts[1] += missing
+        if splits is None:
+            return out.reshape(*inputs[feature.ids].shape, dim)
+        if feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep":
+            return with_empty_rows(self.table, feature, out, ids, splits, self._weights(inputs))
+        return out
+
+    def _weights(self, inputs: Tensors) -> Array:
+        return np.ascontiguousarray(inputs.get(self.feature.weights or "", _NO_WEIGHTS))
+
+    def _copy_stored(self, ids: Array, splits: Array | None, out: Array) -> Part:
+        table, feature = self.table, self.feature
+
+        def copy(begin: int, end: int) -> int:
+            if splits is not None:
+                return sequence_stored(table, feature, ids, splits[begin : end + 1], out[begin:end])
+            stopped = gather_stored(table, feature, ids[begin:end], out[begin:end])
+            return stopped + begin if stopped >= 0 else stopped
+
+        return copy
+
+    def _part(
+        self,
+        inputs: Tensors,
+        ids: Array,
+        splits: Array | None,
+        out: Array,
+        place: tuple[int, int, int, int, int],
+        policy: int,
+    ) -> Part:
+        feature = self.feature
+        if splits is None:
+
+            def gather(begin: int, end: int) -> int:
+                stopped = kernels.gather(*place, ids[begin:end], policy, feature.default_row, out[begin:end])
+                return int(stopped + begin if stopped >= 0 else stopped)
+
+            return gather
+        if feature.max_sequence_length is not None:
+
+            def sequence(begin: int, end: int) -> int:
+                some, to = splits[begin : end + 1], out[begin:end]
+                return int(kernels.sequence(*place, ids, some, policy, feature.default_row, to))
+
+            return sequence
+        weights = self._weights(inputs)
+        options = (
+            feature.on_nonpositive_weight == "drop",
+            combiner_number(feature),
+            feature.mean_divisor == "at_least_one",
+            feature.max_ids_per_row or 0,
+            feature.on_too_many_ids == "truncate",
+            policy,
+            feature.default_row,
+        )
+
+        def combine(begin: int, end: int) -> int:
+            some = splits[begin : end + 1]
+            stopped = kernels.combine(*place, ids, some, weights, *options, out[begin:end])
+            return int(stopped - begin if kernels.MISSING < stopped <= kernels.TOO_MANY else stopped)
+
+        return combine
+
+    def _explain(self, stopped: int, ids: Array, inputs: Tensors) -> Exception:
+        feature = self.feature
+        if stopped >= 0:
+            return id_out_of_range(feature.ids, int(ids[stopped]), stopped, self.table.info.vocabulary_size)
+        row = kernels.TOO_MANY - stopped
+        splits = inputs[feature.row_splits or ""]
+        return IdsTooMany(
+            f'input "{feature.ids}": row {row} has {splits[row + 1] - splits[row]} ids, '
+            f"this signature takes at most {feature.max_ids_per_row}."
+        )
+
+
+class OutputPlan(NamedTuple):
+    """One output of a signature.
+
+    parts: the features whose vectors stand side by side in it.
+    rank: how many dimensions it has; None: as many as its features' vectors.
+    """
+
+    parts: tuple[str, ...]
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignaturePlan:
+    """All features of one lookup signature, by name, and its outputs. Concurrency: any thread."""
+
+    features: Mapping[str, FeaturePlan]
+    outputs: Mapping[str, OutputPlan]
+    # By thread: each counts in an array of its own, so that no lock is needed.
+    _counts: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def max_rows(self) -> int | None:
+        """How many rows a request may have, None where there is no limit."""
+        return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
+
+    def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """Returns the outputs whose features were all sent, each feature looked up once.
+
+        One feature by itself gives [B, D], [B, L, D] as a sequence and [B, K, D] of ids of shape [B, K], in float32 or
+        as its table is stored.
+
+        Raises:
+          InputMismatch: features of one output differ in their number of rows.
+          InvalidRequest: see FeaturePlan.run.
+        """
+        counts = self.counts_of_thread()
+        found: dict[str, Array] = {}
+        results = {}
+        for name in outputs:
+            output = self.outputs[name]
+            if any(self.features[part].feature.ids not in inputs for part in output.parts):
+                continue
+            for part in output.parts:
+                if part not in found:
+                    plan = self.features[part]
+                    found[part] = plan.run(inputs, counts[plan.position])
+            results[name] = self._output(name, [found[part] for part in output.parts], inputs)
+        return results
+
+    def _output(self, name: str, parts: list[Array], inputs: Tensors) -> Array:
+        output = self.outputs[name]
+        if output.rank == 2:
+            # No rows have no size to infer a width from.
+            parts = [p if p.ndim == 2 else p.reshape(p.shape[0], math.prod(p.shape[1:])) for p in parts]
+        if len(parts) == 1:
+            return parts[0]
+        if len({part.shape[:-1] for part in parts}) > 1:
+            raise InputMismatch(self._unequal(name, parts, inputs))
+        return np.concatenate(parts, axis=-1)
+
+    def _unequal(self, name: str, parts: list[Array], inputs: Tensors) -> str:
+        told = []
+        for feature, part in zip(self.outputs[name].parts, parts, strict=True):
+            plan = self.features[feature]
+            rows, left_out = part.shape[0], plan.num_rows(inputs) - part.shape[0]
+            size = f"{rows} rows of {part.shape[1]} ids" if part.ndim > 2 else str(rows)
+            if left_out:
+                size += f" (its last {left_out} rows hold no ids, and the model's graph leaves them out)"
+            told.append(f'"{plan.feature.ids}" has {size}')
+        return f'output "{name}" joins features that differ in their number of rows: {", ".join(told)}.'
+
+    def on_tables(self, tables: Mapping[str, MappedTable]) -> SignaturePlan:
+        """Returns the same plan on other tables of the same names and shapes; both count together."""
+        moved = {name: replace(plan, table=tables[plan.table.info.name]) for name, plan in self.features.items()}
+        return replace(self, features=moved)
+
+    def counts_of_thread(self) -> Array:
+        """Returns [F, 2] int64, the ids of each feature and those without a row, that the calling thread adds to."""
+        thread = get_ident()
+        counts = self._counts.get(thread)
+        if counts is None:
+            counts = self._counts[thread] = np.zeros((len(self.features), 2), np.int64)
+        return counts
+
+    def counts(self) -> Iterator[tuple[str, TableCounts]]:
+        """Yields what each feature read so far, with its table's name; keys are not counted here."""
+        totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
+        for plan in self.features.values():
+            ids, missing = totals[plan.position].tolist()
+            yield plan.table.info.name, plan.read_counts(ids, missing)
+
+
+def compile_signature(
+    entry: SignatureEntry,
+    feature_tables: Mapping[str, str],
+    tables: Mapping[str, MappedTable],
+    runner: RowRunner = in_one_piece,
+    rules: LookupRules | None = None,
+) -> SignaturePlan:
+    """Joins a signature of the manifest with its mapped tables.
+
+    Args:
+      feature_tables: feature to table name.
+      rules: None: each feature gives float32 by itself. The row splits of a signature with rules have passed
+        engine.validation.
+    """
+    max_rows = entry.batch_sizes[-1] if entry.batch_sizes else None
+    alone = {lookup.output or name: (name,) for name, lookup in entry.features.items()}
+    outputs = {name: OutputPlan(parts) for name, parts in alone.items()}
+    dtypes: dict[str, str] = {}
+    ids_ranks: Mapping[str, int] = {}
+    if rules is not None:
+        outputs = {name: OutputPlan(rule.parts, len(rule.shape)) for name, rule in rules.outputs.items()}
+        dtypes = {part: rule.dtype for rule in rules.outputs.values() for part in rule.parts}
+        ids_ranks = rules.ids_ranks
+    features = {
+        name: FeaturePlan(
+            lookup,
+            tables[feature_tables[name]],
+            max_rows,
+            runner,
+            position,
+            dtypes.get(name, "float32"),
+            ids_ranks.get(name, 1),
+            has_checked_splits=rules is not None,
+        )
+        for position, (name, lookup) in enumerate(entry.features.items())
+    }
+    return SignaturePlan(features, outputs)
+
+
+def _int64(array: Array) -> Array:
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _check_splits(splits: Array, ids: Array, name: str | None) -> None:
+    is_sound = splits.ndim == 1 and splits.size and splits[0] == 0 and splits[-1] == ids.shape[0]
+    if not is_sound or (splits[1:] < splits[:-1]).any():
+        raise InputMismatch(f'input "{name}": must start with 0, not decrease and end with {ids.shape[0]}.')

@@ -1,0 +1,114 @@
+"""Writes rows of several tables into one buffer, side by side in blocks.
+
+Rows are copied as they are stored, bit for bit; nothing is converted or combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from service.artifact.manifest import BadIdPolicy
+from service.tables.kernel_codes import POLICIES
+from service.tables.numpy_kernels import REFUSED, rows_read
+from service.tables.table import MappedTable
+from service.types import Array
+
+# TensorFlow copies an array that does not begin at a multiple of 64 bytes.
+_ALIGNED_BYTES = 64
+_AS_STORED = ("float32", "float16", "bfloat16", "float64")
+
+
+class BlockPart(NamedTuple):
+    """The rows of one table in a block: one row for each id.
+
+    policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
+    per_row: K where the ids are [B, K]; 1 where they are [B], or where the part is a block of its own.
+    """
+
+    table: MappedTable
+    policy: BadIdPolicy = "error"
+    default_row: int = 0
+    per_row: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that the part has in each row of its block."""
+        size: int = self.table.row_bytes * self.per_row
+        return size
+
+
+class BlockLayout(NamedTuple):
+    """The places of the blocks in their buffer, for given numbers of rows. begins: first byte of each block."""
+
+    rows: tuple[int, ...]
+    begins: tuple[int, ...]
+    num_bytes: int
+
+
+class _Place(NamedTuple):
+    """Where a part lies: the number of its block, and the bytes that it has in each of the block's rows."""
+
+    part: BlockPart
+    block: int
+    columns: slice
+
+
+class RowBlocks:
+    """Writes blocks of rows, each [B, bytes], parts side by side. Concurrency: any thread.
+
+    Args:
+      blocks: for each block, its parts in order; an int is a gap of that many bytes per row, which the caller fills.
+    """
+
+    def __init__(self, blocks: Sequence[Sequence[BlockPart | int]]) -> None:
+        self._pitches: list[int] = []
+        self._places: list[_Place] = []
+        for number, block in enumerate(blocks):
+            widths = [part if isinstance(part, int) else part.row_bytes for part in block]
+            for part, end, width in zip(block, accumulate(widths), widths, strict=True):
+                if not isinstance(part, int):
+                    self._places.append(_Place(part, number, slice(end - width, end)))
+            self._pitches.append(sum(widths))
+
+    @staticmethod
+    def takes(table: MappedTable) -> bool:
+        """Says whether a table's rows can be copied: they have no scale."""
+        return table.info.dtype in _AS_STORED
+
+    def lay_out(self, rows: Sequence[int]) -> BlockLayout:
+        """Returns where blocks of so many rows lie in their buffer."""
+        begins, end = [], 0
+        for count, pitch in zip(rows, self._pitches, strict=True):
+            begins.append(end)
+            end += count * pitch
+            end += -end % _ALIGNED_BYTES
+        return BlockLayout(tuple(rows), tuple(begins), end)
+
+    def write(self, ids: Sequence[Array], layout: BlockLayout) -> Array | int:
+        """Returns [bytes] uint8 that hold the blocks; or the number of the part that has an id without a row.
+
+        Args:
+          ids: of each part in the order of the blocks, integers of any shape, K for each row of the block.
+        """
+        buffer: Array = np.empty(layout.num_bytes + _ALIGNED_BYTES, np.uint8)
+        skipped = -buffer.ctypes.data % _ALIGNED_BYTES
+        out = buffer[skipped : skipped + layout.num_bytes]
+        blocks = [
+            out[begin : begin + rows * pitch].reshape(rows, pitch)
+            for begin, rows, pitch in zip(layout.begins, layout.rows, self._pitches, strict=True)
+        ]
+        for number, (place, sent) in enumerate(zip(self._places, ids, strict=True)):
+            part, to = place.part, blocks[place.block][:, place.columns]
+            size = part.table.info.vocabulary_size
+            rows, missing = rows_read(sent.reshape(-1), size, POLICIES[part.policy], part.default_row)
+            if missing and (rows == REFUSED).any():
+                return number
+            found = part.table.weights[np.maximum(rows, 0)]
+            if missing:
+                found[rows < 0] = 0
+            to[...] = found.view(np.uint8).reshape(to.shape)
+        return out

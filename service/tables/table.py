@@ -1,0 +1,178 @@
+"""Embedding tables mapped from a SavedModel's own variables file: opened in a millisecond, shared, never copied."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
+from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.engine.validation import id_out_of_range
+from service.errors import ArtifactError
+from service.tables import kernels
+from service.tables.guarded_files import GuardedFiles
+from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
+
+try:
+    # It gives numpy bfloat16, and comes with TensorFlow: where that is missing, no graph asks for it.
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None  # type: ignore[assignment]
+
+_NO_SCALES = np.empty(0, np.float32)
+# The kernels' words for what a manifest says of a table's numbers.
+_KERNEL_DTYPES = {
+    "float32": kernels.FLOAT32,
+    "float16": kernels.FLOAT16,
+    "bfloat16": kernels.BFLOAT16,
+    "int8": kernels.INT8,
+    "int4": kernels.INT4,
+}
+
+
+class MappedTable:
+    """One [V, D] table. Concurrency: any thread.
+
+    weights: [V, D] read-only view of the file, perhaps unaligned; valid as long as anyone holds it. A bfloat16 table's
+      is uint16, an int4 table's [V, ceil(D / 2)] uint8.
+    scales: [V] float32 that the rows of an int8 or int4 table are multiplied by, else [0]; perhaps unaligned.
+    place: the table as kernels take it, good for as long as this object is; kernels find no row in one of float64.
+    row_bytes: what is read of the file for one id.
+    """
+
+    __slots__ = ("info", "place", "row_bytes", "scales", "weights")
+
+    def __init__(self, info: TableInfo, weights: Array, scales: Array = _NO_SCALES) -> None:
+        self.info = info
+        self.weights = weights
+        self.scales = scales
+        self.row_bytes = weights.shape[1] * weights.itemsize + (scales.itemsize if scales.size else 0)
+        kind = _KERNEL_DTYPES.get(info.dtype)
+        self.place: tuple[int, int, int, int, int] = (
+            kernels.FLOAT32 if kind is None else kind,
+            weights.ctypes.data,
+            scales.ctypes.data if scales.size else 0,
+            0 if kind is None else weights.shape[0],
+            info.embedding_dim,
+        )
+
+    def rows(self, ids: Array) -> Array:
+        """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
+        if self.info.dtype == "float64":
+            with np.errstate(over="ignore"):
+                return self.stored_rows(ids).astype(np.float32)
+        out = np.empty((ids.shape[0], self.info.embedding_dim), np.float32)
+        stopped = kernels.gather(*self.place, np.ascontiguousarray(ids, np.int64), kernels.ERROR, 0, out)
+        if stopped >= 0:
+            raise id_out_of_range("ids", int(ids[stopped]), stopped, self.info.vocabulary_size)
+        return out
+
+    def stored_rows(self, ids: Array) -> Array:
+        """Returns [N, D] rows of [N] int64 ids with the bits that they are stored with; raises IdOutOfRange.
+
+        Those of bfloat16 are uint16 where no package gives numpy that dtype; those of int8 are without their scales.
+        """
+        bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
+        if bad.size:
+            raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), self.info.vocabulary_size)
+        found = self.weights[ids]
+        if self.info.dtype == "bfloat16" and ml_dtypes is not None:
+            return found.view(ml_dtypes.bfloat16)
+        return found
+
+
+def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None) -> dict[str, MappedTable]:
+    """Maps every table of an artifact after manifest, index and file sizes have been found to agree.
+
+    Args:
+      guarded: maps the files; whoever reads tables then looks at its mark.
+
+    Raises:
+      ArtifactError: they do not agree, or a table can not be mapped; the message names the table and the difference.
+    """
+    check_files(artifact, manifest)
+    files = _Files(artifact, guarded or GuardedFiles())
+    tables = {}
+    for name, entry in manifest.tables.items():
+        shape = (entry.vocabulary_size, stored_columns(entry.dtype, entry.embedding_dim))
+        if entry.dtype not in TABLE_DTYPES:
+            raise ArtifactError(f"table {name!r} is {entry.dtype}; only {', '.join(TABLE_DTYPES)} can be mapped")
+        weights = files.view(f"table {name!r}", entry, entry.dtype, shape)
+        scales = _NO_SCALES
+        if entry.scale is not None:
+            scales = files.view(f"scale of table {name!r}", entry.scale, "float32", (entry.vocabulary_size,))
+        info = TableInfo(
+            name=name,
+            vocabulary_size=entry.vocabulary_size,
+            embedding_dim=entry.embedding_dim,
+            dtype=entry.dtype,
+            nbytes=weights.nbytes + scales.nbytes,
+            features=tuple(sorted(f for f, feature in manifest.features.items() if feature.table == name)),
+        )
+        tables[name] = MappedTable(info, weights, scales)
+    return tables
+
+
+def check_files(artifact: Path, manifest: Manifest) -> None:
+    """Raises ArtifactError unless every file has the size that the manifest gives, so a half-copied one is refused."""
+    for name, nbytes in manifest.files.items():
+        try:
+            found = (artifact / name).stat().st_size
+        except (OSError, ValueError) as error:  # ValueError: no file can have that name
+            raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
+        if found != nbytes:
+            raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
+
+
+class _Files:
+    # Indexes and maps of an artifact, each opened once.
+
+    def __init__(self, artifact: Path, guarded: GuardedFiles) -> None:
+        self._artifact = artifact
+        self._guarded = guarded
+        self._indexes: dict[Path, dict[str, BundleEntry]] = {}
+
+    def view(self, what: str, entry: TableEntry | TableScale, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Returns a read-only view of a variable of that shape; raises ArtifactError beginning with what."""
+        prefix = prefix_of(Path(entry.file))
+        if prefix not in self._indexes:
+            self._indexes[prefix] = read_bundle(self._artifact / prefix)
+        found = self._indexes[prefix].get(entry.variable)
+        if found is None:
+            raise ArtifactError(f"{what}: variable {entry.variable!r} is not in {prefix.as_posix()}.index")
+        self._check(what, entry, found, (dtype, shape))
+        mapped = self._map(found.file)
+        if entry.offset + entry.nbytes > len(mapped):
+            raise ArtifactError(f"{what} ends at byte {entry.offset + entry.nbytes}, its file has {len(mapped)}")
+        return np.frombuffer(mapped, TABLE_DTYPES[dtype], math.prod(shape), entry.offset).reshape(shape)
+
+    def _check(
+        self, what: str, entry: TableEntry | TableScale, found: BundleEntry, wanted: tuple[str, tuple[int, ...]]
+    ) -> None:
+        if found.is_sliced:
+            raise ArtifactError(f"{what} is saved in {len(found.slices)} slices; only a whole one can be mapped")
+        dtype, shape = wanted
+        # A scale is [V], or [V, 1] for a graph that multiplies by it without more ado.
+        is_column = len(shape) == 1 and found.shape == (*shape, 1)
+        differences = {
+            "shape": (shape if is_column else found.shape, shape),
+            "dtype": (found.dtype, saved_dtype(dtype)),
+            "file": (found.file, self._artifact / entry.file),
+            "offset": (found.offset, entry.offset),
+            "nbytes": (found.nbytes, entry.nbytes),
+            "crc32c": (found.crc32c, entry.crc32c),
+        }
+        for name, (in_index, in_manifest) in differences.items():
+            if in_index != in_manifest:
+                raise ArtifactError(f"{what}: {name} is {in_index} in the index and {in_manifest} in the manifest")
+        if entry.nbytes != math.prod(shape) * np.dtype(TABLE_DTYPES[dtype]).itemsize or entry.nbytes == 0:
+            raise ArtifactError(f"{what}: {entry.nbytes} bytes do not hold {found.shape} of {dtype}")
+
+    def _map(self, file: Path) -> mmap.mmap:
+        try:
+            return self._guarded.map(file)
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"cannot map {file}: {error}") from error

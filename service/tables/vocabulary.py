@@ -1,0 +1,243 @@
+"""Vocabularies: what a client calls a thing, to the row of its table."""
+
+from __future__ import annotations
+
+from copy import copy
+from itertools import accumulate
+from pathlib import Path
+from threading import get_ident
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from service.artifact.manifest import KeyDtype, Manifest, VocabularyEntry
+from service.errors import ArtifactError, IdOutOfRange
+from service.tables import key_index
+from service.tables.guarded_files import GuardedFiles
+from service.types import Array
+
+# What the index writes for a key that has no row; a lookup drops it as it does any id below 0.
+_NO_ROW = -1
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+class KeyIndex(NamedTuple):
+    """The arrays of a vocabulary, and what its keys become: all that a lookup of keys needs.
+
+    data: the file's bytes, of strings; else [0]. keys: [N+1] int64 where lines start, or the [N] int64 keys.
+    slots: the native index over them. first_id, first_bucket, oov_id, num_oov_buckets: as key_index.find_strings takes
+    them.
+    empty_id: row of the empty string, None where it is a key like any other.
+    refuses_strangers: a key that the vocabulary lacks is an error. is_hashed: there is no list of keys.
+    """
+
+    data: Array
+    keys: Array
+    slots: Any
+    first_id: int
+    first_bucket: int
+    oov_id: int
+    num_oov_buckets: int
+    empty_id: int | None
+    refuses_strangers: bool
+    is_hashed: bool
+
+
+class Strangers:
+    """Counts keys that a vocabulary lacks. Concurrency: any thread; each counts for itself, so no lock is needed."""
+
+    __slots__ = ("_by_thread",)
+
+    def __init__(self) -> None:
+        self._by_thread: dict[int, int] = {}
+
+    def add(self, count: int) -> None:
+        """Counts some more."""
+        thread = get_ident()
+        self._by_thread[thread] = self._by_thread.get(thread, 0) + count
+
+    @property
+    def total(self) -> int:
+        """How many there were."""
+        return sum(self._by_thread.copy().values())
+
+
+class StringVocabulary:
+    """Maps strings to row ids. Concurrency: any thread.
+
+    data: the file's bytes, mapped. starts: [N+1] where its lines start. slots: the index over them.
+    """
+
+    __slots__ = ("_data", "_starts", "_slots", "_empty_id", "_oov", "_refuses", "_is_hashed", "strangers")
+    key_dtype: ClassVar[KeyDtype] = "string"
+
+    def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Any) -> None:
+        self._data, self._starts, self._slots = data, starts, slots
+        self._empty_id = key_index.NO_EMPTY_KEY if entry.empty_key_id is None else entry.empty_key_id
+        self._is_hashed = not entry.file
+        self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+        self.strangers = Strangers()
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
+        """Returns int64 ids, of the same shape, of object strings (bytes or str).
+
+        A key that the vocabulary lacks gets the row of its OOV bucket, the OOV row, or -1 where it is to be dropped.
+
+        Raises:
+          IdOutOfRange: there is none of these.
+        """
+        flat = keys.reshape(-1).tolist()
+        try:
+            joined = b"".join(flat)
+        except TypeError:
+            flat = [key.encode() if isinstance(key, str) else bytes(key) for key in flat]
+            joined = b"".join(flat)
+        splits = np.fromiter(accumulate(map(len, flat), initial=0), np.int64, len(flat) + 1)
+        ids = np.empty(len(flat), np.int64)
+        sent = np.frombuffer(joined, np.uint8)
+        index = self._data, self._starts, self._slots
+        found = key_index.find_strings(*index, sent, splits, self._empty_id, *self._oov, ids)
+        if found != key_index.OK and not self._is_hashed:
+            count, at = divmod(found, key_index.STRANGER)
+            self.strangers.add(count)
+            if self._refuses:
+                raise _stranger(
+                    input_name, repr(flat[at].decode(errors="replace")), at, f"{self._starts.size - 1} strings"
+                )
+        return ids.reshape(keys.shape)
+
+    @property
+    def index(self) -> KeyIndex:
+        """The arrays behind it; good for as long as they are held."""
+        empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
+        return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
+
+    @property
+    def example_key(self) -> bytes:
+        """One of its keys."""
+        if self._is_hashed:
+            return b"key"
+        length = key_index.line_length(self._data, self._starts, 0)
+        return self._data[self._starts[0] :][:length].tobytes()
+
+
+class IntegerVocabulary:
+    """Maps int64 keys to row ids. Concurrency: any thread.
+
+    keys: [N] int64, in the order of the file. slots: the index over them.
+    """
+
+    __slots__ = ("_keys", "_slots", "_oov", "_refuses", "_is_hashed", "strangers")
+    key_dtype: ClassVar[KeyDtype] = "int64"
+
+    def __init__(self, entry: VocabularyEntry, keys: Array, slots: Any) -> None:
+        self._keys, self._slots = keys, slots
+        self._is_hashed = not entry.file
+        self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
+        self.strangers = Strangers()
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
+        """Returns int64 ids, of the same shape, of int64 or int32 keys; strangers as in StringVocabulary."""
+        sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
+        ids = np.empty(sent.shape, np.int64)
+        found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
+        if found != key_index.OK and not self._is_hashed:
+            count, at = divmod(found, key_index.STRANGER)
+            self.strangers.add(count)
+            if self._refuses:
+                raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
+        return ids.reshape(keys.shape)
+
+    @property
+    def index(self) -> KeyIndex:
+        """The arrays behind it; good for as long as they are held."""
+        return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
+
+    @property
+    def example_key(self) -> int:
+        """One of its keys."""
+        return 0 if self._is_hashed else int(self._keys[0])
+
+
+OpenedVocabulary = StringVocabulary | IntegerVocabulary
+
+
+def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:
+    """Returns the same vocabulary, the index shared, that counts strangers for itself."""
+    view = copy(vocabulary)
+    view.strangers = Strangers()
+    return view
+
+
+def open_vocabularies(
+    artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None
+) -> dict[str, OpenedVocabulary]:
+    """Maps and indexes the vocabulary files of an artifact; raises ArtifactError naming the file.
+
+    Args:
+      guarded: maps the files; whoever reads them then looks at its mark.
+    """
+    guarded = guarded or GuardedFiles()
+    return {
+        name: _open(artifact / entry.file, entry, guarded) if entry.file else _hashed(entry)
+        for name, entry in manifest.vocabularies.items()
+    }
+
+
+def _hashed(entry: VocabularyEntry) -> OpenedVocabulary:
+    # An index without keys: each key that is sent goes to its bucket.
+    index = key_index.new_index(0)
+    if entry.key_dtype == "int64":
+        return IntegerVocabulary(entry, np.empty(0, np.int64), index)
+    return StringVocabulary(entry, np.empty(0, np.uint8), np.zeros(1, np.int64), index)
+
+
+def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVocabulary:
+    data = _map(path, guarded)
+    size = key_index.count_lines(data)
+    if size == 0 or size != entry.size:
+        raise ArtifactError(f"vocabulary {path} has {size} lines, its manifest says {entry.size}")
+    starts = np.empty(size + 1, np.int64)
+    key_index.find_lines(data, starts)
+    slots = key_index.new_index(size)
+    if entry.key_dtype == "string":
+        vocabulary: OpenedVocabulary = StringVocabulary(entry, data, starts, slots)
+        twice = key_index.index_strings(data, starts, slots)
+    else:
+        keys = np.empty(size, np.int64)
+        bad = key_index.parse_integers(data, starts, keys)
+        if bad != key_index.OK:
+            raise ArtifactError(f"vocabulary {path}: line {bad + 1} is {_line(data, starts, bad)}, expected an int64")
+        vocabulary = IntegerVocabulary(entry, keys, slots)
+        twice = key_index.index_integers(keys, slots)
+    if twice != key_index.OK:
+        raise ArtifactError(f"vocabulary {path} holds {_line(data, starts, twice)} twice")
+    return vocabulary
+
+
+def _map(path: Path, guarded: GuardedFiles) -> Array:
+    # Mapped and not read: the servers of a machine share its pages.
+    try:
+        if path.stat().st_size == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(guarded.map(path), np.uint8)
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
+
+
+def _line(data: Array, starts: Array, line: int) -> str:
+    length = key_index.line_length(data, starts, line)
+    return repr(data[starts[line] :][: min(length, 100)].tobytes().decode(errors="replace"))
+
+
+def _oov(entry: VocabularyEntry) -> tuple[int, int, int, int]:
+    oov_id = _NO_ROW if entry.oov_id is None else entry.oov_id
+    return entry.first_id, entry.first_bucket, oov_id, entry.num_oov_buckets
+
+
+def _refuses_strangers(entry: VocabularyEntry) -> bool:
+    return entry.on_oov == "error" and entry.oov_id is None and not entry.num_oov_buckets
+
+
+def _stranger(input_name: str, key: str, position: int, keys: str) -> IdOutOfRange:
+    return IdOutOfRange(f'input "{input_name}": {key} at position {position} is not in its vocabulary of {keys}.')

@@ -1,1 +1,0 @@
-"""gRPC: handlers over bytes (methods.py) and the server that carries them (grpcio_server.py)."""

@@ -1,0 +1,317 @@
+"""What passes between the layers: references, tensor and signature descriptions, ragged ids.
+
+Legend for every shape in this package: B rows (examples) of a request, N ids in all its rows, V vocabulary_size
+and D embedding_dim of a table, K max ids per row of a padded lookup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from service.errors import Code
+
+Array = npt.NDArray[Any]
+Tensors = Mapping[str, Array]
+SignatureKind = Literal["lookup", "predict"]
+
+# What a request that names no signature means.
+DEFAULT_SIGNATURE = "serving_default"
+
+VALUES_SUFFIX = "__values"
+ROW_SPLITS_SUFFIX = "__row_splits"
+WEIGHTS_SUFFIX = "__weights"
+
+
+class ModelRef(NamedTuple):
+    """Which model a request means; without version and label it is the latest version that is AVAILABLE."""
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+
+
+class State(IntEnum):
+    """State of a version; the numbers are the wire's.
+
+    Source: tensorflow_serving/apis/get_model_status.proto (9d981c5).
+    """
+
+    UNKNOWN = 0
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """What `status` tells of one version; code is "OK" unless the last load failed."""
+
+    version: int
+    state: State
+    code: Code | Literal["OK"] = "OK"
+    message: str = ""
+
+
+class RaggedIds(NamedTuple):
+    """Ids of B rows laid end to end.
+
+    values: [N] int64 or int32, ids in row order.
+    row_splits: [B+1] int64, row r is values[row_splits[r]:row_splits[r + 1]].
+    weights: [N] float32 or None, one factor per id; None means 1.
+
+    Two rows, the second empty:
+
+    >>> ids = RaggedIds(np.array([1, 5]), np.array([0, 2, 2]))
+    >>> [ids.values[a:b].tolist() for a, b in zip(ids.row_splits, ids.row_splits[1:])]
+    [[1, 5], []]
+    """
+
+    values: Array
+    row_splits: Array
+    weights: Array | None = None
+
+
+class RaggedNames(NamedTuple):
+    """Input names of one ragged feature; a signature may lack the input named by weights.
+
+    feature: under which JSON takes nested lists of ids.
+    """
+
+    feature: str
+    values: str
+    row_splits: str
+    weights: str
+
+    @staticmethod
+    def by_suffix(feature: str) -> RaggedNames:
+        """Returns the names that a feature's inputs have by convention."""
+        return RaggedNames(feature, feature + VALUES_SUFFIX, feature + ROW_SPLITS_SUFFIX, feature + WEIGHTS_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a signature.
+
+    dtype: numpy's name ("float32", "int64", "bool"), or "string" (object arrays of bytes).
+    shape: None where the rank is unknown; None within it where a size is.
+    tensor_name: the graph's tensor, e.g. "serving_default_x:0".
+    is_optional: a request may leave it out.
+    default: what a graph is fed where it is left out; None for an input that each request must hold.
+    vocabulary_size: V of the table that an id input reads; None: it reads none that is known.
+    bounds: what of [0, V) a predict holds ids against; what its graph has a policy for is let through.
+    vocabulary: maps keys to rows; where the dtype is not the keys' own, strings may be sent in place of rows.
+    numpy_dtype: derived from dtype; None for a dtype that numpy does not have.
+    takes_keys: derived; keys are sent, and never rows.
+    takes_strings: derived; strings may be sent.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    tensor_name: str = ""
+    is_optional: bool = False
+    vocabulary_size: int | None = None
+    bounds: Literal["both", "upper", "none"] = "both"
+    vocabulary: Vocabulary | None = None
+    default: Array | None = field(default=None, repr=False, compare=False)
+    numpy_dtype: np.dtype[Any] | None = field(init=False, repr=False, compare=False)
+    takes_keys: bool = field(init=False, repr=False, compare=False)
+    takes_strings: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        is_string = self.dtype == "string"
+        maps_strings = self.vocabulary is not None and self.vocabulary.key_dtype == "string"
+        object.__setattr__(self, "numpy_dtype", _numpy_dtype(self.dtype))
+        object.__setattr__(self, "takes_keys", self.vocabulary is not None and maps_strings == is_string)
+        object.__setattr__(self, "takes_strings", is_string or maps_strings)
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureSpec:
+    """A named callable of a servable.
+
+    ragged_names: the input names of the features that travel as ids, row splits and perhaps weights.
+    definition: makes the text form of the artifact's SignatureDef, for messages.
+    output_ids: of a lookup, output -> the inputs whose ids it needs all of.
+    defaults: derived; what a graph is fed for inputs that a request leaves out.
+    required: derived; inputs that each request must hold.
+    ragged: derived; ragged_names by feature.
+    row_inputs: derived; the other inputs, whose first dimension counts rows.
+    row_bytes: derived; bytes of one row of all outputs together, as far as their shapes are known.
+    has_joined_outputs: derived; an output needs several features.
+    """
+
+    name: str
+    kind: SignatureKind
+    method_name: str
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    ragged_names: tuple[RaggedNames, ...] = ()
+    definition: Callable[[], str] = field(default=str, repr=False, compare=False)
+    output_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Array] = field(init=False, repr=False, compare=False)
+    required: frozenset[str] = field(init=False, repr=False, compare=False)
+    ragged: Mapping[str, RaggedNames] = field(init=False, repr=False, compare=False)
+    row_inputs: frozenset[str] = field(init=False, repr=False, compare=False)
+    row_bytes: int = field(init=False, repr=False, compare=False)
+    has_joined_outputs: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Derived once here because each of them is needed by every request.
+        required = frozenset(name for name, tensor in self.inputs.items() if not tensor.is_optional)
+        parts = {name for names in self.ragged_names for name in names[1:]}
+        defaults = {name: tensor.default for name, tensor in self.inputs.items() if tensor.default is not None}
+        object.__setattr__(self, "defaults", defaults)
+        object.__setattr__(self, "required", required)
+        object.__setattr__(self, "ragged", {names.feature: names for names in self.ragged_names})
+        object.__setattr__(self, "row_inputs", frozenset(self.inputs) - parts)
+        object.__setattr__(self, "row_bytes", sum(_row_bytes(tensor, self.kind) for tensor in self.outputs.values()))
+        object.__setattr__(self, "has_joined_outputs", any(len(ids) > 1 for ids in self.output_ids.values()))
+
+
+def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
+    sizes = (tensor.shape or ())[1:]
+    itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
+    # Of a lookup, engine.validation counts as many rows as a size that is left open has.
+    unknown = 1 if kind == "lookup" else 0
+    return itemsize * math.prod(unknown if size is None else size for size in sizes)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any] | None:
+    if name == "string":
+        return np.dtype(object)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return None
+
+
+def ragged_features(input_names: Mapping[str, object]) -> tuple[RaggedNames, ...]:
+    """Returns the features whose values and row_splits are both inputs by the convention of their names, sorted.
+
+    >>> [names.feature for names in ragged_features({"g__values": 0, "g__row_splits": 0, "user": 0, "x__values": 0})]
+    ['g']
+    """
+    return tuple(
+        RaggedNames.by_suffix(name.removesuffix(VALUES_SUFFIX))
+        for name in sorted(input_names)
+        if name.endswith(VALUES_SUFFIX) and name.removesuffix(VALUES_SUFFIX) + ROW_SPLITS_SUFFIX in input_names
+    )
+
+
+# What the numbers of a table may be -> how numpy reads them. A bfloat16 is the upper half of a float32, for which numpy
+# has no dtype; an int8 or int4 is multiplied by the float32 scale of its row. Two int4 share a byte.
+TABLE_DTYPES: Mapping[str, str] = {
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "float64": "<f8",
+    "int8": "|i1",
+    "int4": "|u1",
+}
+# The table dtypes with a float32 scale per row.
+SCALED_DTYPES = frozenset({"int8", "int4"})
+
+
+def stored_columns(dtype: str, embedding_dim: int) -> int:
+    """Returns how many elements of TABLE_DTYPES[dtype] hold a row of D numbers.
+
+    >>> stored_columns("int8", 5), stored_columns("int4", 5)
+    (5, 3)
+    """
+    return (embedding_dim + 1) // 2 if dtype == "int4" else embedding_dim
+
+
+def packed_dim(dtype: str, embedding_dim: int) -> int | None:
+    """Returns D of a table whose rows hold two numbers a byte, None of any other."""
+    return embedding_dim if dtype == "int4" else None
+
+
+def saved_dtype(dtype: str) -> str:
+    """Returns the dtype that a checkpoint's index has for a table of a dtype."""
+    return "uint8" if dtype == "int4" else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """What `GET .../tables` tells of one table of V x D numbers.
+
+    dtype: what they are stored as, one of TABLE_DTYPES.
+    nbytes: of the numbers, and of their scales.
+    """
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    dtype: str
+    nbytes: int
+    features: tuple[str, ...]
+
+
+class TableCounts(NamedTuple):
+    """What lookups read of one table so far.
+
+    ids: as they were sent; of a lookup that an id without a row refuses, that id.
+    missing_ids: those of them that have no row.
+    oov_keys: keys that no vocabulary has.
+    read_bytes: of the rows that ids have; ids that a limit on their number cuts off count as read.
+    """
+
+    ids: int = 0
+    missing_ids: int = 0
+    oov_keys: int = 0
+    read_bytes: int = 0
+
+
+class Vocabulary(Protocol):
+    """Maps keys to row ids of a table. Concurrency: any thread."""
+
+    @property
+    def key_dtype(self) -> Literal["string", "int64"]: ...
+
+    @property
+    def example_key(self) -> bytes | int: ...
+
+    def ids_of(self, keys: Array, input_name: str) -> Array:
+        """Returns [N] int64 ids of [N] keys, strings as object (bytes); -1 for a key that is to be dropped.
+
+        Raises:
+          IdOutOfRange: a key is unknown and the vocabulary has neither a row nor a policy for it.
+        """
+        ...
+
+
+class Table(Protocol):
+    """Read access to one embedding table. Concurrency: any thread."""
+
+    @property
+    def info(self) -> TableInfo: ...
+
+    def rows(self, ids: Array) -> Array:
+        """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
+        ...
+
+    def stored_rows(self, ids: Array) -> Array:
+        """Returns [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange."""
+        ...
+
+
+class Backend(Protocol):
+    """Runs signatures of one model version. Concurrency: any thread."""
+
+    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """Returns the named outputs; inputs have passed engine.validation."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the backend holds; called once, after the last run."""
+        ...

@@ -1,0 +1,1 @@
+"""Bytes to arrays and back: protobuf, JSON and the Open Inference Protocol; pure functions."""

@@ -1,0 +1,192 @@
+"""JSON text to Python objects and back, with TensorFlow Serving's rules where plain JSON has none.
+
+NaN, Infinity and -Infinity travel as bare tokens both ways; a key that comes twice is refused, as which of the two was
+meant is anyone's guess.
+
+Source: tensorflow_serving/util/json_tensor.cc (9d981c5), ParseJson and WriteDecimal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import orjson
+
+from service.errors import MalformedPayload, PayloadTooLarge
+from service.types import Array
+from service.wire.json_text import json_type, parse_fault, shown
+
+# The short form of Infinity, which rapidjson takes too; and strings, which are passed over.
+_INT_CHARS = 20
+_INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
+
+
+# A parsed key takes some 180 bytes of memory, and a list or object some 90, however short its text is.
+MAX_KEYS = 1 << 18
+MAX_LISTS = 1 << 19
+
+
+def bound_tokens(body: bytes) -> None:
+    """Refuses a document that would take far more memory than its text. Colons and brackets in strings count too.
+
+    Raises:
+      PayloadTooLarge: more than MAX_KEYS colons, or more than MAX_LISTS lists and objects.
+    """
+    # Each count is one fast pass over the bytes, and takes a few percent of the parser's time.
+    if len(body) <= MAX_KEYS:
+        return
+    if body.count(b":") > MAX_KEYS:
+        raise PayloadTooLarge(f"The JSON document has more than {MAX_KEYS} keys; send columns, or fewer rows.")
+    if body.count(b"[") + body.count(b"{") > MAX_LISTS:
+        raise PayloadTooLarge(f"The JSON document has more than {MAX_LISTS} lists and objects; send fewer rows.")
+
+
+def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
+    """Returns the object that a body holds.
+
+    Args:
+      strict: refuse bare NaN and Infinity, which plain JSON does not have.
+
+    Raises:
+      MalformedPayload: empty, not JSON, nested too deeply, not an object, or with a key that comes twice.
+      PayloadTooLarge: see bound_tokens.
+    """
+    if not body:
+        raise MalformedPayload("JSON Parse error: The document is empty")
+    bound_tokens(body)
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        # orjson has no NaN and takes nothing behind the document; the parser that does is some ten times slower, so
+        # only such bodies meet it.
+        document = _parse_slowly(body, strict=strict)
+    if type(document) is not dict:
+        raise MalformedPayload(f"JSON Value: {shown(document)} Is not object")
+    # orjson keeps the last of equal keys. Each key costs one colon, and colons elsewhere stand in strings only, so an
+    # equal count proves that no key came twice at the price of one memchr pass.
+    if body.count(b":") != _count_keys(document) + body.count(b'"b64"'):
+        _parse_slowly(body)
+    return document
+
+
+def describe(value: Any) -> str:
+    """Shows a JSON value and its type, cut short, for messages.
+
+    >>> describe(1.5), describe("x"), describe(True)
+    ('1.5 Type: Number', '"x" Type: String', 'true Type: True')
+    """
+    return f"{shown(value)} Type: {json_type(value)}"
+
+
+def dump(document: Any, *, strict: bool = False) -> bytes:
+    """Writes dicts, lists and arrays; float32 in its shortest form, non-finite numbers as bare tokens.
+
+    Args:
+      strict: write null for them, so that any JSON parser reads the answer.
+
+    Arrays must be C-contiguous and numeric, and of rank 1 or more (a scalar travels as a numpy scalar).
+    """
+    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    # orjson writes null for NaN and infinity, which nothing else in an answer gives, except perhaps a name.
+    if b"null" in text and not strict:
+        return b"".join(_pieces(document))
+    return text
+
+
+def _count_keys(document: dict[str, Any]) -> int:
+    count = len(document)
+    for value in document.values():
+        if type(value) is dict:
+            count += len(value)
+        elif type(value) is list and set(map(type, value)) == {dict}:
+            count += sum(map(len, value))
+    return count
+
+
+def _parse_slowly(body: bytes, *, strict: bool = False) -> Any:
+    if b"\\u" in body and (fault := parse_fault(body)):
+        # The one fault that Python's parser overlooks is half a surrogate pair.
+        raise MalformedPayload(f"JSON Parse error: {fault}")
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_unique,
+        parse_float=_finite,
+        parse_int=_whole,
+        parse_constant=_refuse_constant if strict else None,
+    )
+    try:
+        text = body.decode("utf-8-sig").lstrip(" \t\r\n")
+        if "Inf" in text:
+            text = _INF.sub(lambda found: "Infinity" if found[0] == "Inf" else found[0], text)
+        # What stands behind the document is not looked at, as in TensorFlow Serving.
+        return decoder.raw_decode(text)[0]
+    except RecursionError as error:
+        raise MalformedPayload(f"JSON Parse error: {parse_fault(body) or 'nested too deeply'}") from error
+    except ValueError as error:
+        raise MalformedPayload(f"JSON Parse error: {parse_fault(body) or error}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("Number too big to be stored in double.")
+    return number
+
+
+def _whole(text: str) -> int | float:
+    number = int(text) if len(text) <= _INT_CHARS else None
+    # Beyond 64 bits it is a double, as for rapidjson.
+    return number if number is not None and -(2**63) <= number < 2**64 else _finite(text)
+
+
+def _refuse_constant(token: str) -> float:
+    raise ValueError(f"{token} is no JSON, and this server was told to be strict")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise MalformedPayload(f'JSON object has the key "{twice}" twice')
+    return result
+
+
+def _pieces(value: Any) -> list[bytes]:
+    pieces: list[bytes] = []
+    if isinstance(value, dict):
+        separator = b"{"
+        for key, item in value.items():
+            pieces += [separator, orjson.dumps(key), b":", *_pieces(item)]
+            separator = b","
+        return [*pieces, b"}"] if pieces else [b"{}"]
+    if isinstance(value, list):
+        separator = b"["
+        for item in value:
+            pieces += [separator, *_pieces(item)]
+            separator = b","
+        return [*pieces, b"]"] if pieces else [b"[]"]
+    text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not isinstance(value, (np.ndarray, np.floating)) or b"null" not in text:
+        return [text]
+    # The nulls of a number array are its non-finite elements, in the same order.
+    return _with_tokens(text, np.asarray(value))
+
+
+def _with_tokens(text: bytes, array: Array) -> list[bytes]:
+    flat = array.reshape(-1)
+    tokens = [_token(number) for number in flat[~np.isfinite(flat)].tolist()]
+    parts = text.split(b"null")
+    pieces = [parts[0]]
+    for token, part in zip(tokens, parts[1:], strict=True):
+        pieces += [token, part]
+    return pieces
+
+
+def _token(number: float) -> bytes:
+    if number != number:
+        return b"NaN"
+    return b"Infinity" if number > 0 else b"-Infinity"

@@ -1,0 +1,123 @@
+"""ModelServerConfig, as the text of a config file and as the message of a reload, to the models that it lists.
+
+Source: tensorflow_serving/config/model_server_config.proto, apis/model_management.proto,
+model_servers/{server_core,model_service_impl}.cc, util/proto_util.h (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from service.artifact.protos import message_class
+from service.artifact.text_form import TextFormError, fill_from_text
+from service.engine.model_config import PLATFORM, ModelConfig, RequestLogConfig
+from service.engine.version_policy import All, Latest, Specific, VersionPolicy
+from service.errors import InvalidRequest
+from service.wire.predict_proto import parse_message
+
+_MODEL_TYPE_TENSORFLOW = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadRequest:
+    """A parsed HandleReloadConfigRequest."""
+
+    models: tuple[ModelConfig, ...]
+    metric_names: tuple[str, ...]
+
+
+def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
+    """Reads a config file's text; None where it holds nothing.
+
+    Args:
+      source: the file's name, for the message.
+
+    Raises:
+      InvalidRequest: it is not the text form of a ModelServerConfig, or one that this server has no use for.
+    """
+    message = message_class("tensorflow.serving.ModelServerConfig")()
+    try:
+        fill_from_text(message, text)
+    except (TextFormError, UnicodeError) as error:
+        raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
+    choice = message.WhichOneof("config")
+    if choice is None:
+        return None
+    if choice == "custom_model_config":
+        raise InvalidRequest("custom_model_config is not supported; list the models in a model_config_list.")
+    return _models(message)
+
+
+def decode_reload_request(data: bytes) -> ReloadRequest:
+    """Reads a ReloadConfigRequest; raises MalformedPayload, InvalidRequest."""
+    message = parse_message("tensorflow.serving.ReloadConfigRequest", data)
+    if message.config.WhichOneof("config") != "model_config_list":
+        raise InvalidRequest(
+            "ServerModelConfig type not supported by HandleReloadConfigRequest. Only ModelConfigList is currently "
+            "supported"
+        )
+    return ReloadRequest(_models(message.config), tuple(message.metric_names))
+
+
+def encode_reload_response(metric_names: Iterable[str]) -> bytes:
+    """Returns the ReloadConfigResponse of a reload that was done.
+
+    Metrics that were asked for are TensorFlow's own, which do not exist here; they have not increased.
+    """
+    response = message_class("tensorflow.serving.ReloadConfigResponse")()
+    response.status.SetInParent()
+    for name in sorted(set(metric_names)):
+        response.metric.add(name=name, int64_value_increase=0)
+    return bytes(response.SerializeToString())
+
+
+def _models(message: Any) -> tuple[ModelConfig, ...]:
+    return tuple(_model(config) for config in message.model_config_list.config)
+
+
+def _model(config: Any) -> ModelConfig:
+    return ModelConfig(
+        name=config.name,
+        base_path=config.base_path,
+        policy=_policy(config.model_version_policy),
+        labels=dict(config.version_labels),
+        platform=_platform(config),
+        request_log=_request_log(config.logging_config) if config.HasField("logging_config") else None,
+    )
+
+
+def _request_log(logging: Any) -> RequestLogConfig:
+    sampling = logging.sampling_config
+    fields = [("custom_logging_config", logging), ("attributes", sampling), ("per_task_sampling_configs", sampling)]
+    return RequestLogConfig(
+        filename_prefix=logging.log_collector_config.filename_prefix,
+        sampling_rate=sampling.sampling_rate,
+        type=logging.log_collector_config.type,
+        foreign=tuple(name for name, message in fields if name in {field.name for field, _ in message.ListFields()}),
+    )
+
+
+def _policy(policy: Any) -> VersionPolicy:
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return All()
+        case "specific":
+            return Specific(frozenset(policy.specific.versions))
+        case _:
+            return Latest(policy.latest.num_versions or 1)
+
+
+def _platform(config: Any) -> str:
+    """Returns the platform's name, which old files give as a number."""
+    if not config.model_type:
+        return str(config.model_platform)
+    if config.model_platform:
+        raise InvalidRequest(
+            "Illegal setting both ModelServerConfig::model_type (deprecated) and ModelServerConfig::model_platform, "
+            f"model name is {config.name}"
+        )
+    if config.model_type != _MODEL_TYPE_TENSORFLOW:
+        raise InvalidRequest(f"ModelServerConfig::model_type choice {config.model_type} not supported.")
+    return PLATFORM

@@ -1,0 +1,151 @@
+"""What the Open Inference Protocol tells of servers and models, as documents that both wires write.
+
+A document has the fields of the message of the same meaning, so that JSON and protobuf can not differ.
+
+Source: kserve/open-inference-protocol, specification/protocol/{inference_rest.md,open_inference_grpc.proto} (29ca333);
+triton-inference-server/server, docs/protocol/extension_{model_repository,model_configuration}.md.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from service.artifact.protos import message_class
+from service.errors import InvalidRequest
+from service.types import ModelRef, SignatureSpec, State, TensorSpec, VersionStatus
+from service.wire.oip_tensors import BYTES, NUMPY_DTYPES, datatype_name
+
+Document = dict[str, Any]
+
+# What a request that names no signature runs where the model has no serving_default.
+FALLBACK_SIGNATURE = "lookup"
+SIGNATURE_PARAMETER = "signature_name"
+# Parameters of Triton's other extensions that change what a tensor means: ignored, they would give wrong answers.
+REFUSED_PARAMETERS = ("shared_memory_region", "classification")
+_PACKAGE = "embedding-server"
+_PLATFORM = "tensorflow_savedmodel"
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters")
+_MAX_VERSION = 2**63 - 1
+_STATES: Mapping[State, str] = {
+    State.UNKNOWN: "UNAVAILABLE",
+    State.START: "LOADING",
+    State.LOADING: "LOADING",
+    State.AVAILABLE: "READY",
+    State.UNLOADING: "UNLOADING",
+    State.END: "UNAVAILABLE",
+}
+
+
+def model_ref(name: str, version: str) -> ModelRef:
+    """Returns the model that a request means; a version that is no number is a label.
+
+    >>> model_ref("m", ""), model_ref("m", "3"), model_ref("m", "stable").label
+    (ModelRef(name='m', version=None, label=None), ModelRef(name='m', version=3, label=None), 'stable')
+
+    Raises:
+      InvalidRequest: no name, or a version beyond 64 bits.
+    """
+    if not name:
+        raise InvalidRequest("The request names no model.")
+    if not version:
+        return ModelRef(name)
+    if not (version.isascii() and version.isdigit()):
+        return ModelRef(name, label=version)
+    if len(version.lstrip("0")) > 19 or int(version) > _MAX_VERSION:
+        raise InvalidRequest(f"Version {version[:32]} is not a number of 64 bits.")
+    return ModelRef(name, int(version))
+
+
+@cache
+def server_metadata() -> Document:
+    """Returns name, version and extensions of the server; not to be changed."""
+    try:
+        version = importlib.metadata.version(_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown"
+    return {"name": _PACKAGE, "version": version, "extensions": list(_EXTENSIONS)}
+
+
+def model_metadata(name: str, statuses: Iterable[VersionStatus], spec: SignatureSpec) -> Document:
+    """Returns a model's versions that can answer, newest first, and the tensors of one of its signatures.
+
+    A size that is not known is -1; a tensor of unknown rank is shown as a list of unknown length.
+    """
+    versions = [str(status.version) for status in statuses if status.state is State.AVAILABLE]
+    return {
+        "name": name,
+        "versions": versions,
+        "platform": _PLATFORM,
+        "inputs": [_tensor(tensor) for tensor in spec.inputs.values()],
+        "outputs": [_tensor(tensor) for tensor in spec.outputs.values()],
+    }
+
+
+def model_config(name: str, spec: SignatureSpec) -> Document:
+    """Returns the model's configuration: the tensors of a signature, and which inputs may be left out.
+
+    max_batch_size is 0, which says that shapes are whole: no batch dimension stands before them.
+    """
+    return {
+        "name": name,
+        "platform": _PLATFORM,
+        "backend": "",
+        "max_batch_size": 0,
+        "input": [
+            _configured(tensor) | ({"optional": True} if tensor.is_optional else {}) for tensor in spec.inputs.values()
+        ],
+        "output": [_configured(tensor) for tensor in spec.outputs.values()],
+    }
+
+
+def repository_index(
+    statuses: Mapping[str, Iterable[VersionStatus]], problems: Mapping[str, str], *, only_ready: bool
+) -> list[Document]:
+    """Returns an entry for each version of each model, and one without a version for a model that has none.
+
+    Args:
+      problems: why a model can not answer, by its name.
+    """
+    entries: list[Document] = []
+    for name, versions in statuses.items():
+        found = [
+            {
+                "name": name,
+                "version": str(s.version),
+                "state": _STATES[s.state],
+                "reason": _reason(s),
+            }
+            for s in versions
+        ]
+        nothing = {"name": name, "version": "", "state": "UNAVAILABLE", "reason": problems.get(name, "")}
+        entries += found or [nothing]
+    return [entry for entry in entries if not only_ready or entry["state"] == "READY"]
+
+
+def encode_document(full_name: str, document: Document) -> bytes:
+    """Returns a document as the message of that name."""
+    return bytes(message_class(full_name)(**document).SerializeToString())
+
+
+def _reason(status: VersionStatus) -> str:
+    return status.message or ("unloaded" if status.state is State.END else "")
+
+
+def _tensor(tensor: TensorSpec) -> Document:
+    return {"name": tensor.name, "datatype": datatype_name(tensor.dtype), "shape": _sizes(tensor)}
+
+
+def _configured(tensor: TensorSpec) -> Document:
+    datatype = datatype_name(tensor.dtype)
+    known = datatype in NUMPY_DTYPES or tensor.dtype == "bfloat16"
+    kind = "TYPE_" + {BYTES: "STRING"}.get(datatype, datatype if known else "INVALID")
+    return {"name": tensor.name, "data_type": kind, "dims": _sizes(tensor)}
+
+
+def _sizes(tensor: TensorSpec) -> list[int]:
+    if tensor.shape is None:
+        return [-1]
+    return [-1 if size is None else size for size in tensor.shape]

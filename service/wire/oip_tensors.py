@@ -1,0 +1,175 @@
+"""Tensors of the Open Inference Protocol: datatypes, shapes, and the binary form that both wires share.
+
+Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, then itself:
+
+>>> split_bytes("x", b"\\x02\\0\\0\\0hi\\0\\0\\0\\0", 2).tolist()
+[b'hi', b'']
+
+Source: kserve/open-inference-protocol, specification/protocol/inference_grpc.md "Tensor Data Types" (29ca333);
+triton-inference-server/server, docs/protocol/extension_binary_data.md.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from service.artifact import dtypes
+from service.errors import InputMismatch, MalformedPayload
+from service.types import Array
+
+try:
+    # It gives numpy bfloat16, and comes with TensorFlow: where that is missing, no graph asks for it.
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None  # type: ignore[assignment]
+
+# What a request's bytes are, in place.
+Buffer = bytes | memoryview
+
+BYTES = "BYTES"
+BF16 = "BF16"
+_BOOL = "BOOL"
+# More is a mistake or an attack; numpy's own limit is 64 too.
+_MAX_RANK = 64
+_LENGTH = struct.Struct("<I")
+
+# Datatype by our dtype's name.
+_DATATYPES: Mapping[str, str] = {
+    "bool": _BOOL,
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    "float16": "FP16",
+    "bfloat16": BF16,
+    "float32": "FP32",
+    "float64": "FP64",
+    "string": BYTES,
+}
+# Those that arrays are made of, by datatype.
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    datatype: np.dtype(object if name == "string" else name)
+    for name, datatype in _DATATYPES.items()
+    if name != "bfloat16"
+}
+if ml_dtypes is not None:
+    NUMPY_DTYPES[BF16] = np.dtype(ml_dtypes.bfloat16)
+_DATATYPE_OF_DTYPE = {dtype: datatype for datatype, dtype in NUMPY_DTYPES.items() if datatype != BYTES}
+
+
+def datatype_name(dtype: str) -> str:
+    """Returns the datatype of our dtype's name, TensorFlow's name where the protocol has none.
+
+    >>> datatype_name("float32"), datatype_name("string"), datatype_name("complex64")
+    ('FP32', 'BYTES', 'DT_COMPLEX64')
+    """
+    return _DATATYPES.get(dtype) or dtypes.proto_name(dtype)
+
+
+def numpy_dtype(name: str, datatype: str) -> np.dtype[Any]:
+    """Returns what an input's array is of; raises MalformedPayload, or InputMismatch where this server has none."""
+    dtype = NUMPY_DTYPES.get(datatype)
+    if dtype is not None:
+        return dtype
+    if datatype == BF16:
+        raise InputMismatch(f'input "{name}": datatype BF16 needs TensorFlow, and this server runs without it.')
+    known = ", ".join(sorted(_DATATYPES.values()))
+    raise MalformedPayload(f'input "{name}": unknown datatype "{datatype}". Datatypes: {known}.')
+
+
+def checked_shape(name: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Returns a shape and its number of elements; raises MalformedPayload for what no array can have."""
+    shape = tuple(sizes)
+    if len(shape) > _MAX_RANK:
+        raise MalformedPayload(f'input "{name}": its shape has {len(shape)} dimensions, the limit is {_MAX_RANK}.')
+    if shape and min(shape) < 0:
+        raise MalformedPayload(f'input "{name}": its shape {list(shape)} has a negative size.')
+    # Sizes beside a 0 cost nothing but must fit numpy's index type; without a 0 the data would have to be as large.
+    if math.prod(max(size, 1) for size in shape) > np.iinfo(np.int64).max // 16:
+        raise MalformedPayload(f'input "{name}": its shape {list(shape)} is too large.')
+    return shape, math.prod(shape)
+
+
+def reshaped(name: str, flat: Array, shape: tuple[int, ...], size: int) -> Array:
+    """Returns values in their shape; raises MalformedPayload where their number is another."""
+    if flat.size != size:
+        raise MalformedPayload(f'input "{name}": {flat.size} values, its shape {list(shape)} needs {size}.')
+    return flat if len(shape) == 1 and flat.ndim == 1 else flat.reshape(shape)
+
+
+def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) -> Array:
+    """Returns the array of an input's binary data, which looks into the data where it can.
+
+    Args:
+      name: the input's, for messages.
+
+    Raises:
+      MalformedPayload: datatype, shape and data do not fit.
+      InputMismatch: see numpy_dtype.
+    """
+    dtype = numpy_dtype(name, datatype)
+    shape, size = checked_shape(name, sizes)
+    if datatype == BYTES:
+        return reshaped(name, split_bytes(name, data, size), shape, size)
+    if len(data) != size * dtype.itemsize:
+        raise MalformedPayload(
+            f'input "{name}": {len(data)} bytes of data, {datatype} of shape {list(shape)} needs '
+            f"{size * dtype.itemsize}."
+        )
+    if datatype == _BOOL:
+        # Any byte but 0 is true; viewed as bool, other bytes would be neither.
+        flat: Array = np.frombuffer(data, np.uint8) != 0
+    else:
+        flat = np.frombuffer(data, dtype)
+    if not flat.flags.aligned:
+        # Behind a JSON header of any length; kernels and graphs want their numbers where the processor does.
+        flat = flat.copy()
+    return reshaped(name, flat, shape, size)
+
+
+def split_bytes(name: str, data: Buffer, size: int) -> Array:
+    """Returns the elements of BYTES data as an object array; raises MalformedPayload where they are not size many."""
+    if size * _LENGTH.size > len(data):
+        raise MalformedPayload(
+            f'input "{name}": {len(data)} bytes of data are too few for {size} elements of BYTES, each of them '
+            "after its length in 4 bytes."
+        )
+    result = np.empty(size, object)
+    position = 0
+    for i in range(size):
+        start = position + _LENGTH.size
+        position = start + _LENGTH.unpack_from(data, position)[0] if start <= len(data) else start
+        if position > len(data):
+            raise MalformedPayload(f'input "{name}": element {i} of BYTES ends beyond its {len(data)} bytes of data.')
+        result[i] = bytes(data[start:position])
+    if position != len(data):
+        raise MalformedPayload(f'input "{name}": {len(data) - position} bytes of data are left after the last element.')
+    return result
+
+
+def datatype_of(name: str, array: Array) -> str:
+    """Returns an output's datatype; raises InputMismatch where the protocol has none."""
+    datatype = _DATATYPE_OF_DTYPE.get(array.dtype)
+    if datatype is not None:
+        return datatype
+    if array.dtype.kind in "OSU":
+        return BYTES
+    raise InputMismatch(
+        f'output "{name}": {array.dtype.name} has no datatype in this protocol; ask for the other outputs only, or use '
+        "TensorFlow Serving's gRPC API."
+    )
+
+
+def encode_binary(array: Array) -> tuple[list[Any], int]:
+    """Returns the pieces of an output's binary data, numbers in place, and their bytes together."""
+    if array.dtype.kind not in "OSU":
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        return [data], data.nbytes
+    pieces: list[Any] = []
+    for item in array.reshape(-1).tolist():
+        element = item.encode() if isinstance(item, str) else item
+        pieces += [_LENGTH.pack(len(element)), element]
+    return pieces, sum(map(len, pieces))

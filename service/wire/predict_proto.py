@@ -1,0 +1,131 @@
+"""PredictRequest and PredictResponse: bytes to arrays, arrays to bytes.
+
+Source: tensorflow_serving/apis/{predict,model}.proto (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from service.artifact.protobuf_wire import tag, varint
+from service.artifact.protos import MessageClass, message_class
+from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
+from service.errors import InvalidRequest, MalformedPayload
+from service.types import Array, ModelRef
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """A parsed request whose tensors are still messages.
+
+    signature_name: "" where the client named none.
+    num_bytes: of the whole message.
+    """
+
+    ref: ModelRef
+    signature_name: str
+    output_filter: tuple[str, ...]
+    tensors: Mapping[str, Any]
+    num_bytes: int
+
+
+def parse_message(full_name: str, data: bytes) -> MessageClass:
+    """Returns a message of the given type; raises MalformedPayload where the bytes are none."""
+    message = message_class(full_name)()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise MalformedPayload(f"The request is not a valid {full_name} message.") from error
+    return message
+
+
+def decode_request(data: bytes) -> PredictRequest:
+    """Parses a PredictRequest up to its tensors.
+
+    Raises:
+      MalformedPayload: the bytes are no such message.
+      InvalidRequest: the model spec is missing or has no name.
+    """
+    message = parse_message("tensorflow.serving.PredictRequest", data)
+    ref, signature_name = read_model_spec(message)
+    return PredictRequest(ref, signature_name, tuple(message.output_filter), message.inputs, len(data))
+
+
+def read_model_spec(message: Any) -> tuple[ModelRef, str]:
+    """Returns the model and signature name that a request message means; raises InvalidRequest."""
+    if not message.HasField("model_spec"):
+        raise InvalidRequest("Missing ModelSpec")
+    spec = message.model_spec
+    name = spec.name
+    if not name:
+        raise InvalidRequest("ModelSpec has no name specified.")
+    choice = spec.WhichOneof("version_choice")
+    if choice == "version_label":
+        return ModelRef(name, label=spec.version_label), spec.signature_name
+    return ModelRef(name, spec.version.value if choice else None), spec.signature_name
+
+
+def decode_inputs(request: PredictRequest) -> dict[str, Array]:
+    """Returns the arrays of a request; raises as decode_tensor does."""
+    # An element that was sent takes a byte at least, so only values that are spread over a shape can meet this limit.
+    max_elements = max(request.num_bytes, MAX_SPREAD_ELEMENTS)
+    arrays: dict[str, Array] = {}
+    for name, tensor in request.tensors.items():
+        arrays[name] = array = decode_tensor(name, tensor, max_elements)
+        max_elements -= array.size
+    return arrays
+
+
+def encode_response(
+    outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool = False
+) -> bytes:
+    """Returns a PredictResponse that is copied together once, around the arrays' own bytes.
+
+    Args:
+      as_content: values travel in tensor_content, else in the `*_val` fields.
+    """
+    pieces = response_pieces(
+        outputs, model=model, version=version, signature_name=signature_name, as_content=as_content
+    )
+    return b"".join(pieces)
+
+
+def response_pieces(
+    outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool
+) -> list[bytes | memoryview]:
+    """Returns what encode_response joins; a memoryview is the bytes of an array."""
+    pieces: list[Any] = []
+    for name, array in outputs.items():
+        key = name.encode()
+        tensor = encode_tensor(name, array, as_content=as_content)
+        tensor_bytes = sum(map(len, tensor))
+        # outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
+        head = tag(1, 2) + varint(len(key)) + key + tag(2, 2) + varint(tensor_bytes)
+        pieces += [tag(1, 2), varint(len(head) + tensor_bytes), head, *tensor]
+    spec = encode_model_spec(model, version, signature_name)
+    pieces += [tag(2, 2), varint(len(spec)), spec]
+    return pieces
+
+
+def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:
+    """Returns a serialized ModelSpec."""
+    name, signature = model.encode(), signature_name.encode()
+    # ModelSpec {name = 1, version = 2 {value = 1}, signature_name = 3}
+    value = tag(1, 0) + varint(version)
+    return b"".join(
+        (
+            tag(1, 2),
+            varint(len(name)),
+            name,
+            tag(2, 2),
+            varint(len(value)),
+            value,
+            tag(3, 2),
+            varint(len(signature)),
+            signature,
+        )
+    )

@@ -1,0 +1,97 @@
+"""PredictionLog records: a request as its model was sent it, and the answer, whatever wire both travelled on.
+
+Source: tensorflow_serving/apis/{prediction_log,logging,predict,classification,regression,input}.proto (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from service.artifact.protobuf_wire import tag, varint
+from service.artifact.protos import message_class
+from service.artifact.tensor_proto import encode_tensor
+from service.engine.inference import Classification, Regression
+from service.types import Array, Tensors
+from service.wire.example_proto import encode_classification, encode_regression
+from service.wire.predict_proto import encode_model_spec, encode_response
+
+# Fields of PredictionLog.
+_METADATA, _CLASSIFY, _REGRESS, _PREDICT = 1, 2, 3, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What answered."""
+
+    model: str
+    version: int
+    signature_name: str
+
+
+def predict_record(
+    subject: Subject,
+    metadata: bytes,
+    *,
+    inputs: Tensors,
+    output_filter: Sequence[str],
+    outputs: Mapping[str, Array] | None,
+) -> bytes:
+    """Returns a record of a Predict, or of what is one on another wire.
+
+    Args:
+      metadata: a LogMetadata.
+      outputs: None leaves the answer out.
+    """
+    spec = _spec(subject)
+    pieces = [_field(1, spec)]
+    for name, array in inputs.items():
+        # inputs = 2 is a map: each entry is a message {key = 1, value = 2}.
+        tensor = b"".join(encode_tensor(name, array))
+        pieces.append(_field(2, _field(1, name.encode()) + _field(2, tensor)))
+    pieces += [_field(3, name.encode()) for name in output_filter]
+    response = b""
+    if outputs is not None:
+        answer = encode_response(
+            outputs, model=subject.model, version=subject.version, signature_name=subject.signature_name
+        )
+        response = _field(2, answer)
+    return _record(metadata, _PREDICT, _field(1, b"".join(pieces)) + response)
+
+
+def examples_record(
+    subject: Subject, metadata: bytes, *, examples: Array, result: Classification | Regression, has_answer: bool
+) -> bytes:
+    """Returns a record of a Classify or a Regress; of a MultiInference, of one of its tasks."""
+    listed = b"".join(_field(1, example) for example in examples.tolist())
+    # {model_spec = 1, input = 2 {example_list = 1 {examples = 1}}}
+    log = _field(1, _field(1, _spec(subject)) + _field(2, _field(1, listed)))
+    named = {"model": subject.model, "version": subject.version, "signature_name": subject.signature_name}
+    if isinstance(result, Classification):
+        answer = encode_classification(result, **named) if has_answer else b""  # type: ignore[arg-type]
+    else:
+        answer = encode_regression(result, **named) if has_answer else b""  # type: ignore[arg-type]
+    log += _field(2, answer) if has_answer else b""
+    return _record(metadata, _CLASSIFY if isinstance(result, Classification) else _REGRESS, log)
+
+
+def encode_metadata(subject: Subject, *, sampling_rate: float, tags: Sequence[str], timestamp_s: int) -> bytes:
+    """Returns a LogMetadata."""
+    message = message_class("tensorflow.serving.LogMetadata")()
+    message.model_spec.ParseFromString(_spec(subject))
+    message.sampling_config.sampling_rate = sampling_rate
+    message.saved_model_tags.extend(tags)
+    message.timestamp_secs = timestamp_s
+    return bytes(message.SerializeToString())
+
+
+def _spec(subject: Subject) -> bytes:
+    return encode_model_spec(subject.model, subject.version, subject.signature_name)
+
+
+def _record(metadata: bytes, number: int, log: bytes) -> bytes:
+    return _field(_METADATA, metadata) + _field(number, log)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return tag(number, 2) + varint(len(data)) + data

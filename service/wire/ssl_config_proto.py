@@ -1,0 +1,58 @@
+"""SSLConfig, as the text of a file, to its four fields.
+
+tensorflow-serving-api does not have this message, so its fields are written down here.
+
+Source: tensorflow_serving/config/ssl_config.proto, model_servers/server.cc (9d981c5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from service.artifact.protos import MessageClass
+from service.artifact.text_form import Field, TextFormError, declared_class, fill_from_text
+from service.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SslConfig:
+    """What a port needs to speak TLS; PEM texts, not files.
+
+    server_cert: the server's certificate first, then those up to its authority's.
+    custom_ca: authorities whose clients are let in.
+    client_verify: only clients with a certificate of theirs are.
+    """
+
+    server_key: str = field(repr=False)
+    server_cert: str
+    custom_ca: str = ""
+    client_verify: bool = False
+
+
+def parse_ssl_config_text(text: str, source: str) -> SslConfig:
+    """Reads an --ssl_config_file's text.
+
+    Args:
+      source: the file's name, for the message.
+
+    Raises:
+      InvalidRequest: it is not the text form of an SSLConfig; the message quotes nothing of it, for a key is there.
+    """
+    message = _message_class()()
+    try:
+        fill_from_text(message, text)
+    except TextFormError as error:
+        # Its own message quotes the line, which may be the key.
+        place = "it" if error.line is None else f"line {error.line}"
+        raise InvalidRequest(f"Invalid protobuf file: '{source}': {place} is not an SSLConfig's text") from None
+    except UnicodeError:
+        raise InvalidRequest(f"Invalid protobuf file: '{source}': it is not UTF-8 text") from None
+    return SslConfig(message.server_key, message.server_cert, message.custom_ca, message.client_verify)
+
+
+@cache
+def _message_class() -> MessageClass:
+    texts = [Field(name, number, "string") for number, name in enumerate(("server_key", "server_cert", "custom_ca"), 1)]
+    fields = [*texts, Field("client_verify", 4, "bool")]
+    return declared_class("tensorflow.serving.SSLConfig", {"SSLConfig": fields})

@@ -1,0 +1,330 @@
+"""The manifest: what is written comes back, and each fault of the file is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.artifact.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest
+from service.errors import ArtifactError
+from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_model
+
+
+def manifest_json() -> dict[str, Any]:
+    """Returns the toy manifest as JSON."""
+    entries = {variable_name(name): {"offset": 3, "nbytes": t.nbytes, "crc32c": 1} for name, t in toy_tables().items()}
+    return toy_manifest(entries) | {"files": {"saved_model.pb": 10}, "provenance": {"by": "a test"}}
+
+
+def parse(data: Any) -> Manifest:
+    """Parses JSON that was edited as Python."""
+    return Manifest.from_json(json.dumps(data))
+
+
+def test_what_is_written_is_read_back_equal() -> None:
+    manifest = parse(manifest_json())
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    # Nothing in it is newer than format 2, so that a server which reads no newer one can take it.
+    data = json.loads(manifest.to_json())
+    assert data["format_version"] == 2
+    assert "scale" not in data["tables"]["tag"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int4"])
+def test_tables_of_fewer_bits_are_written_as_the_format_that_has_them(tmp_path: Path, dtype: str) -> None:
+    manifest = Manifest.read(write_toy_model(tmp_path / "1", dtype=dtype))
+    assert manifest is not None
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    data = json.loads(manifest.to_json())
+    assert data["format_version"] == (4 if dtype == "int4" else 3)
+    assert data["tables"]["tag"]["dtype"] == dtype
+    scale = data["tables"]["tag"]["scale"]
+    assert (scale and scale["nbytes"]) == (16 if dtype in ("int8", "int4") else None)
+
+
+def test_reads_every_field_of_the_toy_manifest() -> None:
+    manifest = parse(manifest_json())
+    assert manifest.tables["tag"].embedding_dim == 3
+    assert manifest.vocabularies["tag"].first_id == 1
+    padded = manifest.signatures["lookup_tpu_tensor_core"]
+    assert (padded.device, padded.batch_sizes) == ("tpu_tensor_core", (1, 4))
+    assert padded.features["tags"].mean_divisor == "at_least_one"
+    assert padded.features["tags"].max_ids_per_row == 3
+    assert manifest.provenance == {"by": "a test"}
+
+
+def test_a_format_newer_than_ours_is_refused_by_its_number() -> None:
+    data = manifest_json() | {"format_version": FORMAT_VERSION + 1, "something_new": True}
+    with pytest.raises(ArtifactError, match=rf"format {FORMAT_VERSION + 1} is newer .*\({FORMAT_VERSION}\); upgrade"):
+        parse(data)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}"])
+def test_what_is_not_json_is_an_artifact_error(text: str | bytes) -> None:
+    with pytest.raises(ArtifactError, match="not valid JSON"):
+        Manifest.from_json(text)
+
+
+def test_json_that_is_not_an_object_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="not a JSON object"):
+        parse([1])
+
+
+def at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Returns an edit that sets one place."""
+
+    def edit(data: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return edit
+
+
+def without(*path: str) -> Callable[[dict[str, Any]], None]:
+    """Returns an edit that removes one place."""
+
+    def edit(data: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+
+    return edit
+
+
+LOOKUP_TAGS = ("signatures", "lookup", "features", "tags")
+
+
+def as_sequence(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    """Returns an edit that makes `tags` a sequence."""
+
+    def edit(data: dict[str, Any]) -> None:
+        names = {"ids": "tags__values", "row_splits": "tags__row_splits", "output": "tags"}
+        data["signatures"]["lookup"]["features"]["tags"] = names | {"max_sequence_length": 2} | fields
+
+    return edit
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "run unknown": (at("signatures", "lookup", "run", value="half"), "signatures.lookup.run is 'half'"),
+    "concatenated of a stranger": (
+        at("signatures", "lookup", "concatenated", value={"both": ["user", "nobody"]}),
+        "concatenated.both is .* expected names of its features",
+    ),
+    "concatenated is an output": (
+        at("signatures", "lookup", "concatenated", value={"user": ["user", "tags"]}),
+        "gives two features the same output",
+    ),
+    "norm 0": (at(*LOOKUP_TAGS, "max_norm", value=0), "max_norm 0, expected more than 0"),
+    "empty row unknown": (at(*LOOKUP_TAGS, "on_empty_row", value="ones"), "on_empty_row is 'ones'"),
+    "empty rows not combined": (
+        at("signatures", "lookup", "features", "user", "trailing_empty_rows", value="cut"),
+        "policy for empty rows but combines nothing",
+    ),
+    "no file": (at("vocabularies", "tag", "file", value=""), "has no file, so its size must be 0"),
+    "no format": (without("format_version"), "format_version is None"),
+    "format zero": (at("format_version", value=0), "format_version is 0"),
+    "format true": (at("format_version", value=True), "format_version is True"),
+    "no tables": (without("tables"), "tables is missing"),
+    "tables a list": (at("tables", value=[]), "tables is not an object"),
+    "no features": (without("features"), "features is missing"),
+    "no signatures": (without("signatures"), "signatures is missing"),
+    "files a list": (at("files", value=[]), "files is not an object"),
+    "provenance a text": (at("provenance", value="me"), "provenance is not an object"),
+    "table a number": (at("tables", "tag", value=1), "tables.tag is not an object"),
+    "unknown table field": (at("tables", "tag", "color", value=1), r"tables.tag has unknown fields \['color'\]"),
+    "missing table field": (without("tables", "tag", "crc32c"), r"tables.tag .* lacks \['crc32c'\]"),
+    "offset a text": (at("tables", "tag", "offset", value="3"), "tables.tag.offset is '3', expected int"),
+    "offset a bool": (at("tables", "tag", "offset", value=True), "tables.tag.offset is True"),
+    "offset negative": (at("tables", "tag", "offset", value=-3), "tables.tag.offset is negative"),
+    "variable a number": (at("tables", "tag", "variable", value=5), "tables.tag.variable is 5"),
+    "feature of no table": (at("features", "user", "table", value="x"), "feature 'user' uses table 'x', which is not"),
+    "vocabulary unknown": (at("features", "user", "vocabulary", value="x"), "uses vocabulary 'x', not defined"),
+    "vocabulary oov negative": (at("vocabularies", "tag", "oov_id", value=-1), "vocabularies.tag.oov_id is negative"),
+    "signature kind": (at("signatures", "lookup", "kind", value="x"), 'signatures.lookup.kind is not "lookup"'),
+    "signature a list": (at("signatures", "lookup", value=[]), "signatures.lookup.kind"),
+    "signature device": (at("signatures", "lookup", "device", value="gpu"), "signatures.lookup.device is 'gpu'"),
+    "no features in a signature": (without("signatures", "lookup", "features"), "features is missing"),
+    "batch sizes fall": (at("signatures", "lookup", "batch_sizes", value=[4, 1]), "batch_sizes is not an ascending"),
+    "batch size zero": (at("signatures", "lookup", "batch_sizes", value=[0]), "batch_sizes is not an ascending"),
+    "batch size bool": (at("signatures", "lookup", "batch_sizes", value=[True]), "batch_sizes is not an ascending"),
+    "batch sizes a number": (at("signatures", "lookup", "batch_sizes", value=4), "batch_sizes is not an ascending"),
+    "feature of a signature unknown": (
+        at("signatures", "lookup", "features", "x", value={"ids": "x", "output": "x"}),
+        "signature 'lookup' uses feature 'x', which is not defined",
+    ),
+    "no output": (without(*LOOKUP_TAGS, "output"), "signature 'lookup' gives feature 'tags' no output"),
+    "output twice": (at(*LOOKUP_TAGS, "output", value="user"), "signature 'lookup' gives two features the same output"),
+    "combiner unknown": (at(*LOOKUP_TAGS, "combiner", value="max"), "combiner is 'max', expected one of"),
+    "policy unknown": (at(*LOOKUP_TAGS, "on_bad_id", value="ignore"), "on_bad_id is 'ignore'"),
+    "policy a list": (at(*LOOKUP_TAGS, "on_bad_id", value=["drop"]), "on_bad_id is"),
+    "divisor unknown": (at(*LOOKUP_TAGS, "mean_divisor", value="n"), "mean_divisor is 'n'"),
+    "too many unknown": (at(*LOOKUP_TAGS, "on_too_many_ids", value="x"), "on_too_many_ids is 'x'"),
+    "row splits without combiner": (
+        without(*LOOKUP_TAGS, "combiner"),
+        "needs row_splits with either combiner or max_sequence_length",
+    ),
+    "combiner without row splits": (
+        without(*LOOKUP_TAGS, "row_splits"),
+        "needs row_splits with either combiner or max_sequence_length",
+    ),
+    "weights without row splits": (
+        at("signatures", "lookup", "features", "user", "weights", value="w"),
+        "input 'user' has weights but no row_splits",
+    ),
+    "sequence and combiner": (
+        at(*LOOKUP_TAGS, "max_sequence_length", value=2),
+        "either combiner or max_sequence_length",
+    ),
+    "sequence without row splits": (
+        at("signatures", "lookup", "features", "user", "max_sequence_length", value=2),
+        "needs row_splits with either combiner or max_sequence_length",
+    ),
+    "sequence with weights": (as_sequence(weights="tags__weights"), "is a sequence, which has neither weights nor max"),
+    "sequence with K": (as_sequence(max_ids_per_row=3), "is a sequence, which has neither weights nor max_ids_per_row"),
+    "sequence of nothing": (as_sequence(max_sequence_length=0), "max_sequence_length 0, expected 1 or more"),
+    "weight policy unknown": (at(*LOOKUP_TAGS, "on_nonpositive_weight", value="x"), "on_nonpositive_weight is 'x'"),
+    "keys of another kind": (at("vocabularies", "tag", "key_dtype", value="int32"), "key_dtype is 'int32'"),
+    "unknown keys policy": (at("vocabularies", "tag", "on_oov", value="x"), "vocabularies.tag.on_oov is 'x'"),
+    "buckets and a row": (at("vocabularies", "tag", "num_oov_buckets", value=2), "both oov_id and num_oov_buckets"),
+    "buckets negative": (at("vocabularies", "tag", "num_oov_buckets", value=-2), "num_oov_buckets is negative"),
+    "dropped keys that are an error": (
+        at("vocabularies", "tag", value={"file": "assets/tag.txt", "size": 3, "on_oov": "drop"}),
+        "its vocabulary drops unknown keys, so on_bad_id must drop them too, not 'error'",
+    ),
+    "room for no ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value=0), "max_ids_per_row 0, expected 1 or more"),
+    "room for a text of ids": (at(*LOOKUP_TAGS, "max_ids_per_row", value="3"), "max_ids_per_row is '3'"),
+    "unknown lookup field": (at(*LOOKUP_TAGS, "pad", value=1), r"unknown fields \['pad'\]"),
+    "table file absolute": (at("tables", "tag", "file", value="/etc/passwd"), "'/etc/passwd' lies outside"),
+    "table file above": (at("tables", "tag", "file", value="variables/../../x"), "lies outside the artifact"),
+    "vocabulary file above": (at("vocabularies", "tag", "file", value="../x"), "'../x' lies outside the artifact"),
+    "listed file above": (at("files", value={"a/../../b": 1}), "lies outside the artifact"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), FAULTS.values(), ids=FAULTS.keys())
+def test_each_fault_is_refused_by_name(edit: Callable[[dict[str, Any]], None], message: str) -> None:
+    data = manifest_json()
+    edit(data)
+    with pytest.raises(ArtifactError, match=message):
+        parse(data)
+
+
+def test_format_1_is_read_and_means_what_it_meant() -> None:
+    data = manifest_json()
+    assert data["format_version"] == 1
+    manifest = parse(data)
+    tags, words = manifest.signatures["lookup"].features["tags"], manifest.vocabularies["tag"]
+    assert (tags.on_nonpositive_weight, tags.max_sequence_length) == ("keep", None)
+    assert (words.key_dtype, words.num_oov_buckets, words.on_oov) == ("string", 0, "error")
+
+
+FORMAT_4: dict[str, Callable[[dict[str, Any]], None]] = {
+    "wrap": at(*LOOKUP_TAGS, "on_bad_id", value="wrap"),
+    "summation": at(*LOOKUP_TAGS, "summation", value="four_lanes"),
+    "max_norm": at(*LOOKUP_TAGS, "max_norm", value=1.5),
+    "on_empty_row": at(*LOOKUP_TAGS, "on_empty_row", value="nan"),
+    "trailing_empty_rows": at(*LOOKUP_TAGS, "trailing_empty_rows", value="cut"),
+    "concatenated": at("signatures", "lookup", "concatenated", value={"both": ["user", "tags"]}),
+    "run": at("signatures", "lookup", "run", value="whole"),
+    "first_oov_id": at("vocabularies", "tag", "first_oov_id", value=0),
+    "empty_key_id": at("vocabularies", "tag", "empty_key_id", value=0),
+}
+
+
+@pytest.mark.parametrize("edit", FORMAT_4.values(), ids=FORMAT_4.keys())
+def test_a_field_of_format_4_makes_it_format_4(edit: Callable[[dict[str, Any]], None]) -> None:
+    plain, changed = manifest_json(), manifest_json()
+    edit(changed)
+    manifest = parse(changed)
+    assert manifest != parse(plain)
+    data = json.loads(manifest.to_json())
+    assert data["format_version"] == 4
+    assert parse(data) == manifest
+
+
+def test_hashed_keys_have_no_file() -> None:
+    data = manifest_json()
+    data["vocabularies"]["tag"] = {"file": "", "size": 0, "num_oov_buckets": 4}
+    words = parse(data).vocabularies["tag"]
+    assert (words.first_bucket, words.last_id) == (0, 3)
+    assert json.loads(parse(data).to_json())["format_version"] == 4
+
+
+def test_buckets_may_stand_before_the_keys() -> None:
+    data = manifest_json()
+    data["vocabularies"]["tag"] = {"file": "assets/tag.txt", "size": 2, "first_id": 2, "num_oov_buckets": 2}
+    words = parse(data | {}).vocabularies["tag"]
+    assert (words.first_bucket, words.last_id) == (4, 5)
+    data["vocabularies"]["tag"]["first_oov_id"] = 0
+    words = parse(data).vocabularies["tag"]
+    assert (words.first_bucket, words.last_id) == (0, 3)
+
+
+def test_a_sequence_is_read() -> None:
+    data = manifest_json()
+    as_sequence()(data)
+    assert parse(data).signatures["lookup"].features["tags"].max_sequence_length == 2
+
+
+@pytest.mark.parametrize("row", [3, 4])
+def test_the_default_row_must_be_in_the_table(row: int) -> None:
+    data = manifest_json()
+    data["signatures"]["lookup"]["features"]["tags"] |= {"on_bad_id": "default_row", "default_row": row}
+    if row < 4:
+        assert parse(data).signatures["lookup"].features["tags"].default_row == row
+    else:
+        with pytest.raises(ArtifactError, match="feature 'tags': default_row is not in the table"):
+            parse(data)
+
+
+def test_optional_parts_may_be_left_out() -> None:
+    data = manifest_json()
+    for name in ("files", "provenance"):
+        del data[name]
+    assert parse(data).files == {}
+
+
+def test_an_artifact_without_the_file_has_no_manifest(tmp_path: Path) -> None:
+    assert Manifest.read(tmp_path) is None
+
+
+def test_a_file_that_can_not_be_read_is_an_artifact_error(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_PATH).mkdir(parents=True)
+    with pytest.raises(ArtifactError, match="cannot read .*lookup_manifest.json"):
+        Manifest.read(tmp_path)
+
+
+def test_entries_can_not_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse(manifest_json()).tables["tag"].offset = 0  # type: ignore[misc]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(data: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Returns the path of every value of nested objects."""
+    below = [p for key, value in data.items() for p in places(value, (*path, key))] if isinstance(data, dict) else []
+    return [path, *below] if path else below
+
+
+@given(st.sampled_from(places(manifest_json())), JSON_VALUES)
+def test_any_value_in_any_place_is_read_or_refused(place: tuple[str, ...], value: Any) -> None:
+    data = manifest_json()
+    at(*place, value=value)(data)
+    try:
+        parse(data)
+    except ArtifactError:
+        pass

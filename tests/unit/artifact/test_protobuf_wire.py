@@ -1,0 +1,21 @@
+"""Varints against protobuf's own."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.artifact.protobuf_wire import length_prefix, tag, varint
+from service.artifact.protos import message_class
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_varints_are_protobuf_s(value: int) -> None:
+    message = message_class("google.protobuf.Int64Value")(value=value)
+    assert tag(1, 0) + varint(value) == (message.SerializeToString() or b"\x08\x00")
+    assert length_prefix(b"x" + varint(value), 1) == (value, 1 + len(varint(value)))
+
+
+def test_a_varint_that_is_cut_off_or_endless_is_none() -> None:
+    assert length_prefix(b"\x80", 0)[0] is None
+    assert length_prefix(b"\x80" * 20, 0)[0] is None

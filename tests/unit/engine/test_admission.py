@@ -1,0 +1,81 @@
+"""Bytes and rows in flight: what is refused, who has how much, and that all of it is given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.engine.admission import Admission, Held, Room
+from service.engine.admission_limits import Limits
+from service.errors import Overloaded, PayloadTooLarge
+from tests.unit.engine.told import Told
+
+
+def filled(admission: Admission, model: str, size: int) -> int:
+    """Takes bytes, a piece at a time, until it is refused; returns how many pieces it got."""
+    pieces = 0
+    while True:
+        try:
+            admission.take_bytes(model, size)
+        except Overloaded:
+            return pieces
+        pieces += 1
+
+
+def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
+    admission = Admission(Limits(bytes=1000))
+    # 80 * 10 <= 4 * (1000 - 80 * 10): one more piece is let in at the border.
+    assert filled(admission, "flood", 10) == 81
+    # 190 are left: m <= 4 * (190 - m) holds up to 152.
+    assert filled(admission, "other", 10) == 16
+    assert filled(admission, "third", 1) == 25
+    assert sum(held.bytes for held in admission.held().values()) <= 1000
+
+
+def test_a_refusal_names_the_limit_and_is_counted_with_model_and_reason() -> None:
+    told = Told()
+    admission = Admission(Limits(bytes=100, rows=10), told)
+    admission.take("a", 8, 50)
+    with pytest.raises(Overloaded, match="8 rows are in flight, its limit is 10"):
+        admission.take("b", 3, 0)
+    with pytest.raises(Overloaded, match="50 bytes of requests and answers are in flight, its limit is 100"):
+        admission.take("b", 1, 51)
+    with pytest.raises(Overloaded, match="50 bytes"):
+        admission.check_bytes("b", 51)
+    assert told.refusals == [("b", "rows"), ("b", "bytes"), ("b", "bytes")]
+
+
+def test_what_never_fits_is_the_clients_fault() -> None:
+    with pytest.raises(PayloadTooLarge, match="11 rows and its answer 5 bytes.* are 10 rows and 100 bytes"):
+        Admission(Limits(bytes=100, rows=10)).take("a", 11, 5)
+
+
+def test_what_was_given_back_can_be_taken_again_and_leaves_nothing_behind() -> None:
+    admission = Admission(Limits(bytes=100, rows=10))
+    for _ in range(3):
+        admission.take("a", 10, 100)
+        assert admission.held() == {"a": Held(100, 10)}
+        admission.give_back("a", 10, 100)
+    assert admission.held() == {}
+
+
+def test_room_is_given_back_by_its_last_user() -> None:
+    admission = Admission(Limits(bytes=100))
+    room = Room(admission, "a")
+    room.grow(30)
+    room.grow(20)
+    room.use()
+    room.done()
+    assert admission.held() == {"a": Held(50, 0)}
+    room.done()
+    assert admission.held() == {}
+
+
+def test_room_that_is_refused_keeps_what_it_had() -> None:
+    admission = Admission(Limits(bytes=100))
+    room = Room(admission, "a")
+    room.grow(60)
+    with pytest.raises(Overloaded):
+        room.grow(60)
+    assert admission.held() == {"a": Held(60, 0)}
+    room.done()
+    assert admission.held() == {}

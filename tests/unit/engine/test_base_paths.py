@@ -1,0 +1,137 @@
+"""Base paths: which folders are versions, and what is said, and meant, where there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from service.engine.base_paths import fault_of, find_versions
+from service.engine.model_config import ModelConfig
+from service.engine.version_policy import Latest, Specific, VersionPolicy
+
+LATEST = Latest()
+
+
+def test_only_integer_folders_are_versions(tmp_path: Path) -> None:
+    for name in ("1", "007", "12.tmp", "-3", "v4", "5 ", "٣", "latest", str(2**63 - 1), str(2**63)):
+        (tmp_path / name).mkdir()
+    (tmp_path / "8").write_text("a file, not a folder")
+    assert sorted(find_versions(tmp_path)) == [1, 7, 2**63 - 1]
+
+
+def fault(path: str | Path, policy: VersionPolicy = LATEST) -> str:
+    """Returns what is wrong with a base path."""
+    return fault_of(ModelConfig("m", str(path), policy))
+
+
+def add(base: Path, versions: Iterable[str]) -> None:
+    """Makes files; a name that ends in a slash is a folder."""
+    for name in versions:
+        path = base / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.touch()
+
+
+MODEL = "models/movielens/1/saved_model.pb"
+GONE = "cannot read its folder {path}: No such file or directory"
+FILE = "cannot read its folder {path}: Not a directory"
+NONE = "no version folder (an integer name such as 1) in {path}"
+MEANT = "; did you mean {base}/models/movielens?"
+ITSELF = ", which holds saved_model.pb and so is a version itself"
+# name: files, base path below the folder {base}, what is said of the {path}.
+CASES: dict[str, tuple[list[str], str, str]] = {
+    "a version": ([MODEL], "models/movielens", ""),
+    # Not complete yet, or to fail for its own reason.
+    "a version without a graph": (["m/1/"], "m", ""),
+    "missing": ([MODEL], "other/place", GONE),
+    "a misspelt name": ([MODEL], "models/movilens", GONE + MEANT),
+    "another case": ([MODEL], "models/MovieLens", GONE + MEANT),
+    "a misspelt folder above": ([MODEL], "model/movielens", GONE + MEANT),
+    "a folder below one that is right": ([MODEL], "models/movielens_/serving", GONE + MEANT),
+    "several near names": (
+        ["films_a/1/saved_model.pb", "films_b/1/saved_model.pb"],
+        "films_c",
+        GONE + "; did you mean {base}/films_b or {base}/films_a?",
+    ),
+    "a near name without a version": (["movielens/export/saved_model.pb"], "movilens", GONE),
+    "a version that is not there": ([MODEL], "models/movielens/2", GONE + MEANT),
+    "a version itself": ([MODEL], "models/movielens/1", NONE + ITSELF + MEANT),
+    "a SavedModel outside a version": (
+        ["export/saved_model.pb"],
+        "export",
+        NONE + ITSELF + "; move its files to a version folder, such as {base}/export/1",
+    ),
+    "a SavedModel in a folder with a name": (
+        ["m/v1/saved_model.pb"],
+        "m",
+        NONE + "; did you mean to name v1 in that folder by a number?",
+    ),
+    "the folder above": ([MODEL], "models", NONE + MEANT),
+    "the folder above several": (
+        [MODEL, "models/films/3/saved_model.pb"],
+        "models",
+        NONE
+        + "; did you mean {base}/models/films or {base}/models/movielens? Several models need a --model_config_file.",
+    ),
+    "an empty folder": (["m/"], "m", NONE),
+    "a graph's file": ([MODEL], MODEL, FILE + MEANT),
+    "a list of models": (["models.conf"], "models.conf", FILE + "; did you mean --model_config_file={path}?"),
+    "a file": (["m.zip"], "m.zip", FILE),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_says_what_to_do(tmp_path: Path, name: str) -> None:
+    files, path, text = CASES[name]
+    add(tmp_path, files)
+    assert fault(tmp_path / path) == text.format(base=tmp_path, path=tmp_path / path)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, text) in CASES.items() if "did you mean {base}" in text])
+def test_the_folder_that_is_suggested_works(tmp_path: Path, name: str) -> None:
+    files, path, _ = CASES[name]
+    add(tmp_path, files)
+    suggested = fault(tmp_path / path).partition("; did you mean ")[2].partition("?")[0].split(" or ")
+    assert suggested and [fault(folder) for folder in suggested] == [""] * len(suggested)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "http", "https", "hdfs"])
+def test_a_uri_is_named_as_it_was_given(tmp_path: Path, scheme: str) -> None:
+    text = f"cannot read its folder {scheme}://bucket/m: it is a URI, and only mounted folders are read"
+    assert fault(tmp_path / f"{scheme}://bucket/m") == text
+    assert fault(f"{scheme}://bucket/m") == text
+
+
+def test_a_file_uri_means_its_folder(tmp_path: Path) -> None:
+    add(tmp_path, [MODEL])
+    told = fault(Path(f"file://{tmp_path}/models/movielens").absolute())
+    assert told.endswith(f"it is a URI, and only mounted folders are read; did you mean {tmp_path}/models/movielens?")
+
+
+def test_a_folder_that_is_named_like_a_scheme_is_a_folder(tmp_path: Path) -> None:
+    add(tmp_path, ["gs:/m/1/saved_model.pb"])
+    assert fault(tmp_path / "gs:/m") == ""
+    assert fault(tmp_path / "gs:/n") == f"cannot read its folder {tmp_path}/gs:/n: No such file or directory"
+
+
+def test_a_policy_that_wants_none_of_them(tmp_path: Path) -> None:
+    add(tmp_path, ["1/", "2/"])
+    text = f"none of the versions it is configured for is in {tmp_path}"
+    assert fault(tmp_path, Specific(frozenset({9}))) == text
+    assert fault(tmp_path, Specific(frozenset({2, 9}))) == ""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir(mode=0)
+    assert fault(tmp_path / "m") == f"cannot read its folder {tmp_path}/m: Permission denied"
+    assert fault(tmp_path / "m/1") == f"cannot read its folder {tmp_path}/m/1: Permission denied"
+
+
+def test_a_folder_that_names_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert fault(tmp_path / "loop") == f"cannot read its folder {tmp_path}/loop: Too many levels of symbolic links"

@@ -1,0 +1,42 @@
+"""Calls that may hang."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from service.engine.patience import Attempt, TimeIsOver
+
+
+def test_a_call_in_time_returns_or_raises_what_it_did() -> None:
+    late: list[object] = []
+    assert Attempt("call", lambda: 7, late.append).result(60) == 7
+    failing: Attempt[int] = Attempt("call", lambda: int("x"), late.append)
+    with pytest.raises(ValueError, match="invalid literal"):
+        failing.result(0)
+    assert failing.is_over
+    assert late == []
+
+
+@pytest.mark.parametrize(("call", "thrown_away"), [(lambda: 7, 7), (lambda: int("x"), None)])
+def test_what_comes_back_late_is_thrown_away(call: object, thrown_away: int | None) -> None:
+    go, done = threading.Event(), threading.Event()
+    late: list[int | None] = []
+
+    def slow() -> int:
+        go.wait()
+        return call()  # type: ignore[operator, no-any-return]
+
+    def throw_away(result: int | None) -> None:
+        late.append(result)
+        done.set()
+
+    attempt = Attempt("call", slow, throw_away)
+    with pytest.raises(TimeIsOver):
+        attempt.result(0.01)
+    assert not attempt.is_over
+    go.set()
+    assert done.wait(60)
+    assert attempt.is_over
+    assert late == [thrown_away]

@@ -1,0 +1,62 @@
+"""Each request is drawn for once, and as many are kept as were chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.engine.engine import Engine
+from service.engine.recording import Draw
+from service.types import ModelRef
+from service.wire.http_api import API
+from tests.conftest import RecordingObserver, serving
+
+TOY = ModelRef("toy")
+INPUTS = {"user": np.array([1, 2])}
+
+
+class Kept:
+    """A recorder that keeps what it is given."""
+
+    def __init__(self, *draws: float) -> None:
+        self.left = list(draws)
+        self.draw = Draw(0.5, lambda: self.left.pop(0))
+        self.predicts: list[dict[str, Any]] = []
+
+    def predicted(self, spec: Any, version: int, **more: Any) -> None:
+        """See Recorder."""
+        self.predicts.append({"signature": spec.name, "version": version, **more})
+
+    def inferred(self, spec: Any, version: int, **more: Any) -> None:
+        """See Recorder."""
+        raise AssertionError("no Examples here")
+
+
+def ask(engine: Engine) -> None:
+    """Runs a lookup as a transport does."""
+    with engine.bind(TOY, "lookup", api=API) as bound:
+        bound.run(INPUTS)
+
+
+def test_chosen_requests_are_kept(toy_model: Path, observer: RecordingObserver) -> None:
+    kept = Kept(0.9, 0.1, 0.9, 0.2)
+    engine = Engine(serving(toy_model), observer, recorders={"toy": kept})
+    for _ in range(4):
+        ask(engine)
+    assert kept.left == []
+    assert len(kept.predicts) == 2
+    first = kept.predicts[0]
+    assert (first["signature"], first["version"], first["output_filter"]) == ("lookup", 1, ())
+    np.testing.assert_array_equal(first["inputs"]["user"], [1, 2])
+    np.testing.assert_array_equal(first["outputs"]["user"], [[1, 10], [2, 20]])
+    # Each was answered, and counted, once.
+    assert len(observer.finished_requests) == 4
+    assert {request["error"] for request in observer.finished_requests} == {None}
+
+
+def test_other_models_are_not_drawn_for(toy_model: Path, observer: RecordingObserver) -> None:
+    kept = Kept()
+    ask(Engine(serving(toy_model), observer, recorders={"other": kept}))
+    assert kept.predicts == []

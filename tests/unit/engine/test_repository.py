@@ -1,0 +1,585 @@
+"""The folder watcher, on a clock that tests move by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.engine import repository
+from service.engine.model_config import ModelConfig
+from service.engine.registry import Registry
+from service.engine.repository import LoadRules, ModelWatcher
+from service.engine.servable import Servable
+from service.engine.version_policy import All, Latest, Specific, VersionPolicy
+from service.errors import ArtifactError, ModelNotFound, NotReady
+from service.types import ModelRef, State, VersionStatus
+from tests.conftest import Clock
+from tests.toy_model import SHARD, write_toy_model
+from tests.unit.engine.fakes import FakeBackend, servable
+
+RETRY_INTERVAL_S = 60.0
+MAX_RETRIES = 2
+
+
+class World:
+    """A folder, a watcher over it and a loader that fails where it is told to."""
+
+    def __init__(self, base: Path, clock: Clock) -> None:
+        self.base, self.clock = base, clock
+        self.broken: dict[int, Exception] = {}
+        self.loads: list[tuple[int, str]] = []
+        self.on_load: Callable[[], object] = lambda: None
+        self.backends: dict[int, FakeBackend] = {}
+        self.transitions: list[tuple[int, str]] = []
+        self.registry = Registry(lambda model, status: self.transitions.append((status.version, status.state.name)))
+        self.registry.add_model("m")
+        self.rules = LoadRules(self.load, MAX_RETRIES, RETRY_INTERVAL_S, clock=clock)
+        self.watcher = ModelWatcher(self.config(), self.registry, self.rules)
+
+    def config(self, policy: VersionPolicy | None = None) -> ModelConfig:
+        return ModelConfig("m", str(self.base), policy or Latest())
+
+    def settle(self, settle_s: float) -> None:
+        """Watches with a settle time; files are as old as the fake clock says."""
+        rules = LoadRules(
+            self.load, MAX_RETRIES, RETRY_INTERVAL_S, settle_s=settle_s, clock=self.clock, wall_clock=lambda: 0.0
+        )
+        self.watcher = ModelWatcher(self.config(), self.registry, rules)
+
+    def load(self, name: str, version: int, path: Path) -> Servable:
+        self.loads.append((version, path.name))
+        self.on_load()
+        if version in self.broken:
+            raise self.broken[version]
+        self.backends[version] = FakeBackend()
+        return servable(version, backend=self.backends[version])
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            (self.base / name).mkdir(parents=True)
+
+    def poll(self) -> None:
+        self.watcher.poll_once()
+
+    @property
+    def serving(self) -> int | None:
+        try:
+            with self.registry.lease(ModelRef("m")) as held:
+                return held.version
+        except NotReady:
+            return None
+
+
+@pytest.fixture
+def world(tmp_path: Path, clock: Clock) -> World:
+    """An empty model folder under watch."""
+    (tmp_path / "m").mkdir()
+    return World(tmp_path / "m", clock)
+
+
+def test_only_the_newest_is_loaded(world: World) -> None:
+    world.add("1", "9", "10")
+    world.poll()
+    assert world.loads == [(10, "10")]
+    assert world.serving == 10
+
+
+def test_leading_zeros_keep_their_folder(world: World) -> None:
+    world.add("00000123")
+    world.poll()
+    assert world.loads == [(123, "00000123")]
+
+
+def test_a_new_version_is_loaded_before_the_old_is_unloaded(world: World) -> None:
+    world.add("1")
+    world.poll()
+    world.add("2")
+    world.transitions.clear()
+    world.poll()
+    assert world.transitions == [
+        (2, "START"),
+        (2, "LOADING"),
+        (2, "AVAILABLE"),
+        (1, "UNLOADING"),
+        (1, "END"),
+    ]
+    assert (world.backends[1].closed, world.backends[2].closed) == (1, 0)
+
+
+def test_a_version_that_was_replaced_stays_in_the_status_as_ended(world: World) -> None:
+    world.add("1")
+    world.poll()
+    world.add("2")
+    world.poll()
+    assert world.registry.statuses("m") == [VersionStatus(2, State.AVAILABLE), VersionStatus(1, State.END)]
+
+
+def test_the_status_keeps_the_newest_32_that_ended(world: World) -> None:
+    for version in range(1, 41):
+        world.add(str(version))
+        world.poll()
+    assert [s.version for s in world.registry.statuses("m")] == list(range(40, 7, -1))
+
+
+def test_a_loaded_version_is_not_loaded_again(world: World) -> None:
+    world.add("1")
+    for _ in range(3):
+        world.poll()
+    assert world.loads == [(1, "1")]
+
+
+def test_a_version_that_fails_leaves_the_old_one_serving_and_shows_why(world: World) -> None:
+    world.add("1")
+    world.poll()
+    world.broken[2] = ArtifactError("no saved_model.pb")
+    world.add("2")
+    world.poll()
+    assert world.serving == 1
+    assert world.backends[1].closed == 0
+    assert world.registry.statuses("m", 2) == [VersionStatus(2, State.END, "FAILED_PRECONDITION", "no saved_model.pb")]
+
+
+def test_any_exception_of_a_loader_is_a_failed_load_with_its_traceback_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.broken[1] = RuntimeError("surprise")
+    world.add("1")
+    world.poll()
+    assert world.registry.statuses("m")[0].message == "RuntimeError: surprise"
+    (record,) = [r for r in caplog.records if r.getMessage() == "load failed"]
+    assert record.exc_info is not None
+    assert vars(record)["reason"] == "RuntimeError: surprise"
+
+
+def test_a_failure_of_the_artifact_is_logged_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.broken[1] = ArtifactError("no saved_model.pb")
+    world.add("1")
+    world.poll()
+    (record,) = [r for r in caplog.records if r.getMessage() == "load failed"]
+    assert record.exc_info is None
+    assert (vars(record)["attempt"], vars(record)["retry_in_s"]) == (1, RETRY_INTERVAL_S)
+
+
+def test_a_failed_version_is_tried_again_only_after_the_interval_and_no_more_than_asked(world: World) -> None:
+    world.broken[1] = ArtifactError("not yet")
+    world.add("1")
+    attempts = []
+    for _ in range(6):
+        world.poll()
+        world.clock.now_s += RETRY_INTERVAL_S - 1
+        world.poll()
+        attempts.append(len(world.loads))
+        world.clock.now_s += 1
+    assert attempts == [1, 2, 3, 3, 3, 3]
+
+
+def test_a_retry_that_works_serves(world: World) -> None:
+    world.broken[1] = ArtifactError("not yet")
+    world.add("1")
+    world.poll()
+    assert world.serving is None
+    del world.broken[1]
+    world.clock.now_s += RETRY_INTERVAL_S
+    world.poll()
+    assert world.serving == 1
+    assert world.registry.problem("m") == ""
+
+
+def test_a_newer_version_is_tried_while_an_older_one_waits_for_its_retry(world: World) -> None:
+    world.broken[1] = ArtifactError("broken")
+    world.add("1")
+    world.poll()
+    world.add("2")
+    world.poll()
+    assert world.serving == 2
+    assert [s.version for s in world.registry.statuses("m")] == [2, 1], "the failure stays visible"
+
+
+def test_a_failed_version_whose_folder_goes_is_forgotten_and_may_come_back(world: World) -> None:
+    world.add("1")
+    world.poll()
+    world.broken[2] = ArtifactError("half copied")
+    world.add("2")
+    world.poll()
+    shutil.rmtree(world.base / "2")
+    world.poll()
+    assert [s.version for s in world.registry.statuses("m")] == [1]
+    del world.broken[2]
+    world.add("2")
+    world.poll()
+    assert world.serving == 2, "at once, without waiting for the interval of the attempt before"
+
+
+def test_removing_the_newest_version_goes_back_to_the_one_before(world: World) -> None:
+    world.add("1", "2")
+    world.poll()
+    shutil.rmtree(world.base / "2")
+    world.poll()
+    assert world.serving == 1
+    assert world.backends[2].closed == 1
+
+
+def test_a_folder_that_vanishes_keeps_its_version_serving(world: World) -> None:
+    world.add("1")
+    world.poll()
+    shutil.rmtree(world.base)
+    world.poll()
+    assert world.serving == 1
+    assert world.registry.is_ready
+
+
+def test_a_folder_that_is_there_and_empty_unloads_the_last_version(world: World) -> None:
+    world.add("1")
+    world.poll()
+    shutil.rmtree(world.base / "1")
+    world.poll()
+    assert world.serving is None
+    assert world.backends[1].closed == 1
+    assert world.registry.statuses("m") == [VersionStatus(1, State.END)]
+    assert world.registry.problem("m") == f"no version folder (an integer name such as 1) in {world.base}"
+    world.add("1")
+    world.poll()
+    assert world.serving == 1
+
+
+def test_a_missing_folder_is_the_reason_for_not_being_ready(world: World) -> None:
+    assert world.registry.problem("m") == "its folder has not been looked at yet"
+    world.poll()
+    assert world.registry.problem("m") == f"no version folder (an integer name such as 1) in {world.base}"
+    world.base.rmdir()
+    world.poll()
+    assert world.registry.problem("m") == f"cannot read its folder {world.base}: No such file or directory"
+    with pytest.raises(ModelNotFound, match="^Could not find any versions of model m: cannot read its folder "):
+        world.registry.statuses("m")
+    world.add("1")
+    world.poll()
+    assert world.registry.problem("m") == ""
+
+
+def test_a_version_in_place_of_its_folder_is_explained_until_there_is_one(world: World) -> None:
+    (world.base / "saved_model.pb").touch()
+    world.poll()
+    assert "which holds saved_model.pb and so is a version itself" in world.registry.problem("m")
+    world.add("1")
+    world.poll()
+    assert world.serving == 1
+
+
+def test_the_same_problem_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        world.poll()
+    assert [r.levelno for r in caplog.records if r.getMessage() == "model has no versions"] == [logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("policy", "loaded"),
+    [
+        (Latest(), [10]),
+        (Latest(2), [10, 9]),
+        (Latest(0), [10]),
+        (All(), [10, 9, 1]),
+        (Specific(frozenset({1, 9, 77})), [9, 1]),
+    ],
+)
+def test_the_policy_chooses_and_the_newest_loads_first(world: World, policy: VersionPolicy, loaded: list[int]) -> None:
+    world.add("1", "9", "10")
+    world.watcher.configure(world.config(policy))
+    world.poll()
+    assert [version for version, _ in world.loads] == loaded
+    assert world.registry.statuses("m") == [VersionStatus(version, State.AVAILABLE) for version in loaded]
+    assert world.serving == loaded[0]
+
+
+def test_versions_that_wait_for_their_turn_are_in_state_start(world: World) -> None:
+    world.add("1", "2")
+    seen: list[list[tuple[int, str]]] = []
+    load = world.load
+
+    def looking(name: str, version: int, path: Path) -> Servable:
+        seen.append([(s.version, s.state.name) for s in world.registry.statuses("m")])
+        return load(name, version, path)
+
+    watcher = ModelWatcher(world.config(All()), world.registry, LoadRules(looking, 0, 1.0))
+    watcher.poll_once()
+    assert seen == [[(2, "LOADING"), (1, "START")], [(2, "AVAILABLE"), (1, "LOADING")]]
+
+
+def test_another_policy_loads_before_it_unloads(world: World) -> None:
+    world.add("1", "2")
+    world.poll()
+    world.transitions.clear()
+    world.watcher.configure(world.config(Specific(frozenset({1}))))
+    world.poll()
+    assert world.transitions == [(1, "START"), (1, "LOADING"), (1, "AVAILABLE"), (2, "UNLOADING"), (2, "END")]
+
+
+def test_a_policy_whose_versions_all_fail_replaces_nothing(world: World) -> None:
+    world.add("1", "2")
+    world.poll()
+    world.broken[1] = ArtifactError("broken")
+    world.watcher.configure(world.config(Specific(frozenset({1}))))
+    world.poll()
+    assert world.serving == 2
+
+
+def test_a_policy_without_a_version_on_disk_unloads_all_and_says_so(world: World) -> None:
+    world.add("1")
+    world.poll()
+    world.watcher.configure(world.config(Specific(frozenset({7}))))
+    world.poll()
+    assert world.serving is None
+    assert world.registry.problem("m") == f"none of the versions it is configured for is in {world.base}"
+
+
+def test_one_version_that_fails_does_not_keep_the_others_from_loading(world: World) -> None:
+    world.add("1", "2")
+    world.broken[2] = ArtifactError("broken")
+    world.watcher.configure(world.config(All()))
+    world.poll()
+    assert world.serving == 1
+    assert [(s.version, s.state.name) for s in world.registry.statuses("m")] == [(2, "END"), (1, "AVAILABLE")]
+
+
+def test_a_folder_is_loaded_when_nothing_in_it_has_changed_for_the_settle_time(world: World) -> None:
+    world.settle(5.0)
+    world.add("1")
+    assert world.watcher.poll_once() == 5.0, "it must look again by itself, also with an interval of 0"
+    for size in (1, 2, 3):
+        world.clock.now_s += 4.0
+        (world.base / "1" / "saved_model.pb").write_bytes(b"x" * size)
+        world.poll()
+    assert world.loads == []
+    assert world.registry.statuses("m") == [VersionStatus(1, State.START)]
+    world.clock.now_s += 5.0
+    world.poll()
+    assert world.loads == [(1, "1")]
+
+
+def test_a_folder_that_has_long_been_there_is_loaded_at_once(world: World) -> None:
+    world.add("1")
+    rules = LoadRules(world.load, 0, 1.0, settle_s=5.0, clock=world.clock, wall_clock=lambda: 2.0**40)
+    ModelWatcher(world.config(), world.registry, rules).poll_once()
+    assert world.loads == [(1, "1")]
+
+
+def test_an_artifact_whose_manifest_agrees_with_its_files_does_not_wait(world: World) -> None:
+    world.settle(5.0)
+    write_toy_model(world.base / "1")
+    world.poll()
+    assert world.loads == [(1, "1")]
+    write_toy_model(world.base / "2")
+    file = world.base / "2" / SHARD
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    world.poll()
+    assert world.loads == [(1, "1")], "one file is short"
+    file.write_bytes(data)
+    world.poll()
+    assert world.loads == [(1, "1"), (2, "2")]
+
+
+def test_a_half_copied_version_that_vanishes_while_it_is_waited_for_ends(world: World) -> None:
+    world.settle(5.0)
+    world.add("1")
+    world.poll()
+    shutil.rmtree(world.base / "1")
+    world.poll()
+    assert world.registry.statuses("m") == [VersionStatus(1, State.END)]
+    assert world.loads == []
+
+
+def test_a_failed_version_that_was_mended_is_tried_at_once_and_from_the_first_attempt(world: World) -> None:
+    world.broken[1] = ArtifactError("half a copy")
+    world.add("1")
+    for _ in range(MAX_RETRIES + 2):
+        world.poll()
+        world.clock.now_s += RETRY_INTERVAL_S
+    assert len(world.loads) == MAX_RETRIES + 1, "given up"
+    (world.base / "1" / "saved_model.pb").write_bytes(b"x")
+    world.poll()
+    world.poll()
+    assert len(world.loads) == MAX_RETRIES + 2
+    del world.broken[1]
+    (world.base / "1" / "saved_model.pb").write_bytes(b"xx")
+    world.poll()
+    assert world.serving == 1
+
+
+def test_a_version_that_failed_is_tried_at_once_from_another_base_path(world: World, tmp_path: Path) -> None:
+    world.broken[1] = ArtifactError("broken")
+    world.add("1")
+    world.poll()
+    del world.broken[1]
+    (tmp_path / "elsewhere" / "0001").mkdir(parents=True)
+    world.watcher.configure(ModelConfig("m", str(tmp_path / "elsewhere")))
+    world.poll()
+    assert world.loads == [(1, "1"), (1, "0001")]
+    assert world.serving == 1
+
+
+def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add("1")
+    rules = dataclasses.replace(world.rules, look_timeout_s=0.01)
+    watcher = ModelWatcher(world.config(), world.registry, rules)
+    watcher.poll_once()
+    answer, asked = threading.Event(), []
+
+    def hang(base_path: Path) -> dict[int, Path]:
+        asked.append(base_path)
+        answer.wait()
+        return {}
+
+    # A test can not mount a file system without a server, so the look at the folder hangs here.
+    monkeypatch.setattr(repository, "find_versions", hang)
+    for _ in range(3):
+        watcher.poll_once()
+    assert (asked, world.serving) == ([world.base], 1)
+    assert world.registry.noted_problem("m") == f"cannot read its folder {world.base}: its file system does not answer"
+    answer.set()
+    monkeypatch.undo()
+    world.add("2")
+    end_s = time.monotonic() + 60
+    while world.serving != 2:
+        watcher.poll_once()
+        assert time.monotonic() < end_s
+    assert world.registry.noted_problem("m") == ""
+
+
+def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) -> None:
+    answer, looks = threading.Event(), []
+
+    def wall_clock() -> float:
+        # The first call is from the first look at version 2, the newest.
+        looks.append("look")
+        if len(looks) == 1:
+            answer.wait()
+        return 0.0
+
+    world.add("1", "2")
+    rules = dataclasses.replace(world.rules, look_timeout_s=0.05, wall_clock=wall_clock)
+    watcher = ModelWatcher(world.config(All()), world.registry, rules)
+    watcher.poll_once()
+    watcher.poll_once()
+    assert (world.loads, len(looks)) == ([(1, "1")], 2)
+    answer.set()
+    end_s = time.monotonic() + 60
+    while world.serving != 2:
+        watcher.poll_once()
+        assert time.monotonic() < end_s
+
+
+class Wake(threading.Event):
+    """Counts the waits and ends the watcher at the last; no time passes."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self.last = last
+        self.watcher: ModelWatcher | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        if len(self.waits) == self.last:
+            assert self.watcher is not None
+            self.watcher.stop()
+        return True
+
+
+def watched(world: World, last: int) -> tuple[ModelWatcher, Wake]:
+    """Returns a watcher that stops at its last-th wait."""
+    wake = Wake(last)
+    wake.watcher = ModelWatcher(world.config(), world.registry, world.rules, wake)
+    return wake.watcher, wake
+
+
+def test_an_interval_of_zero_looks_once_and_waits_for_news(world: World) -> None:
+    world.add("1")
+    watcher, wake = watched(world, 1)
+    watcher.run(0)
+    assert world.loads == [(1, "1")]
+    assert wake.waits == [None]
+
+
+def test_retries_come_in_their_time_also_where_the_folder_is_not_looked_at_again(world: World) -> None:
+    world.add("1")
+    world.broken[1] = ArtifactError("broken")
+    watcher, wake = watched(world, 1)
+    watcher.run(0)
+    assert wake.waits == [RETRY_INTERVAL_S]
+
+
+def test_a_model_without_a_config_is_unloaded_and_its_thread_ends(world: World) -> None:
+    world.add("1")
+    world.poll()
+    assert world.watcher.configure(None)
+    world.watcher.run(7.0)
+    assert world.backends[1].closed == 1
+    assert not world.watcher.configure(world.config()), "too late: another watcher is needed"
+
+
+def test_polling_goes_on_after_a_surprise_and_ends_when_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("surprise")
+
+    watcher, wake = watched(world, 3)
+    monkeypatch.setattr(watcher, "poll_once", fail)
+    watcher.run(7.0)
+    assert wake.waits == [7.0, 7.0, 7.0]
+    assert [r.getMessage() for r in caplog.records] == ["polling failed"] * 3
+
+
+class Slots:
+    """Notes that it is held, and does something when it is about to be."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.is_held = False
+        self.before: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> None:
+        self.before()
+        self.entered += 1
+        self.is_held = True
+
+    def __exit__(self, *error: object) -> None:
+        self.is_held = False
+
+
+@pytest.fixture
+def slots(world: World) -> Slots:
+    """What the world's loads hold."""
+    slots = Slots()
+    rules = dataclasses.replace(world.rules, slots=slots)
+    world.watcher = ModelWatcher(world.config(), world.registry, rules)
+    return slots
+
+
+def test_a_slot_is_held_during_a_load_and_not_longer(world: World, slots: Slots) -> None:
+    seen: list[bool] = []
+    world.on_load = lambda: seen.append(slots.is_held)
+    world.add("1")
+    for _ in range(3):
+        world.poll()
+    world.broken[2] = ArtifactError("broken")
+    world.add("2")
+    world.poll()
+    assert (seen, slots.entered, slots.is_held) == ([True, True], 2, False)
+
+
+@pytest.mark.parametrize("what", ["another config", "the end"])
+def test_what_is_not_wanted_any_more_when_a_slot_is_free_is_not_loaded(world: World, slots: Slots, what: str) -> None:
+    world.add("1")
+    slots.before = world.watcher.stop if what == "the end" else lambda: world.watcher.configure(None)
+    world.poll()
+    assert (world.loads, slots.entered) == ([], 1)

@@ -1,0 +1,39 @@
+"""A servable finds its signatures and what runs them, and says what it has where it finds nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.engine.servable import Holder, Servable
+from service.errors import GraphUnavailable, SignatureNotFound
+from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
+
+
+def test_no_name_means_serving_default() -> None:
+    assert servable().signature("").name == "serving_default"
+
+
+@pytest.mark.parametrize(("asked", "named"), [("x", "x"), ("", "serving_default")])
+def test_an_unknown_signature_is_named_in_tensorflow_serving_s_words(asked: str, named: str) -> None:
+    spec = predict_spec("lookup")
+    with pytest.raises(SignatureNotFound, match=rf'^Serving signature key "{named}" not found\.$'):
+        Servable("m", 1, {"lookup": spec}, {}).signature(asked)
+
+
+def test_a_signature_without_a_backend_says_what_can_be_run_and_what_to_install() -> None:
+    spec = predict_spec()
+    two = Servable("m", 1, {"serving_default": spec, "lookup": spec}, {"lookup": FakeBackend()})
+    with pytest.raises(GraphUnavailable, match=r'"serving_default" runs a TensorFlow graph .* can answer: lookup\. '):
+        two.backend(spec)
+
+
+def test_a_retired_holder_gives_no_more_leases_and_keeps_count_of_the_old() -> None:
+    holder = Holder(servable())
+    assert holder.acquire()
+    assert holder.acquire()
+    holder.retire()
+    assert not holder.acquire()
+    assert holder.num_leases == 2
+    holder.release()
+    holder.release()
+    assert holder.num_leases == 0

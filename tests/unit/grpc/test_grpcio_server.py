@@ -1,0 +1,319 @@
+"""The methods over real servers on the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from service.artifact.protos import message_class
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.grpc.grpcio_server import GrpcServer
+from tests.grpc_servers import grpc_server
+from tests.unit.grpc.test_methods import PREDICTION, outputs, predict_request
+from tests.unit.http.conftest import NumpyModel
+
+X = {"x": np.array([1, 2.5], np.float32)}
+MAX_MESSAGE_BYTES = 100_000
+
+
+@pytest.fixture
+def make_server() -> Callable[..., GrpcServer]:
+    """Builds servers that have not started."""
+    return partial(grpc_server, max_message_bytes=MAX_MESSAGE_BYTES)
+
+
+@pytest.fixture
+def server(engine: Engine, make_server: Callable[..., GrpcServer]) -> Iterator[GrpcServer]:
+    """A server that is stopped at the end, if it was not before."""
+    server = make_server(engine)
+    yield server
+    server.stop(0)
+
+
+@pytest.fixture
+def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
+    """A channel to the started server."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
+        yield channel
+
+
+Predict = Callable[..., Any]
+
+
+@pytest.fixture
+def predict(channel: grpc.Channel) -> Predict:
+    """Calls Predict with bytes; returns the response message."""
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
+
+    def predict(request: Any, **options: Any) -> Any:
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        return message_class("tensorflow.serving.PredictResponse").FromString(method(data, **options))
+
+    return predict
+
+
+def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    """Returns the status that a call fails with."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
+
+
+def test_a_request_is_answered(predict: Predict) -> None:
+    assert outputs(predict(predict_request(X)))["y"] == [3.0, 6.0]
+
+
+def test_errors_have_their_status_and_text(predict: Predict) -> None:
+    assert refused(lambda: predict(predict_request(X, model="n"))) == (
+        grpc.StatusCode.NOT_FOUND,
+        "Servable not found for request: Latest(n)",
+    )
+    assert refused(lambda: predict(b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_long_texts_are_cut(predict: Predict) -> None:
+    code, text = refused(lambda: predict(predict_request(X, model="é" * 2000)))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert text.endswith("é...TRUNCATED") and len(text.encode()) <= 1024 + len("...TRUNCATED")
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError("secret"), pytest.param(None, id="bug of ours")])
+def test_faults_are_logged_once_and_hidden(
+    predict: Predict,
+    model: NumpyModel,
+    failure: Exception | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model.failure = failure
+    if failure is None:
+        monkeypatch.setattr(Engine, "bind", lambda *_, **__: 1 / 0)
+    code, text = refused(lambda: predict(predict_request(X)))
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert code is grpc.StatusCode.INTERNAL and "secret" not in text
+    assert record.exc_info and text.endswith(record.request_id)  # type: ignore[attr-defined]
+
+
+def test_answers_may_be_larger_than_requests(predict: Predict) -> None:
+    ids = np.zeros(MAX_MESSAGE_BYTES // 2, np.int64)
+    response = predict(predict_request({"user": ids}, signature_name="lookup"))
+    assert response.ByteSize() > 3 * MAX_MESSAGE_BYTES
+
+
+def test_messages_over_the_limit_are_refused(predict: Predict) -> None:
+    request = predict_request({"x": np.zeros(MAX_MESSAGE_BYTES // 4, np.float32)})
+    assert refused(lambda: predict(request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/tensorflow.serving.SessionService/SessionRun", "SessionRun is not implemented; call Predict."),
+        ("/nothing/Nothing", ""),
+    ],
+)
+def test_what_is_not_served_is_unimplemented(channel: grpc.Channel, path: str, text: str) -> None:
+    code, details = refused(lambda: channel.unary_unary(path)(b""))
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert details.startswith(text)
+
+
+def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
+    predict: Predict, model: NumpyModel, server: GrpcServer, channel: grpc.Channel
+) -> None:
+    model.gate = threading.Event()
+    request = predict_request(X).SerializeToString()
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
+    # Two hold the two workers, a third waits behind them until its deadline.
+    held = [method.future(request, timeout=30) for _ in range(2)]
+    for _ in held:
+        model.entered.acquire()
+    assert refused(lambda: predict(request, timeout=0.1))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    model.gate.set()
+    assert all(call.result() for call in held)
+    server.stop(5)
+    assert len(model.threads) == 2
+
+
+def test_stop_waits_for_what_runs_and_refuses_the_rest(
+    model: NumpyModel, server: GrpcServer, channel: grpc.Channel
+) -> None:
+    model.gate = threading.Event()
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
+    running = method.future(predict_request(X).SerializeToString())
+    model.entered.acquire()
+    stopping = threading.Thread(target=server.stop, args=(20,))
+    stopping.start()
+    stopping.join(0.05)
+    assert stopping.is_alive()
+    model.gate.set()
+    assert running.result()
+    stopping.join()
+    assert refused(lambda: method(b"", timeout=5))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_address_in_use_is_an_error_that_names_it(
+    engine: Engine, server: GrpcServer, make_server: Callable[..., GrpcServer]
+) -> None:
+    port = server.start()
+    other = make_server(engine, port=port)
+    with pytest.raises(OSError, match=f"gRPC can not listen on 127.0.0.1:{port}"):
+        other.start()
+    other.stop(0)
+
+
+def test_a_unix_socket(
+    engine: Engine, make_server: Callable[..., GrpcServer], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("s") / "grpc"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        # As a server leaves it that was killed.
+        dead.bind(str(path))
+    server = make_server(engine, socket_path=str(path))
+    server.start()
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        assert channel.unary_unary(f"{PREDICTION}/Predict")(predict_request(X).SerializeToString())
+    server.stop(0)
+    assert not path.exists()
+
+
+SERVING, NOT_SERVING = 1, 2
+PREDICTION_NAME = PREDICTION.removeprefix("/")
+
+
+def test_health_follows_readiness(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+
+    def check(service: str) -> int:
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service)).status)
+
+    assert [check(name) for name in ("", PREDICTION_NAME, "m")] == [SERVING] * 3
+    assert refused(lambda: check("nobody"))[0] is grpc.StatusCode.NOT_FOUND
+    registry.add_model("late")
+    server.set_serving(False)
+    assert [check(name) for name in ("", PREDICTION_NAME, "m", "late")] == [
+        NOT_SERVING,
+        NOT_SERVING,
+        SERVING,
+        NOT_SERVING,
+    ]
+    registry.configure({"late": {}})
+    server.set_serving(False)
+    assert check("m") == NOT_SERVING, "it is not served any more"
+
+
+def test_a_draining_server_has_no_healthy_model(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
+    registry.drain()
+    server.set_serving(False)
+    stub = health_pb2_grpc.HealthStub(channel)
+    assert stub.Check(health_pb2.HealthCheckRequest(service="m")).status == NOT_SERVING
+
+
+def test_watchers_hear_of_changes_and_hold_no_worker(
+    server: GrpcServer, channel: grpc.Channel, predict: Predict
+) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(4)]
+    assert [next(watch).status for watch in watches] == [SERVING] * 4
+    assert predict(predict_request(X))
+    server.set_serving(False)
+    assert [next(watch).status for watch in watches] == [NOT_SERVING] * 4
+    for watch in watches:
+        watch.cancel()
+
+
+def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=PREDICTION_NAME),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.health.v1.Health"),
+    ]
+    listed, described, health = stub.ServerReflectionInfo(iter(requests))
+    assert [service.name for service in listed.list_services_response.service] == [
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "inference.GRPCInferenceService",
+        "tensorflow.serving.ModelService",
+        "tensorflow.serving.PredictionService",
+    ]
+    assert described.file_descriptor_response.file_descriptor_proto
+    assert health.file_descriptor_response.file_descriptor_proto
+
+
+@pytest.mark.tf
+def test_stock_stubs_work(channel: grpc.Channel) -> None:
+    import tensorflow as tf
+    from tensorflow_serving.apis import (
+        get_model_metadata_pb2,
+        get_model_status_pb2,
+        model_service_pb2_grpc,
+        predict_pb2,
+        prediction_service_pb2_grpc,
+    )
+
+    prediction = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "m"
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto([1.0, 2.5]))
+    response = prediction.Predict(request)
+    assert tf.make_ndarray(response.outputs["y"]).tolist() == [3.0, 6.0]
+    assert response.model_spec.version.value == 3
+
+    metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    metadata.model_spec.name = "m"
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    assert prediction.GetModelMetadata(metadata).metadata["signature_def"].Unpack(signatures)
+    assert "lookup" in signatures.signature_def
+
+    status = get_model_status_pb2.GetModelStatusRequest()
+    status.model_spec.name = "m"
+    (version,) = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(status).model_version_status
+    assert version.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE
+
+
+def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    assert next(watch).status == SERVING
+    # Within a grace of an hour: the watch is ended, not waited for.
+    server.stop(3600)
+    assert [response.status for response in watch] == [NOT_SERVING]
+
+
+def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: GrpcServer, channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    for round_number in range(30):
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(8)]
+        for watch in watches:
+            next(watch)
+        for watch in watches:
+            server.set_serving(bool(round_number % 2))
+            watch.cancel()
+    assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+def test_probes_are_answered_while_all_workers_are_busy(channel: grpc.Channel, model: NumpyModel) -> None:
+    model.gate = threading.Event()
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
+    held = [method.future(predict_request(X).SerializeToString()) for _ in range(2)]
+    for _ in held:
+        model.entered.acquire()
+    assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20).status == SERVING
+    model.gate.set()
+    assert all(call.result() for call in held)
+
+
+def test_a_service_that_nobody_knows_can_be_watched(channel: grpc.Channel) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="nobody"))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()

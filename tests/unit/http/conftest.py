@@ -1,0 +1,200 @@
+"""An engine over one small model computed with numpy, and a client for the HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.engine.servable import Servable
+from service.errors import IdOutOfRange, ServiceError
+from service.http.http_app import create_http_app
+from service.types import Array, SignatureSpec, TableInfo, Tensors, TensorSpec, ragged_features
+from tests.conftest import RecordingObserver
+
+MAX_BODY_BYTES = 4096
+TABLE = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+@dataclass
+class NumpyModel:
+    """Computes signatures of model "m" (see specs) and can be told to fail or to wait.
+
+    serving_default: x -> y = 2 x + 1, z = x as an integer.
+    lookup: user -> its row of TABLE; tags (ragged) -> sum of its rows.
+    """
+
+    failure: Exception | None = None
+    gate: threading.Event | None = None
+    entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    threads: list[str] = field(default_factory=list)
+
+    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """See service.types.Backend."""
+        gate = self.gate
+        self.threads.append(threading.current_thread().name)
+        self.entered.release()
+        if gate is not None:
+            gate.wait(20)
+        if self.failure is not None:
+            raise self.failure
+        if signature_name == "serving_default":
+            whole = np.nan_to_num(inputs["x"]).clip(-9, 9).astype(np.int64)
+            results = {"y": inputs["x"] * 2 + 1, "z": whole}
+        else:
+            results = {}
+            if "user" in inputs:
+                results["user"] = TABLE[inputs["user"]]
+            if "tags__values" in inputs:
+                splits = inputs["tags__row_splits"]
+                rows = [TABLE[inputs["tags__values"][a:b]].sum(0) for a, b in zip(splits, splits[1:], strict=False)]
+                results["tags"] = np.array(rows, np.float32).reshape(-1, 2)
+        return {name: results[name] for name in outputs if name in results}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class NumpyTable:
+    """TABLE as a service.types.Table."""
+
+    info = TableInfo("t", 4, 2, "float32", TABLE.nbytes, ("tags", "user"))
+
+    def rows(self, ids: Array) -> Array:
+        """See service.types.Table."""
+        if ((ids < 0) | (ids >= 4)).any():
+            raise IdOutOfRange("no such row")
+        return TABLE[ids]
+
+
+def specs() -> dict[str, SignatureSpec]:
+    """Returns the signatures of NumpyModel."""
+
+    def tensors(**shapes: tuple[str, tuple[int | None, ...]]) -> dict[str, TensorSpec]:
+        return {name: TensorSpec(name, dtype, shape, f"{name}:0") for name, (dtype, shape) in shapes.items()}
+
+    ids = tensors(user=("int64", (None,)), tags__values=("int64", (None,)), tags__row_splits=("int64", (None,)))
+    ids = {name: TensorSpec(name, t.dtype, t.shape, t.tensor_name, is_optional=True) for name, t in ids.items()}
+    vectors = tensors(user=("float32", (None, 2)), tags=("float32", (None, 2)))
+    numbers = tensors(y=("float32", (None,)), z=("int64", (None,)))
+    method = "tensorflow/serving/predict"
+    return {
+        "serving_default": SignatureSpec(
+            "serving_default", "predict", method, tensors(x=("float32", (None,))), numbers
+        ),
+        "lookup": SignatureSpec("lookup", "lookup", method, ids, vectors, ragged_features(ids)),
+    }
+
+
+@pytest.fixture
+def model() -> NumpyModel:
+    """What computes; tests tell it how to behave."""
+    return NumpyModel()
+
+
+@pytest.fixture
+def registry(model: NumpyModel) -> Registry:
+    """Version 3 of model "m", and model "late", which has no version yet."""
+    registry = Registry(lambda name, status: None)
+    registry.add_model("m")
+    registry.start("m", 3)
+    registry.publish(Servable("m", 3, specs(), dict.fromkeys(specs(), model), {"t": NumpyTable()}))
+    return registry
+
+
+@pytest.fixture
+def engine(registry: Registry, observer: RecordingObserver) -> Engine:
+    """The engine over the registry, on the real clock."""
+    return Engine(registry, observer)
+
+
+@dataclass
+class Http:
+    """Sends requests to an application in this process, each on an event loop of its own unless sent together."""
+
+    app: FastAPI
+
+    def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Sends one request."""
+        return self.together([lambda client: client.request(method, path, **options)])[0]
+
+    def together(self, sends: list[Callable[[httpx.AsyncClient], Any]]) -> list[httpx.Response]:
+        """Sends several requests at once; answers in their order."""
+
+        async def run() -> list[httpx.Response]:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return list(await asyncio.gather(*(send(client) for send in sends)))
+
+        return asyncio.run(run())
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """Sends one POST."""
+        return self("POST", path, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """Sends one GET."""
+        return self("GET", path, **options)
+
+
+@pytest.fixture
+def make_http(engine: Engine) -> Iterator[Callable[..., Http]]:
+    """Builds applications with other settings; their threads end with the test."""
+    apps: list[FastAPI] = []
+
+    def make(**settings: Any) -> Http:
+        defaults: dict[str, Any] = {
+            "metrics": lambda: (b"requests 1\n", "text/plain; version=0.0.4"),
+            "max_body_bytes": MAX_BODY_BYTES,
+            "rest_api_timeout_s": 20,
+            "graph_threads": 2,
+        }
+        apps.append(create_http_app(engine, **(defaults | settings)))
+        return Http(apps[-1])
+
+    yield make
+    for app in apps:
+        asyncio.run(_shut_down(app))
+
+
+async def _shut_down(app: FastAPI) -> None:
+    async with app.router.lifespan_context(app):
+        pass
+
+
+@pytest.fixture
+def http(make_http: Callable[..., Http]) -> Http:
+    """The application as it is by default."""
+    return make_http()
+
+
+async def chunks(*pieces: bytes) -> AsyncIterator[bytes]:
+    """A body without a declared length."""
+    for piece in pieces:
+        yield piece
+
+
+def error_text(response: httpx.Response) -> str:
+    """Returns an error's text and checks that there is nothing beside it."""
+    document = response.json()
+    assert response.headers["content-type"] == "application/json"
+    assert list(document) == ["error"] and isinstance(document["error"], str)
+    return str(document["error"])
+
+
+def all_errors(base: type[ServiceError] = ServiceError) -> list[type[ServiceError]]:
+    """Returns ServiceError and all classes below it, of the service only."""
+    classes = [base]
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith("service."):
+            classes += all_errors(cls)
+    return classes

@@ -1,0 +1,279 @@
+"""What every answer has in common, operations' routes, and the documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from fastapi import FastAPI
+
+from service.engine.registry import Registry
+from service.engine.servable import Servable
+from service.http.docs_page import add_docs_page
+from service.http.oip_routes import read_only_ready
+from service.types import Array, SignatureSpec, TensorSpec
+from service.wire.json_examples import decode_examples_body
+from service.wire.json_lookup import decode_lookup, decode_rows
+from service.wire.json_tensor import decode_predict
+from service.wire.oip_json import decode_infer
+from tests.conftest import RecordingObserver
+from tests.unit.http.conftest import Http, NumpyModel, error_text
+
+
+def test_a_sane_request_id_is_returned(http: Http) -> None:
+    assert http.get("/healthz", headers={"X-Request-Id": "abc-1.2"}).headers["x-request-id"] == "abc-1.2"
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "x" * 65, "a\tb", "<script>"])
+def test_other_request_ids_are_replaced(http: Http, bad: str) -> None:
+    answered = http.get("/healthz", headers={"X-Request-Id": bad}).headers["x-request-id"]
+    assert answered != bad and re.fullmatch("[0-9a-f]+-[0-9a-f]+", answered)
+
+
+def test_request_ids_differ_and_stand_on_errors_too(http: Http) -> None:
+    ids = [http.get(path).headers["x-request-id"] for path in ("/healthz", "/nothing", "/v1/models")]
+    assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (":lookup", {"features": {"user": [1]}}),
+        (":predict", {"instances": [1]}),
+        ("/tables/t:rows", {"ids": [1]}),
+        ("/infer", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}),
+    ],
+)
+def test_an_answer_names_the_version_that_computed_it(http: Http, path: str, body: Any) -> None:
+    response = http.post(f"/{'v2' if path == '/infer' else 'v1'}/models/m{path}", json=body)
+    assert (response.status_code, response.headers["x-model-version"]) == (200, "3"), response.text
+
+
+def test_an_error_names_no_version(http: Http) -> None:
+    assert "x-model-version" not in http.post("/v1/models/m:predict", json={}).headers
+
+
+def test_liveness_is_independent_of_models(http: Http, registry: Registry) -> None:
+    registry.drain()
+    assert http.get("/healthz").json() == {"status": "ok"}
+
+
+def test_readiness_names_the_model_that_is_not_ready(http: Http, registry: Registry) -> None:
+    response = http.get("/readyz")
+    assert (response.status_code, response.json()) == (200, {"status": "ready", "problems": {}})
+    registry.add_model("late")
+    response = http.get("/readyz")
+    assert response.status_code == 503
+    assert response.json() == {"status": "not ready", "problems": {"late": "its folder has not been looked at yet"}}
+
+
+def test_a_draining_server_is_not_ready_but_answers(http: Http, registry: Registry) -> None:
+    registry.drain()
+    response = http.get("/readyz")
+    assert response.status_code == 503
+    assert response.json()["problems"] == {"": "no model is configured, or the server is shutting down"}
+    assert http.post("/v1/models/m:lookup", json={"features": {"user": [1]}}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/monitoring/prometheus/metrics"])
+def test_metrics_are_passed_through(http: Http, path: str) -> None:
+    response = http.get(path)
+    assert response.content == b"requests 1\n"
+    assert response.headers["content-type"] == "text/plain; version=0.0.4"
+
+
+def test_a_method_that_a_path_does_not_have(http: Http) -> None:
+    response = http.post("/healthz")
+    assert (response.status_code, error_text(response)) == (405, "POST is not allowed here")
+    assert response.headers["allow"] == "GET"
+
+
+@pytest.fixture(params=["served", "nothing served"])
+def documented(request: pytest.FixtureRequest, registry: Registry) -> None:
+    """Examples are of the model that is served, or of none."""
+    if request.param == "nothing served":
+        registry.unload("m", 3)
+
+
+@pytest.mark.usefixtures("documented")
+def test_every_documented_body_is_one_that_the_codecs_take(http: Http) -> None:
+    parsers: dict[str, Callable[[bytes], object]] = {
+        ":classify": decode_examples_body,
+        ":lookup": decode_lookup,
+        ":predict": decode_predict,
+        ":regress": decode_examples_body,
+        ":rows": decode_rows,
+        "/infer": lambda body: decode_infer(body, None),
+        "/repository/index": read_only_ready,
+    }
+    paths = http.get("/openapi.json").json()["paths"]
+    seen = 0
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            assert operation["summary"] and operation["responses"]["200"], path
+            in_path = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+            assert in_path == set(re.findall(r"{(\w+)}", path))
+            assert (method == "post") == ("requestBody" in operation)
+            for example in _examples(operation.get("requestBody", {})):
+                (parse,) = (parser for suffix, parser in parsers.items() if path.endswith(suffix))
+                parse(json.dumps(example).encode())
+                seen += 1
+    assert seen >= 30
+    assert {path.replace("/labels/{label}", "/versions/{version}") for path in paths} <= paths.keys()
+    assert "/v1/models/{model}/labels/{label}:predict" in paths
+
+
+def _examples(body: dict[str, object]) -> list[Any]:
+    content = body.get("content", {})
+    assert isinstance(content, dict)
+    return [e["value"] for media in content.values() for e in media.get("examples", {}).values()]
+
+
+def _validator(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    return jsonschema_rs.validator_for(schema | {"components": document["components"]})
+
+
+@pytest.mark.usefixtures("documented")
+@pytest.mark.parametrize("strict_json", [False, True])
+def test_every_documented_example_is_of_its_type(make_http: Callable[..., Http], strict_json: bool) -> None:
+    document = make_http(strict_json=strict_json).get("/openapi.json").json()
+    seen = 0
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            for part in (operation.get("requestBody", {}), *operation["responses"].values()):
+                for media in part.get("content", {}).values():
+                    for example in media.get("examples", {}).values():
+                        _validator(document, media["schema"]).validate(example["value"])
+                        seen += 1
+    assert seen >= 80
+    whole = json.dumps(document)
+    assert [name for name in document["components"]["schemas"] if f'schemas/{name}"' not in whole] == []
+
+
+def test_examples_are_of_the_model_that_is_served(http: Http, registry: Registry) -> None:
+    document = http.get("/openapi.json").json()
+    answered = 0
+    for path, methods in document["paths"].items():
+        if not path.endswith((":lookup", ":predict", ":rows", "/infer")) or "{label}" in path:
+            continue
+        (operation,) = methods.values()
+        url = path.format(**{p["name"]: p["example"] for p in operation["parameters"] if p["in"] == "path"})
+        for example in _examples(operation["requestBody"]):
+            response = http.post(url, json=example)
+            assert response.status_code == 200, (url, example, response.text)
+            answered += 1
+    assert answered == 2 * (1 + 2 + 1 + 2)
+    lookup = document["paths"]["/v1/models/{model}:lookup"]["post"]
+    assert _examples(lookup["requestBody"]) == [
+        {"signature_name": "lookup", "features": {"user": [0], "tags": [[0]]}},
+    ]
+    registry.unload("m", 3)
+    assert "recent_films" in http.get("/openapi.json").text
+
+
+def test_examples_show_no_key_of_a_vocabulary(http: Http, registry: Registry, model: NumpyModel) -> None:
+    class Names:
+        key_dtype = "string"
+        example_key = b"ann@example.org"
+
+        def ids_of(self, keys: Array, input_name: str) -> Array:
+            """Is not called."""
+            raise AssertionError
+
+    inputs = {
+        "name": TensorSpec("name", "string", (None,), vocabulary=Names()),
+        "age": TensorSpec("age", "float32", (None, 2)),
+        "is_new": TensorSpec("is_new", "bool", ()),
+    }
+    spec = SignatureSpec("serving_default", "predict", "", inputs, {})
+    registry.start("m", 4)
+    registry.publish(Servable("m", 4, {"serving_default": spec}, {"serving_default": model}))
+    paths = http.get("/openapi.json").json()["paths"]
+    assert "ann@" not in str(paths)
+    (predict,) = _examples(paths["/v1/models/{model}:predict"]["post"]["requestBody"])
+    assert predict == {
+        "signature_name": "serving_default",
+        "inputs": {"age": [[0.0, 0.0]], "is_new": False, "name": ["key"]},
+    }
+    (infer,) = _examples(paths["/v2/models/{model}/infer"]["post"]["requestBody"])
+    assert infer["inputs"][0] == {"name": "age", "datatype": "FP32", "shape": [1, 2], "data": [0.0, 0.0]}
+    assert _examples(paths["/v1/models/{model}:lookup"]["post"]["requestBody"]) == []
+
+
+def test_operations_have_short_names(http: Http) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    names = [operation["operationId"] for methods in paths.values() for operation in methods.values()]
+    assert sorted(set(names)) == sorted(names)
+    assert all(re.fullmatch(r"[a-z][A-Za-z]{3,24}", name) for name in names), names
+    assert {"lookup", "lookupVersion", "lookupLabel", "predict", "infer", "inferVersion", "healthz"} <= set(names)
+
+
+X = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+ANSWERS: list[tuple[str, str, Any]] = [
+    ("post", "/v1/models/{model}/labels/{label}:lookup", {"features": {"user": [1], "tags": [[0, 1]]}}),
+    ("post", "/v1/models/{model}:lookup", {"features": {"x": [1.5]}, "signature_name": "serving_default"}),
+    ("post", "/v1/models/{model}:predict", {"instances": [1, 2.5]}),
+    ("post", "/v1/models/{model}:predict", {"signature_name": "lookup", "inputs": {"user": [1]}}),
+    ("post", "/v1/models/{model}:predict", {}),
+    ("post", "/v1/models/{model}/versions/{version}/tables/{table}:rows", {"ids": [3, 0]}),
+    ("get", "/v1/models/{model}/tables", None),
+    ("get", "/v1/models/{model}", None),
+    ("get", "/v1/models/{model}/metadata", None),
+    ("post", "/v2/models/{model}/infer", {"inputs": [X]}),
+    ("get", "/v2/models/{model}", None),
+    ("get", "/v2/models/{model}/config", None),
+    ("get", "/v2/models/{model}/ready", None),
+    ("get", "/v2", None),
+    ("get", "/v2/health/ready", None),
+    ("post", "/v2/repository/index", {}),
+    ("get", "/readyz", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ANSWERS)
+def test_an_answer_is_of_the_type_that_is_documented(
+    http: Http, registry: Registry, method: str, path: str, body: Any
+) -> None:
+    registry.configure({"m": {"stable": 3}})
+    document = http.get("/openapi.json").json()
+    url = path.format(model="m", version=3, label="stable", table="t")
+    response = http.post(url, json=body) if method == "post" else http.get(url)
+    documented = document["paths"][path][method]["responses"][str(response.status_code)]
+    _validator(document, documented["content"]["application/json"]["schema"]).validate(response.json())
+    assert {name.lower() for name in documented.get("headers", {})} <= set(response.headers)
+
+
+def test_the_page_of_the_documentation_is_there(http: Http) -> None:
+    response = http.get("/docs")
+    assert response.status_code == 200 and "/openapi.json" in response.text
+
+
+def test_the_page_uses_installed_files_where_there_are_any(tmp_path: Path) -> None:
+    (tmp_path / "swagger-ui-bundle.js").write_text("// here")
+    app = FastAPI(docs_url=None)
+    add_docs_page(app, tmp_path)
+    page = Http(app).get("/docs").text
+    assert "http://" not in page and "https://" not in page
+    assert Http(app).get("/docs-assets/swagger-ui-bundle.js").text == "// here"
+
+
+def test_metrics_may_be_elsewhere_or_nowhere(make_http: Callable[..., Http]) -> None:
+    elsewhere = make_http(metrics_paths=("/metrics", "/x/y"))
+    assert [elsewhere.get(path).status_code for path in ("/metrics", "/x/y", "/monitoring/prometheus/metrics")] == [
+        *(200, 200, 404),
+    ]
+    assert make_http(metrics_paths=()).get("/metrics").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["predict", "lookup", "classify", "regress"])
+@pytest.mark.parametrize("body", [b"{", b"{}", b'{"examples": [{}]}'])
+def test_every_method_that_runs_a_signature_counts_under_its_name(
+    http: Http, observer: RecordingObserver, name: str, body: bytes
+) -> None:
+    http.post(f"/v1/models/m:{name}", content=body)
+    assert {request["method"] for request in observer.finished_requests} <= {name}

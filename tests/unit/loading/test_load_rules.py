@@ -1,0 +1,38 @@
+"""What the settings say of memory reaches the tables before a version is there to answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.configuration.settings_reading import read_settings
+from service.errors import ArtifactError
+from service.loading.load_rules import residency_of
+from service.loading.loader import ServableLoader
+from service.tables import residency
+from service.tables.residency import Residency
+from tests.toy_model import write_toy_model
+
+
+def test_every_setting_has_its_effect() -> None:
+    flags = ["--warm", "--table_prefault", "--table_prefault_mib_per_s=1.5", "--table_lock=try", "--table_pages=random"]
+    assert residency_of(read_settings(["--model_base_path=/m", *flags])) == Residency(
+        is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random", is_warmed=True
+    )
+    assert residency_of(read_settings(["--model_base_path=/m"])) == Residency()
+    # Pages that are read as a whole are read in large ones at once.
+    assert residency_of(read_settings(["--model_base_path=/m", "--table_prefault"])) == Residency(
+        is_prefaulted=True, advice="huge"
+    )
+
+
+def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency._libc, "mlock", lambda _address, _nbytes: -1)
+    path = write_toy_model(tmp_path / "1")
+    with pytest.raises(ArtifactError, match="can not be locked"):
+        ServableLoader(frozenset({"serve"}), "off", 1, residency=Residency(lock="require"))("toy", 1, path)
+    # Without that wish it is.
+    ServableLoader(frozenset({"serve"}), "off", 1)("toy", 1, path).close()

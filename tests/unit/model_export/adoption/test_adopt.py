@@ -1,0 +1,323 @@
+"""SavedModels that are not ours, from TensorFlow 1 and 2, adopted and served by our loader."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_export.__main__ import main
+from model_export.errors import ExportError
+from service.artifact.manifest import Manifest
+from service.loading.loader import ServableLoader
+
+pytestmark = pytest.mark.tf
+
+FILMS = np.arange(20, dtype=np.float32).reshape(10, 2)
+WORDS = np.arange(12, dtype=np.float32).reshape(4, 3)
+ONE_FEATURE = '[tables.film]\n[features.film]\ntable = "film"\n'
+CREATED = datetime(2024, 5, 6, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def tf2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TensorFlow 2 model, version 1: serving_default is a lookup of film, score multiplies it; not to be changed."""
+    from model_export.tensorflow_setup import tf
+
+    class Model(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = {"film": tf.Variable(FILMS), "copy": tf.Variable(WORDS)}
+            self.kernel = tf.Variable(np.ones((2, 2), np.float32))
+            self.step = tf.Variable(3, dtype=tf.int64)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator]
+        def look_up(self, film: Any) -> dict[str, Any]:
+            return {"film": tf.gather(self.embedding["film"], film)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator]
+        def score(self, film: Any) -> dict[str, Any]:
+            return {"film": tf.gather(self.embedding["film"], film) @ self.kernel}
+
+    folder = tmp_path_factory.mktemp("tf2") / "model" / "1"
+    model = Model()
+    signatures = {"serving_default": model.look_up, "score": model.score}
+    tf.saved_model.save(model, str(folder), signatures=signatures)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tf1_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TensorFlow 1 model with a variable in three parts and a reference variable; not to be changed."""
+    from model_export.tensorflow_setup import tf
+
+    v1 = tf.compat.v1
+    folder = tmp_path_factory.mktemp("tf1") / "saved"
+    with tf.Graph().as_default(), v1.Session() as session:
+        partitioner = v1.fixed_size_partitioner(3)
+        films = v1.get_variable("film", [10, 2], partitioner=partitioner, initializer=v1.zeros_initializer())
+        v1.get_variable("word", initializer=WORDS, use_resource=False)
+        ids = v1.placeholder(tf.int64, [None], "ids")
+        vectors = v1.nn.embedding_lookup(films, ids, partition_strategy="div")
+        session.run(v1.global_variables_initializer())
+        for part, rows in zip(films, (FILMS[:4], FILMS[4:7], FILMS[7:]), strict=True):
+            part.load(rows, session)
+        builder = v1.saved_model.Builder(str(folder))
+        definition = v1.saved_model.predict_signature_def({"ids": ids}, {"vectors": vectors})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": definition})
+        builder.save()
+    return folder
+
+
+def spec_file(folder: Path, text: str) -> Path:
+    """Writes a spec."""
+    path = folder / "spec.toml"
+    path.write_text(text)
+    return path
+
+
+def manifest_of(artifact: Path) -> Manifest:
+    """Returns an artifact's manifest."""
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    return manifest
+
+
+def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns what our server answers, without TensorFlow."""
+    servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, artifact)
+    arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
+    outputs = tuple(manifest_of(artifact).signatures[signature].features)
+    entry = manifest_of(artifact).signatures[signature]
+    names = tuple(entry.features[feature].output or feature for feature in outputs)
+    answer = servable.backends[signature].run(signature, arrays, names)
+    return {name: vectors.tolist() for name, vectors in answer.items()}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns all files of a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+
+    before = contents(tf2_model)
+    artifact = adopt(tf2_model, spec_file(tmp_path, ONE_FEATURE), tmp_path / "out", clock=lambda: CREATED)
+    assert contents(tf2_model) == before
+    assert artifact == tmp_path / "out" / "1"
+    manifest = manifest_of(artifact)
+    # score takes the same input and answers the same name, but no rows of the table.
+    assert {n: e.kind for n, e in manifest.signatures.items()} == {"serving_default": "lookup", "score": "predict"}
+    assert manifest.tables["film"].variable == "embedding/film/.ATTRIBUTES/VARIABLE_VALUE"
+    assert manifest.provenance["created"].startswith("2024-05-06") and manifest.provenance["adopted_from"] == "1"
+    copied = contents(artifact)
+    assert {name: copied[name] for name in before} == before
+    assert served(artifact, "serving_default", {"film": [9, 0]}) == {"film": [[18, 19], [0, 1]]}
+
+
+def test_where_none_fits_a_lookup_is_added_and_the_rest_still_runs(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+    from model_export.graphs.signature_runner import open_signatures
+    from model_export.tensorflow_setup import tf
+
+    (tmp_path / "words.txt").write_text("x\ny\n")
+    text = """
+        [tables.film]
+        variable = "embedding/film"
+        combiner = "sum"
+        [features.films]
+        table = "film"
+        is_ragged = true
+        max_ids_per_row = 3
+        on_bad_id = "drop"
+        vocabulary = { file = "words.txt", first_id = 1, oov_id = 0 }
+        [lookup]
+        device = ["cpu", "tpu_tensor_core"]
+        batch_sizes = [2, 4]
+    """
+    artifact = adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out", version=7)
+    manifest = manifest_of(artifact)
+    assert artifact.name == "7"
+    lookups = sorted(name for name, entry in manifest.signatures.items() if entry.kind == "lookup")
+    assert lookups == ["lookup", "lookup_tpu_tensor_core"]
+    assert manifest.signatures["lookup_tpu_tensor_core"].batch_sizes == (2, 4)
+    assert (artifact / "assets.extra/vocabulary_films.txt").read_text() == "x\ny\n"
+    ids = {"films__values": [1, 2, -1], "films__row_splits": [0, 3, 3]}
+    assert served(artifact, "lookup", ids) == {"films": [[6, 8], [0, 0]]}
+    with open_signatures(artifact) as runner:
+        assert runner.names == ["lookup", "lookup_tpu_tensor_core", "score", "serving_default"]
+        assert runner.run("lookup", {k: np.array(v) for k, v in ids.items()})["films"].tolist() == [[6, 8], [0, 0]]
+        assert runner.run("score", {"film": np.array([1])})["film"].tolist() == [[5, 5]]
+    loaded = tf.saved_model.load(str(artifact))
+    assert loaded.signatures["score"](film=tf.constant([1], tf.int64))["film"].numpy().tolist() == [[5, 5]]
+
+
+def test_a_variable_in_parts_becomes_one_table_beside_the_variables(tf1_model: Path, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+
+    text = """
+        [tables.film]
+        [tables.word]
+        [features.ids]
+        table = "film"
+        [features.words]
+        table = "word"
+        is_ragged = true
+        [signatures.serving_default]
+        outputs = { ids = "vectors" }
+        [lookup]
+        device = "cpu"
+    """
+    before = contents(tf1_model)
+    artifact = adopt(tf1_model, spec_file(tmp_path, text), tmp_path / "out")
+    assert contents(tf1_model) == before
+    manifest = manifest_of(artifact)
+    film = manifest.tables["film"]
+    assert film.file == "assets.extra/table_film.data-00000-of-00001"
+    assert np.fromfile(artifact / film.file, np.float32, 20, offset=film.offset).tolist() == FILMS.ravel().tolist()
+    assert manifest.tables["word"].file == "variables/variables.data-00000-of-00001"
+    assert sorted(manifest.signatures) == ["lookup", "serving_default"]
+    assert served(artifact, "serving_default", {"ids": [5, 9]}) == {"vectors": [[10, 11], [18, 19]]}
+    both = served(artifact, "lookup", {"ids": [4], "words__values": [1, 3], "words__row_splits": [0, 2]})
+    assert both == {"ids": [[8, 9]], "words": [[6, 7, 8]]}
+
+
+def test_inputs_of_other_names_are_mapped(tf1_model: Path, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+
+    text = """
+        [tables.film]
+        [features.item]
+        table = "film"
+        [signatures.serving_default]
+        inputs = { item = { ids = "ids" } }
+        outputs = { item = "vectors" }
+    """
+    artifact = adopt(tf1_model, spec_file(tmp_path, text), tmp_path / "out")
+    assert list(manifest_of(artifact).signatures) == ["serving_default"]
+    assert served(artifact, "serving_default", {"ids": [1]}) == {"vectors": [[2, 3]]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ONE_FEATURE + '[signatures.score]\noutputs = { film = "film" }\n', "'score', output 'film' differs from"),
+        (ONE_FEATURE + "[signatures.absent]\n", r"\[signatures.absent\]: the SavedModel has signatures \['score', "),
+        (ONE_FEATURE + '[signatures.score]\ninputs = { film = { ids = "x" } }\n', r"it takes \['film'\]"),
+        (ONE_FEATURE.replace("film]\n[f", 'film]\nvariable = "nothing"\n[f'), "'nothing' is not there"),
+        (ONE_FEATURE.replace("film]\n[f", 'film]\nvariable = "step"\n[f'), r"'step' is int64 \[\]; a table is a"),
+    ],
+)
+def test_a_spec_that_does_not_fit_is_refused_and_leaves_nothing(
+    tf2_model: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    from model_export.adoption.adopt import adopt
+
+    with pytest.raises(ExportError, match=message):
+        adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_policy_that_the_signature_does_not_have_is_noticed(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+
+    text = ONE_FEATURE + 'on_bad_id = "clamp"\n[signatures.serving_default]\n'
+    with pytest.raises(ExportError, match="refuses a request that the manifest allows"):
+        adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
+
+
+def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+
+    first = adopt(tf2_model, spec_file(tmp_path, ONE_FEATURE + "[lookup]\n"), tmp_path / "out")
+    with pytest.raises(ExportError, match="has a lookup manifest already"):
+        adopt(first, tmp_path / "spec.toml", tmp_path / "out")
+    shutil.rmtree(first / "assets.extra")
+    with pytest.raises(ExportError, match=r"has signatures \['lookup'\] already"):
+        adopt(first, tmp_path / "spec.toml", tmp_path / "out")
+
+
+def test_the_command_needs_no_spec_and_tells_how_each_signature_is_served(
+    tf2_model: Path, tf1_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = shutil.copytree(tf2_model, tmp_path / "model" / "1")
+    assert main(["adopt", str(version)]) == 0
+    told = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in told.splitlines() if line}
+    assert lines["serving_default"][1:3] == ["lookup", "nothing"] and lines["serving_default"][-1] == "film"
+    assert "score: output 'film' is computed from looked-up rows by MatMul" in told
+    assert f"adopted and verified: {tmp_path / 'model' / '2'}" in told
+    assert served(tmp_path / "model" / "2", "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
+    assert main(["adopt", str(version), "--spec", str(spec_file(tmp_path, ONE_FEATURE))]) == 0
+    assert "adopted and verified" in capsys.readouterr().out and (tmp_path / "model" / "3").is_dir()
+    assert main(["adopt", str(tf1_model), "--spec", str(tmp_path / "spec.toml")]) == 1
+    assert "is not a version of a model; say where the copy goes" in capsys.readouterr().err
+    assert main(["adopt", str(tmp_path)]) == 1
+    assert "saved_model.pb" in capsys.readouterr().err
+
+
+def test_a_variable_in_parts_is_found_without_a_spec(tf1_model: Path, tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+
+    lines: list[str] = []
+    artifact = adopt(tf1_model, out=tmp_path / "out", say=lines.append)
+    manifest = manifest_of(artifact)
+    assert list(manifest.signatures) == ["serving_default"] and list(manifest.tables) == ["film"]
+    assert served(artifact, "serving_default", {"ids": [5, 9]}) == {"vectors": [[10, 11], [18, 19]]}
+    assert any("timing signature serving_default" in line for line in lines)
+
+
+def test_what_reads_no_table_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+    from model_export.tensorflow_setup import tf
+
+    class Model(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])  # type: ignore[untyped-decorator]
+        def double(self, x: Any) -> dict[str, Any]:
+            return {"y": 2 * x}
+
+    model = Model()
+    tf.saved_model.save(model, str(tmp_path / "saved"), signatures={"serving_default": model.double})
+    with pytest.raises(ExportError, match="no signature reads rows of a variable"):
+        adopt(tmp_path / "saved", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_found_can_be_given_other_names(
+    tf2_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from model_export.adoption.adopt import adopt
+
+    assert main(["adopt", str(tf2_model), "--print_spec"]) == 0
+    text = capsys.readouterr().out
+    assert 'film = "film"  # embedding/film/.ATTRIBUTES/VARIABLE_VALUE, 10 x 2 float32' in text
+    assert 'film = "film"  # rows by film of table film' in text
+    renamed = text.replace('film = "film"  # e', 'film = "films"  # e').replace(
+        'film = "film"  # r', 'film = "seen"  # r'
+    )
+    artifact = adopt(tf2_model, spec_file(tmp_path, renamed), tmp_path / "out", measure=False)
+    manifest = manifest_of(artifact)
+    assert list(manifest.tables) == ["films"]
+    assert manifest.features["seen"].table == "films"
+    assert served(artifact, "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[names.tables]\nfilms = "x"\n', "no table 'films' was found; found: film"),
+        ('[names.features]\nfilm = "2 x"\n', "'2 x' is no name; use letters, digits and _"),
+        ("[names]\n[tables.film]\n", r"holds \[names.tables\] and \[names.features\] and nothing else"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(tf2_model: Path, tmp_path: Path, text: str, message: str) -> None:
+    from model_export.adoption.adopt import adopt
+
+    with pytest.raises(ExportError, match=message):
+        adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")

@@ -1,0 +1,80 @@
+"""What a reduced table lost: errors by hand, cosines by numpy, neighbours by looking at every pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_export.compaction.reduction_report import (
+    MOST_CANDIDATES,
+    MOST_QUERIES,
+    Losses,
+    neighbours_kept,
+    report_lines,
+    sample_rows,
+)
+from model_export.graphs.reduced_table import widened
+from service.artifact.rounding import rounded
+
+
+def test_errors_by_hand() -> None:
+    losses = Losses("int4")
+    losses.add(np.array([[1, -2], [0, 0]], np.float32), np.array([[1.5, -2], [0, 0]], np.float32))
+    losses.add(np.array([[4, 0]], np.float32), np.array([[3, 0]], np.float32))
+    assert (losses.largest_error, losses.mean_error) == (1, 1.5 / 6)
+    # Of 1, -2 and 4: a half, nothing, a quarter.
+    assert losses.largest_relative_error == 0.5 and losses.mean_relative_error == 0.25
+    # [1, -2] and [1.5, -2]: 5.5 / sqrt(5 * 6.25); [4, 0] keeps its direction; a row of zeros has none.
+    assert losses.mean_cosine == pytest.approx((5.5 / np.sqrt(31.25) + 1) / 2)
+
+
+def test_rows_with_nan_are_left_out_and_a_row_that_became_zeros_is_not() -> None:
+    losses = Losses("int4")
+    losses.add(np.array([[np.nan, 1], [np.inf, 1]], np.float32), np.array([[np.nan, 1], [np.inf, 1]], np.float32))
+    assert (losses.largest_error, losses.mean_error, losses.mean_cosine) == (0, 0, 1)
+    losses.add(np.array([[1, 1]], np.float32), np.zeros((1, 2), np.float32))
+    assert losses.mean_cosine == 0
+
+
+def test_neighbours_are_those_of_all_pairs() -> None:
+    random = np.random.default_rng(4)
+    trained = random.normal(size=(350, 6)).astype(np.float32)
+    numbers, scales = rounded(trained, "int4")
+    stored = widened(numbers, "int4", scales, embedding_dim=6)
+    told = neighbours_kept(trained, stored)
+    assert (told["queries"], told["candidates"], told["neighbours"]) == (350, 350, 10)
+    near = []
+    for rows in (trained.astype(np.float64), stored.astype(np.float64)):
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        cosines = unit @ unit.T
+        np.fill_diagonal(cosines, -2)
+        near.append([set(row.tolist()) for row in np.argsort(-cosines, axis=1)[:, :10]])
+    kept = sum(len(one & other) for one, other in zip(*near, strict=True)) / 3500
+    # Where cosines are equal in float32, one neighbour is as good as the other.
+    assert told["recall_at_10"] == pytest.approx(kept, abs=0.002) and 0.5 < kept < 0.99
+    assert neighbours_kept(trained, trained)["recall_at_10"] == 1
+
+
+def test_equal_rows_do_not_count_against_a_table() -> None:
+    rows = np.repeat(np.eye(3, dtype=np.float32), 40, axis=0)
+    assert neighbours_kept(rows, rows[::-1].copy()[::-1])["recall_at_10"] == 1
+
+
+def test_no_neighbours_where_there_is_one_row() -> None:
+    one = np.ones((1, 2), np.float32)
+    told = neighbours_kept(one, one)
+    assert told == {"recall_at_10": None, "queries": 1, "candidates": 1, "rows": 1, "neighbours": 0}
+    bounds = {"dtype": "int8", "error_bound": 0.1}
+    assert not any("recall" in line for line in report_lines("t", Losses("int8").to_json() | told | bounds))
+
+
+def test_samples_are_bounded_seeded_and_without_repeats() -> None:
+    assert np.array_equal(sample_rows(50), np.arange(50))
+    ids = sample_rows(3 * MOST_CANDIDATES)
+    assert len(ids) == len(set(ids.tolist())) == MOST_CANDIDATES and ids.max() < 3 * MOST_CANDIDATES
+    assert np.array_equal(ids, sample_rows(3 * MOST_CANDIDATES))
+    rows = np.random.default_rng(0).normal(size=(MOST_QUERIES + 5, 2)).astype(np.float32)
+    told, seen = neighbours_kept(rows, rows), list[tuple[int, int]]()
+    assert told["queries"] == MOST_QUERIES and told["candidates"] == MOST_QUERIES + 5
+    neighbours_kept(rows, rows, progress=lambda done, of: seen.append((done, of)))
+    assert seen[-1] == (MOST_QUERIES, MOST_QUERIES)

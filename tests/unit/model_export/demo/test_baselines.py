@@ -1,0 +1,42 @@
+"""Baselines on numbers that can be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_export.demo.baselines import baseline_rmse, rmse
+from model_export.demo.examples import Examples, build_examples, split
+from model_export.demo.rating_model import rating_model_spec
+from model_export.demo.ratings import RatingData
+
+
+def _examples(rows: list[tuple[int, int, float]]) -> Examples:
+    user, film, rating = zip(*rows, strict=True)
+    return Examples({"user_id": np.array(user), "film_id": np.array(film)}, {}, np.array(rating, np.float32))
+
+
+def test_rmse() -> None:
+    assert rmse(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == pytest.approx(2**0.5)
+
+
+def test_the_global_mean_is_that_of_the_training_part() -> None:
+    train, held_out = _examples([(1, 1, 1.0), (1, 2, 3.0)]), _examples([(1, 1, 5.0)])
+    assert baseline_rmse(train, held_out)["global_mean"] == pytest.approx(3.0)
+
+
+def test_strangers_get_the_mean() -> None:
+    train, held_out = _examples([(1, 1, 1.0), (1, 2, 3.0)]), _examples([(7, 9, 2.0)])
+    assert baseline_rmse(train, held_out)["user_film_bias"] == pytest.approx(0.0)
+
+
+def test_biases_are_shrunk_means() -> None:
+    # Film 1 is 1 above the mean of 3 in all of 5 ratings, film 2 as much below; with ridge 5 half of it is kept.
+    train = _examples([(u, 1, 4.0) for u in range(1, 6)] + [(u, 2, 2.0) for u in range(1, 6)])
+    assert baseline_rmse(train, _examples([(1, 1, 3.5)]))["user_film_bias"] == pytest.approx(0.0)
+
+
+def test_biases_beat_the_mean_where_there_are_biases(ratings: RatingData) -> None:
+    train, held_out = split(build_examples(ratings, rating_model_spec(ratings)), ratings, "test")
+    baselines = baseline_rmse(train, held_out)
+    assert baselines["user_film_bias"] < baselines["global_mean"]

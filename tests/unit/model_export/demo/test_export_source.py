@@ -1,0 +1,120 @@
+"""The rating model as an ExportSource: its predictions are a numpy tower's on the exported variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_export.demo.config import TrainConfig
+from model_export.demo.ratings import RatingData
+from model_export.errors import ExportError
+from service.artifact.bundle import read_bundle
+from service.artifact.manifest import Manifest
+from tests.unit.model_export.demo.tower_oracle import predicted
+
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def test_the_oracle_adds_up_and_clips() -> None:
+    vectors = {name: np.ones((2, 2)) for name in ("user_id", "film_id", "recent_films")}
+    vectors |= {name: np.zeros((2, 1)) for name in ("genres", "occupation")}
+    vectors["user_id"] = np.array([[0.25, 2.0], [-9.0, 2.0]])
+    tower = {
+        "hidden/0/kernel": np.zeros((8, 1)),
+        "hidden/0/bias": np.array([2.0]),
+        "output/kernel": np.array([[0.5]]),
+        "output/bias": np.array([-1.5]),
+        "taste": np.array([[0.5], [-1.0]]),
+        "mean_rating": np.array(1.5),
+        "rating_range": np.array([1.0, 5.0]),
+    }
+    # 1.5 mean + 0.25 + 1 biases + (2 - 0.5) * 1 taste + 2 * 0.5 - 1.5 layers
+    np.testing.assert_allclose(predicted(tower, vectors), [3.75, 1.0])
+
+
+@pytest.fixture(scope="module")
+def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One epoch; not to be changed."""
+    from model_export.demo.run import train
+
+    folder = tmp_path_factory.mktemp("run") / "run"
+    train(ratings, TrainConfig(epochs=1, batch_size=64), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That run, exported for a CPU and a TPU; not to be changed."""
+    from model_export.export_model import export
+
+    base = tmp_path_factory.mktemp("models")
+    return export(run_folder, base, lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,), export_to_tpu=True)
+
+
+@pytest.mark.tf
+def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> None:
+    from model_export.graphs.signature_names import RECORDED_PATH
+    from model_export.parity.prediction_log import read_predictions
+    from model_export.tensorflow_setup import tf
+
+    reader = tf.train.load_checkpoint(str(artifact / "variables/variables"))
+    saved = {
+        key.removesuffix(SUFFIX): np.asarray(reader.get_tensor(key), np.float64)
+        for key in reader.get_variable_to_shape_map()
+        if key.endswith(SUFFIX)
+    }
+    tower = {name.removeprefix("tower/"): value for name, value in saved.items() if name.startswith("tower/")}
+    tables = {
+        "user_id": "user",
+        "film_id": "film",
+        "occupation": "occupation",
+        "genres": "genre",
+        "recent_films": "film",
+    }
+    compared = 0
+    for prediction in read_predictions(artifact / RECORDED_PATH):
+        if prediction.signature == "serving_default":
+            vectors = {
+                name: _vectors(saved[f"tables/{table}"], name, prediction.inputs) for name, table in tables.items()
+            }
+            assert prediction.outputs is not None
+            np.testing.assert_allclose(prediction.outputs["rating"], predicted(tower, vectors), rtol=1e-5)
+            compared += len(prediction.outputs["rating"])
+    assert compared == 1 + 17 + 64
+
+
+@pytest.mark.tf
+def test_the_tpu_meta_graph_holds_the_padded_lookup(artifact: Path, run_folder: Path, tmp_path: Path) -> None:
+    from model_export.export_model import export
+    from model_export.parity.verify import verify_artifact
+
+    lowered = verify_artifact(artifact).lowered
+    assert list(lowered) == ["lookup_tpu_tensor_core"] and lowered["lookup_tpu_tensor_core"].max_relative_error < 1e-5
+    with pytest.raises(ExportError, match="needs lookup_device='tpu_tensor_core'"):
+        export(run_folder, tmp_path, export_to_tpu=True)
+
+
+def _vectors(table: np.ndarray, name: str, inputs: Any) -> np.ndarray:
+    if name in inputs:
+        return np.asarray(table[inputs[name]])
+    splits = inputs[f"{name}__row_splits"]
+    bags = [table[inputs[f"{name}__values"][i:j]] for i, j in zip(splits[:-1], splits[1:], strict=True)]
+    return np.array([bag.mean(axis=0) if len(bag) else np.zeros(table.shape[1]) for bag in bags])
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("signatures", [None, ["lookup"]])
+def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
+    run_folder: Path, tmp_path: Path, signatures: list[str] | None
+) -> None:
+    from model_export.export_model import export
+
+    artifact = export(run_folder, tmp_path, table_dtype="int8", signatures=signatures)
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
+    # Without predictions nothing needs the tables of four times the size.
+    assert len(trained) == (len(manifest.tables) if signatures is None else 0)

@@ -1,0 +1,203 @@
+"""The native core is told of lookups by number and address, and of no signature that it has no words for."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.artifact.manifest import Manifest
+from service.artifact.signature_def import read_signatures
+from service.native.description import Described, describe
+from service.native.left_out import left_out
+from service.tables.backend import OpenedLookups, open_lookups
+from service.types import TableCounts
+from tests.toy_described import write_described_model
+from tests.toy_model import rewrite_manifest, write_toy_model
+from tests.toy_policies import write_policy_model
+
+
+def opened(folder: Path) -> OpenedLookups:
+    """Opens an artifact as the loader does."""
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    return open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))
+
+
+def described(folder: Path) -> tuple[Described, dict[str, Any]]:
+    """Returns the description of an artifact's version 7 of model m, and what its text says."""
+    found = describe("m", 7, opened(folder))
+    assert found is not None
+    return found, json.loads(found.text)
+
+
+def signature(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns a signature of a document, its features by name."""
+    found = dict(next(one for one in document["signatures"] if one["name"] == name))
+    found["features"] = {one["name"]: one for one in found["features"]}
+    found["outputs"] = {one["name"]: one for one in found["outputs"]}
+    return found
+
+
+def at(address: int, dtype: str, count: int) -> list[Any]:
+    """Returns the numbers at an address."""
+    size = np.dtype(dtype).itemsize * count
+    return list(np.frombuffer(ctypes.string_at(address, size), dtype).tolist())
+
+
+def test_tables_are_named_by_where_they_lie(toy_model: Path) -> None:
+    found, document = described(toy_model / "1")
+    assert (document["model"], document["version"]) == ("m", 7)
+    assert {one["name"] for one in document["tables"]} == {"user", "tag"}
+    user = next(one for one in document["tables"] if one["name"] == "user")
+    assert (user["dtype"], user["vocabulary_size"], user["embedding_dim"], user["scales_at"]) == ("float32", 5, 2, 0)
+    assert at(user["rows_at"], "<f4", 4) == [0, 0, 1, 10]
+    assert at(document["mark_at"], "<i8", 1) == [0]
+    assert found.tables == tuple(one["name"] for one in document["tables"])
+
+
+def test_scales_are_named_too(tmp_path: Path) -> None:
+    write_toy_model(tmp_path / "1", dtype="int8")
+    document = described(tmp_path / "1")[1]
+    assert all(one["dtype"] == "int8" and one["scales_at"] for one in document["tables"])
+
+
+def test_features_name_inputs_and_tables_by_number(toy_model: Path) -> None:
+    _, document = described(toy_model / "1")
+    lookup = signature(document, "lookup")
+    names = [one["name"] for one in lookup["inputs"]]
+    tags = lookup["features"]["tags"]
+    assert (names[tags["ids"]], names[tags["row_splits"]], names[tags["weights"]]) == (
+        "tags__values",
+        "tags__row_splits",
+        "tags__weights",
+    )
+    assert document["tables"][tags["table"]]["name"] == "tag"
+    assert (tags["combiner"], tags["needs_ids"], tags["ids_rank"], tags["length"]) == ("mean", "none", 1, 0)
+    user = lookup["features"]["user"]
+    assert (names[user["ids"]], user["row_splits"], user["weights"], user["combiner"]) == ("user", None, None, None)
+    assert lookup["max_rows"] is None
+    assert all(one["is_optional"] for one in lookup["inputs"])
+    assert [lookup["outputs"][name]["parts"] for name in ("user", "tags")] == [
+        [list(lookup["features"]).index("user")],
+        [list(lookup["features"]).index("tags")],
+    ]
+
+
+def test_batch_sizes_bound_the_rows(toy_model: Path) -> None:
+    _, document = described(toy_model / "1")
+    tensor_core = signature(document, "lookup_tpu_tensor_core")
+    entry = Manifest.read(toy_model / "1")
+    assert entry is not None
+    assert tensor_core["max_rows"] == entry.signatures["lookup_tpu_tensor_core"].batch_sizes[-1]
+
+
+def test_vocabularies_are_named_by_their_arrays(toy_model: Path) -> None:
+    _, document = described(toy_model / "1")
+    lookup = signature(document, "lookup")
+    numbers = {one["vocabulary"] for one in lookup["inputs"] if one["name"].startswith("tags__values")}
+    words = document["vocabularies"][numbers.pop()]
+    assert words["has_strings"]
+    address, size = words["data"]
+    lines = bytes(at(address, "|u1", size)).split(b"\n")
+    assert at(words["keys"][0], "<i8", 2) == [0, len(lines[0]) + 1]
+    assert words["slots"][1] & (words["slots"][1] - 1) == 0
+    assert not words["rows"]["is_hashed"]
+
+
+def test_policies_are_told_as_the_manifest_has_them(tmp_path: Path) -> None:
+    write_policy_model(tmp_path / "1")
+    manifest = Manifest.read(tmp_path / "1")
+    assert manifest is not None
+    found, document = described(tmp_path / "1")
+    for name, features in found.features.items():
+        numbered = next(one for one in document["signatures"] if one["name"] == name)["features"]
+        for plan, told in zip(features, numbered, strict=True):
+            lookup = plan.feature
+            assert (told["on_bad_id"], told["default_row"]) == (lookup.on_bad_id, lookup.default_row)
+            assert told["positive_only"] == (lookup.on_nonpositive_weight == "drop")
+            assert told["truncates"] == (lookup.on_too_many_ids == "truncate")
+            assert told["max_ids"] == (lookup.max_ids_per_row or 0)
+
+
+def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> None:
+    write_described_model(tmp_path / "1")
+    _, document = described(tmp_path / "1")
+    # bounded has max_norm; stored answers other numbers than float32.
+    assert {one["name"] for one in document["signatures"]} == {"named", "joined", "empty", "blocks", "hashed"}
+    lookups = opened(tmp_path / "1")
+    reasons = left_out(lookups, lookups.signatures, {})
+    assert reasons.keys() == {"bounded", "stored"}
+    assert "has max_norm" in reasons["bounded"]
+    assert "the native core writes rows as float32" in reasons["stored"]
+    empty = signature(document, "empty")["features"]
+    assert {name: one["needs_ids"] for name, one in empty.items()} == {
+        "zero": "none",
+        "nan": "all",
+        "row": "all",
+        "cut": "last",
+    }
+    blocks = signature(document, "blocks")
+    assert {name: one["is_flat"] for name, one in blocks["outputs"].items()} == {
+        "any": False,
+        "two": True,
+        "wide": True,
+    }
+    hashed = [one["rows"] for one in document["vocabularies"]]
+    assert {(one["first_id"], one["num_oov_buckets"]) for one in hashed if one["is_hashed"]} == {(2, 7), (0, 9)}
+
+
+def test_a_version_without_such_signatures_has_no_description(toy_model: Path, tmp_path: Path) -> None:
+    write_toy_model(tmp_path / "1")
+
+    def bound(manifest: dict[str, Any]) -> None:
+        for entry in manifest["signatures"].values():
+            for lookup in entry["features"].values():
+                lookup["max_norm"] = 1.0
+        manifest["format_version"] = 4
+
+    rewrite_manifest(tmp_path / "1", bound)
+    assert describe("m", 7, opened(tmp_path / "1")) is None
+
+
+def test_ids_that_read_another_row_count_as_read(tmp_path: Path) -> None:
+    write_policy_model(tmp_path / "1")
+    found, _ = described(tmp_path / "1")
+    plans = found.features["lookup"]
+    drops, clamps = (
+        next(i for i, plan in enumerate(plans) if plan.feature.on_bad_id == policy) for policy in ("drop", "clamp")
+    )
+    counts = found.table_counts([("lookup", drops, 5, 2), ("lookup", clamps, 5, 2)], [0] * len(found.key_tables))
+    row_bytes = [plans[number].table.row_bytes for number in (drops, clamps)]
+    tables = [plans[number].table.info.name for number in (drops, clamps)]
+    wanted: dict[str, TableCounts] = {}
+    for table, read_bytes in zip(tables, (3 * row_bytes[0], 5 * row_bytes[1]), strict=True):
+        before = wanted.get(table, TableCounts())
+        wanted[table] = TableCounts(before.ids + 5, before.missing_ids + 2, 0, before.read_bytes + read_bytes)
+    assert {name: count for name, count in counts.items() if any(count)} == wanted
+
+
+@pytest.mark.parametrize("write", [write_toy_model, write_policy_model, write_described_model])
+def test_the_core_compiles_what_it_is_told(tmp_path: Path, write: Any) -> None:
+    native = pytest.importorskip("service._native", reason="the native core is not built")
+    write(tmp_path / "1")
+    found, document = described(tmp_path / "1")
+    compiled = native.Servable(found.text, found.keep)
+    assert compiled.num_leases == 0
+    counted = [(name, number) for name, number, *counts in compiled.counts() if counts == [0, 0]]
+    assert len(counted) == sum(len(one["features"]) for one in document["signatures"])
+    tables = {
+        name: plan.table for plans in found.features.values() for plan in plans for name in [plan.table.info.name]
+    }
+    moved = compiled.on_tables(found.addresses(tables), found.keep_with(tables))
+    assert moved.counts() == compiled.counts()
+
+
+def test_keys_that_a_vocabulary_lacks_are_counted_for_its_table(toy_model: Path) -> None:
+    found, document = described(toy_model / "1")
+    assert len(found.key_tables) == len(document["vocabularies"]) == 1
+    assert found.table_counts([("lookup", 0, 0, 0)], [2])["tag"] == TableCounts(oov_keys=2)

@@ -1,0 +1,158 @@
+"""What the native core counted is added to what the server counts, each request once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from service.native.statistics import NativeStatistics
+from service.observe.buckets import REQUEST, Times
+from service.observe.request_metrics import RequestCounter, Subject
+
+SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
+
+
+class FakeCore:
+    """Tells numbers that a test sets."""
+
+    def __init__(self) -> None:
+        self.subjects: list[dict[str, Any]] = []
+        self.events: dict[str, list[Any]] = {
+            name: [] for name in ("refused", "cut", "flooded", "handshakes_failed", "waited")
+        }
+        self.slow: list[dict[str, Any]] = []
+
+    def count(self, requests: int) -> None:
+        """Has so many requests counted in all, of two rows and a quarter of a second each."""
+        counts = [0] * (len(REQUEST.limits_s) + 1)
+        counts[5] = requests
+        numbers = {"rows": 2 * requests, "seconds": requests / 4, "counts": counts}
+        runs = {"run_seconds": requests / 8, "run_counts": counts}
+        self.subjects = [{**SUBJECT._asdict(), "kind": "lookup", **numbers, **runs}]
+
+    @property
+    def statistics(self) -> str:
+        """See native.statistics.CoreNumbers."""
+        return json.dumps({"subjects": self.subjects, "slow": self.slow, "queued": 3, **self.events})
+
+    def retire(self, model: str, version: int) -> str:
+        """See native.statistics.CoreNumbers."""
+        gone, self.subjects = self.subjects, []
+        return json.dumps(gone)
+
+
+class Seen:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def connection_dropped(self, reason: str) -> None:
+        """See native.statistics.Events."""
+        self.told.append(("dropped", reason))
+
+    def refused(self, model: str, reason: str, count: int = 1) -> None:
+        """See native.statistics.Events."""
+        self.told.append(("refused", model, reason, count))
+
+    def waits_counted(self, model: str, times: Times) -> None:
+        """See native.statistics.Events."""
+        self.told.append(("waited", model, sum(times.counts), times.seconds))
+
+    def handshake_failed(self, wire: str) -> None:
+        """See metrics.tls."""
+        self.told.append(("handshake", wire))
+
+    def was_slow(self, **request: Any) -> None:
+        """See service.observe.recent_requests."""
+        self.told.append(("slow", request["signature"], request["rows"]))
+
+
+def joined() -> tuple[FakeCore, RequestCounter, Seen]:
+    """Returns a core whose numbers a counter reads."""
+    core, counter, seen = FakeCore(), RequestCounter(), Seen()
+    counter.also = NativeStatistics(
+        core, counter, slow=seen.was_slow, events=seen, handshake_failed=seen.handshake_failed, now=lambda: 100.0
+    )
+    return core, counter, seen
+
+
+def test_requests_of_the_core_are_counted_once_however_often_they_are_read() -> None:
+    core, counter, _ = joined()
+    core.count(3)
+    assert counter.read()[0].successes[SUBJECT].count == 3
+    core.count(4)
+    found = counter.read()[0].successes[SUBJECT]
+    assert (found.count, found.rows, found.times.seconds, found.run_times.seconds) == (4, 8, 1.0, 0.5)
+    assert found.kind == "lookup"
+
+
+def test_they_are_added_to_those_that_python_answered() -> None:
+    core, counter, _ = joined()
+    answered = {"seconds": 0.5, "run_seconds": 0.25, "rows": 1}
+    counter.finished(**SUBJECT._asdict(), kind="lookup", error=None, **answered)  # type: ignore[arg-type]
+    core.count(2)
+    assert counter.read()[0].successes[SUBJECT].count == 3
+
+
+def test_a_version_that_is_gone_stays_in_the_sums_of_all_time() -> None:
+    core, counter, _ = joined()
+    core.count(3)
+    counter.retire("m", 1)
+    now, ever = counter.read()
+    assert now.successes == {}
+    assert ever.successes[SUBJECT._replace(version=None, signature="lookup")].count == 3
+    # The same version is served again.
+    core.count(1)
+    now, ever = counter.read()
+    assert now.successes[SUBJECT].count == 1
+    assert ever.successes[SUBJECT._replace(version=None, signature="lookup")].count == 4
+
+
+def test_a_core_that_has_ended_is_not_asked_any_more() -> None:
+    core, counter, _ = joined()
+    core.count(2)
+    assert isinstance(counter.also, NativeStatistics)
+    counter.also.stop()
+    core.count(9)
+    assert counter.read()[0].successes[SUBJECT].count == 2
+
+
+def test_events_and_slow_requests_are_told_once() -> None:
+    core, counter, seen = joined()
+    core.events = {
+        "refused": [("m", "queue", 2), ("", "connections", 1)],
+        "waited": [{"model": "m", "seconds": 0.5, "counts": [0, 2]}],
+        "cut": [("http", 1)],
+        "flooded": [("ping", 1), ("malformed", 1), ("data", 0)],
+        "handshakes_failed": [("grpc", 2)],
+    }
+    named = {**SUBJECT._asdict(), "request_id": "abc", "seconds": 2.0, "run_seconds": 1.0, "rows": 7}
+    core.slow = [{"at_s": 99.0, **named}, {"at_s": 101.0, **named}]
+    counter.read()
+    counter.read()
+    assert seen.told == [
+        ("handshake", "grpc"),
+        ("handshake", "grpc"),
+        ("refused", "m", "queue", 2),
+        ("dropped", "connections"),
+        ("waited", "m", 2, 0.5),
+        ("dropped", "stalled"),
+        ("dropped", "flood_ping"),
+        ("dropped", "malformed"),
+        ("slow", "lookup", 7),
+    ]
+
+
+def test_the_status_page_shows_the_rest() -> None:
+    core, counter, _ = joined()
+    assert isinstance(counter.also, NativeStatistics)
+    core.events["refused"] = [("", "bytes", 1), ("m", "bytes", 2)]
+    counter.read()
+    assert counter.also.read() == {
+        "queued": 3,
+        "refused": {"bytes": 3},
+        "cut": {},
+        "flooded": {},
+        "handshakes_failed": {},
+    }

@@ -1,0 +1,81 @@
+"""Log lines that machines can read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from service.engine import request_context
+from service.observe.logs import configure_logging, name_requests_in_log
+
+
+@pytest.fixture
+def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+    """Reads what went to standard error; the root logger is as before afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    # Of a request that an earlier test worked on in this thread.
+    request_context.enter(b"")
+    yield lambda: capsys.readouterr().err
+    request_context.enter(b"")
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_json_line_holds_the_message_and_every_extra(log: Callable[[], str]) -> None:
+    configure_logging("info", "json")
+    logging.getLogger("service.x").info("loaded\nit", extra={"model": "m", "path": sys, "seconds": 0.5, "gone": None})
+    (line,) = log().splitlines()
+    data = json.loads(line)
+    assert data.pop("time").endswith("+00:00")
+    assert data == {
+        "level": "info",
+        "logger": "service.x",
+        "message": "loaded\nit",
+        "model": "m",
+        "path": str(sys),
+        "seconds": 0.5,
+    }
+
+
+def test_a_json_line_holds_the_traceback(log: Callable[[], str]) -> None:
+    configure_logging("info", "json")
+    try:
+        raise ValueError("inner")
+    except ValueError:
+        logging.getLogger("x").exception("failed: %s", "reason")
+    data = json.loads(log())
+    assert (data["level"], data["message"]) == ("error", "failed: reason")
+    assert "ValueError: inner" in data["traceback"]
+
+
+def test_a_text_line_is_for_people(log: Callable[[], str]) -> None:
+    configure_logging("warning", "text")
+    logging.getLogger("x").info("not this")
+    logging.getLogger("x").warning("careful", extra={"model": "m"})
+    assert log()[8:] == " warning careful model=m\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_auto_is_text_on_a_terminal_only(
+    log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    configure_logging("info", "auto")
+    logging.getLogger("x").info("hello")
+    assert log().startswith("{") != is_terminal
+
+
+def test_a_line_names_the_request_that_is_worked_on(log: Callable[[], str]) -> None:
+    configure_logging("info", "json")
+    name_requests_in_log(request_context.request_id.get)
+    request_context.enter(b"abc-1")
+    logging.getLogger("x").info("one")
+    logging.getLogger("x").info("two", extra={"request_id": "of its own"})
+    request_context.enter(b"")
+    logging.getLogger("x").info("three")
+    assert [json.loads(line).get("request_id") for line in log().splitlines()] == ["abc-1", "of its own", None]

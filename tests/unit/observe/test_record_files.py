@@ -1,0 +1,88 @@
+"""Files of records: begun, closed, removed, and never with half a record."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from service.artifact.tf_record import read_records
+from service.loading.recorded_warmup import MAX_RECORDS
+from service.observe.record_files import RecordFiles
+from tests.toy_model import masked_crc32c
+
+
+def files_in(folder: Path) -> dict[str, list[bytes]]:
+    """Returns the records of each file, in the order of their numbers."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            found[path.name] = list(read_records(file, masked_crc32c))
+    return found
+
+
+def new(folder: Path, *, max_bytes: int = 1 << 20, max_files: int = 100) -> RecordFiles:
+    return RecordFiles(str(folder / "m"), max_bytes=max_bytes, max_files=max_files, now=lambda: 1_700_000_000.0)
+
+
+def name(number: int, suffix: str = ".tfrecord") -> str:
+    return f"m-20231114T221320-{os.getpid()}-{number:04d}{suffix}"
+
+
+def test_a_file_is_a_part_until_it_is_closed(tmp_path: Path) -> None:
+    files = new(tmp_path)
+    files.append([b"one", b"two"])
+    assert files_in(tmp_path) == {name(1, ".tfrecord.part"): [b"one", b"two"]}
+    files.close()
+    assert files_in(tmp_path) == {name(1): [b"one", b"two"]}
+    files.close()
+    files.append([b"three"])
+    files.close()
+    assert list(files_in(tmp_path)) == [name(1), name(2)]
+
+
+def test_no_file_is_larger_than_it_may_be_and_the_oldest_go(tmp_path: Path) -> None:
+    # A record of 84 bytes takes 100: two fit.
+    files = new(tmp_path, max_bytes=200, max_files=2)
+    files.append([bytes([n]) * 84 for n in range(7)])
+    files.close()
+    found = files_in(tmp_path)
+    assert list(found) == [name(3), name(4)]
+    assert [record[0] for records in found.values() for record in records] == [4, 5, 6]
+
+
+def test_no_file_holds_more_records_than_a_warm_up_takes(tmp_path: Path) -> None:
+    files = new(tmp_path)
+    files.append([b"x"] * (MAX_RECORDS + 1))
+    files.close()
+    assert [len(records) for records in files_in(tmp_path).values()] == [MAX_RECORDS, 1]
+
+
+def test_others_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "n-1.tfrecord").write_bytes(b"")
+    (tmp_path / "m-notes.txt").write_bytes(b"")
+    files = new(tmp_path, max_bytes=1, max_files=1)
+    files.append([b"a", b"b", b"c"])
+    files.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name(3), "m-notes.txt", "n-1.tfrecord"]
+
+
+def test_of_a_record_that_does_not_fit_on_the_disk_nothing_stays(tmp_path: Path) -> None:
+    files = new(tmp_path)
+    files.append([b"whole"])
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # As a full disk does: some of it is written, then no more.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+        with pytest.raises(OSError):
+            files.append([b"x" * 1000])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    files.append([b"next"])
+    files.close()
+    assert files_in(tmp_path) == {name(1): [b"whole", b"next"]}

@@ -1,0 +1,155 @@
+"""Logs begin and end with the list of models; what a full queue drops is counted."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.artifact.protos import message_class
+from service.artifact.tf_record import read_records
+from service.engine.inference import Classification
+from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.observe import model_log
+from service.observe.model_log import ModelLog
+from service.observe.record_files import RecordFiles
+from service.observe.request_logs import RequestLogs
+from service.types import SignatureSpec, TensorSpec
+from tests.exposition import read_exposition
+from tests.toy_model import masked_crc32c
+
+SPEC = SignatureSpec(
+    "sig", "lookup", "", {"x": TensorSpec("x", "int64", (None,))}, {"y": TensorSpec("y", "float32", (None,))}
+)
+ASKED: dict[str, Any] = {
+    "inputs": {"x": np.array([1, 2]), "s": np.array([b"a", b"bc"], object)},
+    "output_filter": ("y",),
+    "outputs": {"y": np.array([0.5], np.float32)},
+}
+
+
+def logs(**more: Any) -> RequestLogs:
+    given: dict[str, Any] = {"tags": ["serve"], "max_bytes": 1 << 20, "max_files": 9, "has_answers": True}
+    return RequestLogs(**(given | more), now=lambda: 1_700_000_000.7)
+
+
+def model(folder: Path, rate: float = 1.0, name: str = "m") -> ModelConfig:
+    return ModelConfig(name, "/m", request_log=RequestLogConfig(str(folder / name), rate))
+
+
+def messages(folder: Path) -> list[Any]:
+    """Returns the PredictionLogs of all closed files."""
+    found = []
+    for path in sorted(folder.glob("*.tfrecord")):
+        with path.open("rb") as file:
+            found += [
+                message_class("tensorflow.serving.PredictionLog").FromString(data)
+                for data in read_records(file, masked_crc32c)
+            ]
+    return found
+
+
+def test_a_record_says_what_was_asked_answered_and_when(tmp_path: Path) -> None:
+    own = logs()
+    own.configure([model(tmp_path)])
+    own.recorders["m"].predicted(SPEC, 7, **ASKED)
+    own.stop()
+    assert own.recorders == {}
+    (log,) = messages(tmp_path)
+    for spec in (
+        log.log_metadata.model_spec,
+        log.predict_log.request.model_spec,
+        log.predict_log.response.model_spec,
+    ):
+        assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "sig")
+    assert log.log_metadata.sampling_config.sampling_rate == 1
+    assert list(log.log_metadata.saved_model_tags) == ["serve"]
+    assert log.log_metadata.timestamp_secs == 1_700_000_000
+    request = log.predict_log.request
+    assert list(request.inputs["x"].int64_val) == [1, 2]
+    assert list(request.inputs["s"].string_val) == [b"a", b"bc"]
+    assert list(request.output_filter) == ["y"]
+    assert list(log.predict_log.response.outputs["y"].float_val) == [0.5]
+
+
+def test_answers_can_be_left_out(tmp_path: Path) -> None:
+    own = logs(has_answers=False)
+    own.configure([model(tmp_path)])
+    own.recorders["m"].predicted(SPEC, 7, **ASKED)
+    own.stop()
+    (log,) = messages(tmp_path)
+    assert not log.predict_log.HasField("response")
+
+
+def test_examples_are_kept_as_their_method_has_them(tmp_path: Path) -> None:
+    own = logs()
+    own.configure([model(tmp_path)])
+    example = message_class("tensorflow.Example")()
+    example.features.feature["a"].int64_list.value.append(3)
+    data = np.empty(1, object)
+    data[0] = example.SerializeToString()
+    result = Classification(None, np.array([[0.25]], np.float32))
+    own.recorders["m"].inferred(SPEC, 7, examples=data, result=result)
+    own.stop()
+    (log,) = messages(tmp_path)
+    assert log.classify_log.request.input.example_list.examples[0] == example
+    assert log.classify_log.response.result.classifications[0].classes[0].score == 0.25
+
+
+def test_a_log_goes_on_where_its_config_stays_and_ends_where_it_goes(tmp_path: Path) -> None:
+    own = logs()
+    own.configure([model(tmp_path)])
+    first = own.recorders["m"]
+    own.configure([model(tmp_path), model(tmp_path, name="n")])
+    assert own.recorders["m"] is first
+    own.configure([model(tmp_path, 0.25), ModelConfig("n", "/n")])
+    assert own.recorders["m"] is not first and list(own.recorders) == ["m"]
+    assert own.recorders["m"].draw.rate == 0.25
+    # Nothing is to be kept, so nobody need ask.
+    own.configure([model(tmp_path, 0.0)])
+    assert own.recorders == {}
+    own.stop()
+
+
+def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    class Slow(RecordFiles):
+        def append(self, records: Any) -> None:
+            begun.set()
+            assert gate.wait(60)
+            super().append(records)
+
+    files = Slow(str(tmp_path / "m"), max_bytes=1 << 20, max_files=9, now=lambda: 0.0)
+    config = RequestLogConfig(str(tmp_path / "m"), 1.0)
+    log = ModelLog("m", config, files, tags=(), has_answers=True, now=lambda: 0.0)
+    for _ in range(model_log.MAX_QUEUED + 5):
+        log.predicted(SPEC, 1, **ASKED)
+    assert begun.wait(60)
+    assert log.counts() == (0, 5, False)
+    gate.set()
+    log.stop(60)
+    assert log.counts() == (model_log.MAX_QUEUED, 5, False)
+
+
+def test_arrays_that_are_too_large_together_are_dropped(tmp_path: Path) -> None:
+    own = logs()
+    own.configure([model(tmp_path)])
+    large = np.zeros(model_log.MAX_QUEUED_BYTES // 4 + 1, np.float32)
+    own.recorders["m"].predicted(SPEC, 1, inputs={}, output_filter=(), outputs={"y": large})
+    own.stop()
+    assert messages(tmp_path) == []
+    found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))
+    assert found["embedding_server_request_log_dropped_total"].value(model="m") == 1
+    assert found["embedding_server_request_log_records_total"].value(model="m") == 0
+    assert found["embedding_server_request_log_disabled"].value(model="m") == 0
+
+
+def test_without_a_log_there_are_no_numbers() -> None:
+    own = logs()
+    own.configure([ModelConfig("m", "/m")])
+    found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))
+    assert len(found) == 3
+    assert not any(family.samples for family in found.values())

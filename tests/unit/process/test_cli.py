@@ -1,0 +1,113 @@
+"""The command line: what stops it before anything is started, and what it hands on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import service.process.cli
+from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
+
+
+class FakeApp:
+    """Notes its settings and does what the test says."""
+
+    seen: list[Settings] = []
+    problem: str = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.seen.append(settings)
+
+    async def run(self) -> list[str]:
+        """Ends at once, or can not start."""
+        if self.problem:
+            raise StartError(self.problem)
+        return []
+
+
+@pytest.fixture
+def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
+    """Replaces the app and everything of the process that main changes."""
+    module = types.ModuleType("service.process.app")
+    app = type("App", (FakeApp,), {"seen": []})
+    vars(module).update(App=app)
+    monkeypatch.setitem(sys.modules, "service.process.app", module)
+    monkeypatch.setattr(service.process.cli, "prepare_libraries", lambda: None)
+    monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield app
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_bad_settings_exit_with_2_and_all_faults(fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]) -> None:
+    assert service.process.cli.main(["--port=x", "--log_level=loud"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "embedding-server can not start:"
+    assert len(lines) == 4
+    assert fake_app.seen == []
+
+
+def test_a_drained_server_exits_with_0_and_logs_its_settings(
+    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert service.process.cli.main(["--model_base_path=m", "--port=7", "--log_format=text"]) == 0
+    assert [s.port for s in fake_app.seen] == [7]
+    err = capsys.readouterr().err
+    assert "settings model_base_path=m" in err
+    assert " port=7" in err
+
+
+def test_what_stops_the_start_exits_with_2_and_says_so(
+    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_app.problem = "cannot listen on port 80"
+    assert service.process.cli.main(["--model_base_path=m", "--log_format=text"]) == 2
+    assert "cannot start reason=cannot listen on port 80" in capsys.readouterr().err
+
+
+def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["embedding-server", "--model_base_path=from argv"])
+    assert service.process.cli.main() == 0
+    assert fake_app.seen[0].model_base_path == "from argv"
+
+
+def test_flags_of_tensorflow_serving_without_effect_are_named(
+    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert service.process.cli.main(["--model_base_path=m", "--enable_profiler", "--log_format=text"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "flag has no effect" in line]
+    assert len(lines) == 1
+    assert "flag=--enable_profiler reason=there is no profiler service" in lines[0]
+
+
+def test_strict_ends_the_start_where_a_model_has_no_version(
+    fake_app: type[FakeApp], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "films" / "1").mkdir(parents=True)
+    (tmp_path / "films" / "1" / "saved_model.pb").touch()
+    config = tmp_path / "models.conf"
+    entry = 'config {{ name: "{0}" base_path: "{1}/{0}" model_platform: "tensorflow" }}'
+    entries = " ".join(entry.format(name, tmp_path) for name in ("films", "film", "users"))
+    config.write_text(f"model_config_list {{ {entries} }}")
+    for flags in ([f"--model_config_file={config}"], [f"--model_base_path={tmp_path / 'film'}", "--model_name=film"]):
+        assert service.process.cli.main(["--strict", "--log_format=text", *flags]) == 1
+        told = [
+            line.partition(" reason=")[2] for line in capsys.readouterr().err.splitlines() if "cannot start" in line
+        ]
+        gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
+        assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
+        by_file = [f"--strict: model users: {gone.format('users')}"]
+        assert told[1:] == (by_file if "config" in flags[0] else [])
+    assert fake_app.seen == []
+    assert service.process.cli.main(["--strict", f"--model_base_path={tmp_path / 'films'}"]) == 0
+    assert service.process.cli.main([f"--model_base_path={tmp_path / 'film'}"]) == 0
+    # What is wrong with the file itself is told by the start.
+    assert service.process.cli.main(["--strict", f"--model_config_file={tmp_path / 'none.conf'}"]) == 0

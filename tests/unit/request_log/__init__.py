@@ -1,1 +1,0 @@
-"""Tests of service.request_log."""

@@ -1,0 +1,37 @@
+"""Runs tests of lookups over both implementations of what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from service.native_tables import NATIVE_TABLES
+from service.tables import dict_index, kernels, key_index, numpy_kernels
+
+KERNELS = ("gather", "combine", "sequence")
+INDEX = (
+    *("count_lines", "find_lines", "line_length", "parse_integers"),
+    *("index_strings", "index_integers", "find_strings", "find_integers"),
+)
+IMPLEMENTATIONS = [
+    "numpy",
+    pytest.param("native", marks=pytest.mark.skipif(NATIVE_TABLES is None, reason="the native core is not built")),
+]
+
+
+@pytest.fixture(scope="module", autouse=True, params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Makes kernels and indexes those of one implementation."""
+    is_native = request.param == "native"
+    by_module: list[tuple[Any, Any, tuple[str, ...]]] = [
+        (kernels, NATIVE_TABLES if is_native else numpy_kernels, KERNELS),
+        (key_index, NATIVE_TABLES if is_native else dict_index, INDEX),
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        for module, chosen, names in by_module:
+            for name in names:
+                patched.setattr(module, name, getattr(chosen, name))
+        patched.setattr(key_index, "new_index", key_index.native_slots if is_native else key_index.new_dict)
+        yield request.param

@@ -1,0 +1,178 @@
+"""Maps of files that are cut short, written to or replaced; what happens is Linux' doing, not a double's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.native_tables import NATIVE_TABLES
+from service.tables.guarded_files import GuardedFiles, GuardedMap
+
+PAGE = os.sysconf("SC_PAGESIZE")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Three pages of ones."""
+    path = tmp_path / "data"
+    path.write_bytes(b"\1" * (3 * PAGE))
+    return path
+
+
+def opened(file: Path) -> tuple[GuardedFiles, np.ndarray]:
+    """Returns a guard, and the octets of a file that it maps."""
+    files = GuardedFiles()
+    return files, np.frombuffer(files.map(file), np.uint8)
+
+
+needs_guard = pytest.mark.skipif(NATIVE_TABLES is None, reason="the native core is not built")
+
+
+@needs_guard
+def test_what_is_cut_off_reads_as_zeros_and_is_marked(file: Path) -> None:
+    files, octets = opened(file)
+    assert (int(octets.sum()), files.mark[0], files.look()) == (3 * PAGE, 0, "")
+    os.truncate(file, PAGE)
+    assert files.mark[0] == 0
+    # The whole map goes, so that one fault is the last.
+    assert int(octets[2 * PAGE :].sum()) == 0
+    assert files.mark[0] == 1
+    assert int(octets.sum()) == 0
+    assert "could not read a page" in files.look() and "data" in files.look()
+
+
+@needs_guard
+def test_a_damage_to_one_version_is_none_to_another(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"\2" * PAGE)
+    files, octets = opened(file)
+    others, its_octets = opened(other)
+    os.truncate(file, 0)
+    assert int(octets.sum()) == 0
+    assert (files.mark[0], others.mark[0], int(its_octets.sum())) == (1, 0, 2 * PAGE)
+
+
+def test_a_file_that_shrinks_is_seen_before_it_is_read(file: Path) -> None:
+    files, _ = opened(file)
+    os.truncate(file, PAGE)
+    assert files.look() == f"file {file} has {PAGE} bytes since it was opened with {3 * PAGE}"
+    assert files.mark[0] == 1
+
+
+def test_a_file_that_is_written_to_is_seen(file: Path) -> None:
+    files, _ = opened(file)
+    was = os.stat(file)
+    with file.open("r+b") as handle:
+        handle.write(b"\3")
+    # However coarse the file system's clock is.
+    os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
+    assert files.look() == f"file {file} was written to since it was opened"
+
+
+def test_a_file_that_is_replaced_or_deleted_is_still_the_one_that_was_opened(file: Path, tmp_path: Path) -> None:
+    files, octets = opened(file)
+    new = tmp_path / "new"
+    new.write_bytes(b"\2" * PAGE)
+    new.rename(file)
+    assert (files.look(), int(octets.sum())) == ("", 3 * PAGE)
+    file.unlink()
+    assert (files.look(), int(octets.sum())) == ("", 3 * PAGE)
+
+
+def test_the_first_reason_is_the_one_that_is_told(file: Path) -> None:
+    files, _ = opened(file)
+    files.damaged("one")
+    files.damaged("another")
+    assert files.look() == "one"
+
+
+def resident_kib(address: int) -> int:
+    """Returns what of the map at an address this process holds in memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            return next(int(more.split()[1]) for more in lines if more.startswith("Rss:"))
+    raise AssertionError("no such map")
+
+
+def num_descriptors(file: Path) -> int:
+    """Returns how many descriptors of this process are the file's; others come and go with what other tests left."""
+    return sum(os.path.realpath(link) == os.path.realpath(file) for link in Path("/proc/self/fd").iterdir())
+
+
+def test_closing_gives_the_memory_and_the_descriptors_back_and_leaves_reading_safe(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(b"\1" * (1 << 20))
+    files, octets = opened(file)
+    assert num_descriptors(file) > 0
+    assert int(octets.sum()) == 1 << 20
+    assert resident_kib(octets.ctypes.data) == 1024
+    breaks: list[float] = []
+    files.close(breaks.append)
+    assert resident_kib(octets.ctypes.data) == 0
+    assert len(breaks) == 1
+    # Somebody who still holds a view reads it again.
+    assert int(octets.sum()) == 1 << 20
+    del octets
+    gc.collect()
+    assert num_descriptors(file) == 0
+
+
+BEGIN = """
+import mmap, os, signal, sys
+import numpy as np
+from service.tables.guarded_files import GuardedFiles
+files = GuardedFiles()
+octets = np.frombuffer(files.map(__import__("pathlib").Path(sys.argv[1])), np.uint8)
+"""
+UNGUARDED = """
+with open(sys.argv[1], "rb") as file:
+    other = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+os.truncate(sys.argv[1], 0)
+print(octets.sum(), files.mark[0], flush=True)
+other.sum()
+"""
+SENT = "print(octets.sum(), flush=True)\nos.kill(os.getpid(), signal.SIGBUS)\n"
+
+
+@needs_guard
+@pytest.mark.parametrize("options", [[], ["-X", "faulthandler"]], ids=["alone", "faulthandler"])
+@pytest.mark.parametrize(
+    ("script", "printed"), [(UNGUARDED, "0 1"), (SENT, str(3 * PAGE))], ids=["another-map", "sent"]
+)
+def test_other_bus_errors_end_the_process_as_ever(file: Path, script: str, printed: str, options: list[str]) -> None:
+    # The one of another map comes behind one that was survived.
+    done = subprocess.run(
+        [sys.executable, *options, "-c", BEGIN + script, str(file)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.strip()) == (-signal.SIGBUS, printed), done.stderr
+    assert ("Fatal Python error: Bus error" in done.stderr) == bool(options)
+
+
+class NoPlaces:
+    """The native core's guard once its table of maps is full."""
+
+    @staticmethod
+    def add_guard(address: int, num_bytes: int, mark_at: int) -> None:
+        """Finds no place."""
+
+
+@pytest.mark.parametrize("guard", [NoPlaces, None], ids=["full", "no-native-core"])
+def test_a_map_that_finds_no_guard_is_a_map_as_any_other(
+    file: Path, guard: type[NoPlaces] | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("service.tables.guarded_files.NATIVE_TABLES", guard)
+    files = GuardedFiles()
+    mapped = files.map(file)
+    assert isinstance(mapped, GuardedMap) and bytes(mapped[:2]) == b"\1\1"
+    assert ("too many maps" in caplog.text) == (guard is not None)
+    del mapped, files
+    gc.collect()

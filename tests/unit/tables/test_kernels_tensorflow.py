@@ -1,0 +1,181 @@
+"""The kernels do TensorFlow's arithmetic: its serving lookup, its safe sparse lookup, and its tensor-core functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.tables import kernels
+from tests import oracle
+from tests.stored_tables import store
+from tests.unit.tables.test_kernels import COMBINERS, combine, sequence
+
+pytestmark = pytest.mark.tf
+
+V, D, K = 7, 5, 4
+CASES = 25
+
+
+def draw(seed: int, *, positive: bool) -> tuple[np.ndarray, list[list[int]], list[list[float]]]:
+    """Returns a table, rows with empty ones among them, and weights."""
+    random = np.random.default_rng(seed)
+    table = random.normal(size=(V, D)).astype(np.float32)
+    rows = [random.integers(0, V, random.integers(0, K + 1)).tolist() for _ in range(random.integers(1, 6))]
+    # Quarters, so that a sum of weights is zero in any order of adding or in none.
+    low = 1 if positive else -8
+    weights = [(random.integers(low, 9, len(row)) / 4).tolist() for row in rows]
+    return table, rows, weights
+
+
+def ragged_tensor(tf: Any, rows: oracle.Rows, dtype: str = "int64") -> Any:
+    """Returns rows as a RaggedTensor."""
+    return tf.RaggedTensor.from_row_splits(*oracle.ragged(rows, dtype))
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_equals_the_serving_lookup_of_ragged_ids(tf: Any, combiner: str, is_weighted: bool) -> None:
+    embedding = tf.tpu.experimental.embedding
+    for seed in range(CASES):
+        table, rows, weights = draw(seed, positive=False)
+        config = embedding.TableConfig(vocabulary_size=V, dim=D, combiner=combiner, name="t")
+        feature = embedding.FeatureConfig(table=config)
+        expected = embedding.serving_embedding_lookup(
+            [ragged_tensor(tf, rows)],
+            [ragged_tensor(tf, weights, "float32")] if is_weighted else None,
+            {config: tf.Variable(table)},
+            [feature],
+        )[0]
+        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
+        np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(tf: Any, combiner: str, is_weighted: bool) -> None:
+    # It drops ids whose weight is not positive, unless it sums; a ragged lookup keeps them, and so do we.
+    for seed in range(CASES):
+        table, rows, weights = draw(seed, positive=combiner != "sum")
+        expected = tf.nn.safe_embedding_lookup_sparse(
+            [tf.constant(table)],
+            ragged_tensor(tf, rows).to_sparse(),
+            sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse() if is_weighted else None,
+            combiner=combiner,
+        ).numpy()
+        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
+        # It gives no row for empty rows at the end of a batch whose every row is empty.
+        assert len(expected) == len(rows)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_dropping_negative_ids_is_what_the_safe_lookup_does(tf: Any, combiner: str) -> None:
+    for seed in range(CASES):
+        table, rows, _ = draw(seed, positive=True)
+        rows = [[row_id if row_id else -1 for row_id in row] for row in rows]
+        expected = tf.nn.safe_embedding_lookup_sparse(
+            [tf.constant(table)], ragged_tensor(tf, rows).to_sparse(), combiner=combiner
+        ).numpy()
+        found = combine(store(table), rows, combiner, on_bad_id="drop")
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+def test_leaving_weights_out_is_what_the_safe_lookup_does_unless_it_sums(tf: Any, combiner: str) -> None:
+    for seed in range(CASES):
+        table, rows, weights = draw(seed, positive=False)
+        rows = [[row_id if row_id else -1 for row_id in row] for row in rows]
+        expected = tf.nn.safe_embedding_lookup_sparse(
+            [tf.constant(table)],
+            ragged_tensor(tf, rows).to_sparse(),
+            sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse(),
+            combiner=combiner,
+        ).numpy()
+        found = combine(store(table), rows, combiner, weights=weights, on_bad_id="drop_negative", positive_only=True)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+def test_clamping_is_what_a_compiled_gather_does(tf: Any) -> None:
+    table, _, _ = draw(0, positive=True)
+    ids = np.array([-(2**31), -1, 0, V - 1, V, 2**31 - 1], np.int32)
+    expected = tf.function(tf.gather, jit_compile=True)(tf.constant(table), tf.constant(ids)).numpy()
+    stored, out = store(table), np.empty((len(ids), D), np.float32)
+    assert kernels.gather(*stored.place, ids.astype(np.int64), kernels.CLAMP, 0, out) == kernels.MISSING - 4
+    assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+@pytest.mark.parametrize("length", [1, 2, K])
+def test_equals_the_serving_lookup_of_sequences(tf: Any, length: int, is_sparse: bool) -> None:
+    for seed in range(CASES):
+        table, rows, _ = draw(seed, positive=True)
+        ids = ragged_tensor(tf, rows)
+        expected = serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)
+        assert np.array_equal(sequence(store(table), rows, length), expected), f"seed {seed}"
+
+
+def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(tf: Any) -> None:
+    # The lookup of ragged ids reads what it then cuts off, and fails.
+    table, _, _ = draw(0, positive=True)
+    rows = [[1, 2, V], [3]]
+    assert np.array_equal(
+        sequence(store(table), rows, 2), serving_sequence(tf, table, ragged_tensor(tf, rows).to_sparse(), 2)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        serving_sequence(tf, table, ragged_tensor(tf, rows), 2)
+
+
+def serving_sequence(tf: Any, table: np.ndarray, ids: Any, length: int) -> np.ndarray:
+    """Returns what TensorFlow's serving lookup gives for a sequence feature."""
+    embedding = tf.tpu.experimental.embedding
+    config = embedding.TableConfig(vocabulary_size=V, dim=D, name="t")
+    feature = embedding.FeatureConfig(table=config, max_sequence_length=length)
+    return embedding.serving_embedding_lookup([ids], None, {config: tf.Variable(table)}, [feature])[0].numpy()
+
+
+def tensor_core(tf: Any, table: np.ndarray, rows: oracle.Rows, weights: Any, combiner: str, width: int) -> np.ndarray:
+    """Returns what TensorFlow's own tensor-core functions give."""
+    from tensorflow.python.tpu import feature_column_v2
+
+    ids = ragged_tensor(tf, rows).to_sparse()
+    indices, mask = feature_column_v2.pad_sparse_embedding_lookup_indices(ids, width)
+    if weights is not None:
+        factors = ragged_tensor(tf, weights, "float32").to_sparse()
+        padded = tf.sparse.to_dense(tf.sparse.slice(factors, [0, 0], [len(rows), width]))
+        mask = tf.pad(padded, [[0, 0], [0, width - padded.shape[1]]])
+    return feature_column_v2.sparse_embedding_aggregate_slice(tf.constant(table), (indices, mask), combiner).numpy()
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("width", [1, 2, K])
+def test_equals_the_tensor_core_functions(tf: Any, combiner: str, is_weighted: bool, width: int) -> None:
+    for seed in range(CASES // 2):
+        table, rows, weights = draw(seed, positive=False)
+        used = weights if is_weighted else None
+        expected = tensor_core(tf, table, rows, used, combiner, width)
+        found = combine(store(table), rows, combiner, weights=used, at_least_one=True, max_ids=width, truncate=True)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+def test_the_tensor_core_knows_no_sqrtn(tf: Any) -> None:
+    with pytest.raises(ValueError, match="does not support combiner other than sum and mean"):
+        tensor_core(tf, np.ones((V, D), np.float32), [[1]], None, "sqrtn", 2)
+
+
+def test_the_oracle_agrees_with_tensorflow_too(tf: Any) -> None:
+    embedding = tf.tpu.experimental.embedding
+    for seed in range(10):
+        table, rows, weights = draw(seed, positive=False)
+        for combiner in COMBINERS:
+            config = embedding.TableConfig(vocabulary_size=V, dim=D, combiner=combiner, name="t")
+            expected = embedding.serving_embedding_lookup(
+                [ragged_tensor(tf, rows)],
+                [ragged_tensor(tf, weights, "float32")],
+                {config: tf.Variable(table)},
+                [embedding.FeatureConfig(table=config)],
+            )[0]
+            found = oracle.combine(table, rows, combiner, weights=weights)
+            np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6, atol=2e-6)

@@ -1,0 +1,94 @@
+"""PredictRequest and PredictResponse as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.artifact.protos import message_class
+from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor
+from service.errors import MalformedPayload
+from service.types import ModelRef
+from service.wire.predict_proto import decode_inputs, decode_request, encode_response
+
+
+def request(**tensors: list[int]) -> Any:
+    """Builds a PredictRequest of int64 vectors for model m."""
+    message = message_class("tensorflow.serving.PredictRequest")()
+    message.model_spec.name = "m"
+    for name, values in tensors.items():
+        message.inputs[name].dtype = 9
+        message.inputs[name].tensor_shape.dim.add().size = len(values)
+        message.inputs[name].int64_val.extend(values)
+    return message
+
+
+def test_a_request_is_read_without_its_signature() -> None:
+    message = request(x=[1, 2])
+    message.model_spec.version.value = 0
+    message.model_spec.signature_name = "s"
+    message.output_filter.extend(["y", "z"])
+    parsed = decode_request(message.SerializeToString())
+    assert parsed.ref == ModelRef("m", 0)
+    assert (parsed.signature_name, parsed.output_filter) == ("s", ("y", "z"))
+    assert decode_inputs(parsed)["x"].tolist() == [1, 2]
+
+
+def test_no_version_is_the_latest() -> None:
+    assert decode_request(request().SerializeToString()).ref == ModelRef("m", None)
+
+
+def test_bytes_that_are_no_message_are_refused() -> None:
+    with pytest.raises(MalformedPayload, match="not a valid tensorflow.serving.PredictRequest message"):
+        decode_request(b"\xff\xff")
+
+
+@pytest.mark.parametrize("label", ["stable", ""])
+def test_a_label_is_kept_for_who_knows_labels(label: str) -> None:
+    message = request()
+    message.model_spec.version_label = label
+    assert decode_request(message.SerializeToString()).ref == ModelRef("m", None, label)
+
+
+def test_what_is_spread_is_bounded_for_all_inputs_together() -> None:
+    message = request(a=[1], b=[1])
+    for name in "ab":
+        message.inputs[name].tensor_shape.dim[0].size = MAX_SPREAD_ELEMENTS // 2
+    assert len(decode_inputs(decode_request(message.SerializeToString()))) == 2
+    message.inputs["a"].tensor_shape.dim[0].size += 1
+    with pytest.raises(MalformedPayload, match="elements, the limit is"):
+        decode_inputs(decode_request(message.SerializeToString()))
+
+
+def test_what_is_sent_is_not() -> None:
+    message = message_class("tensorflow.serving.PredictRequest")()
+    message.model_spec.name = "m"
+    size = 2 * MAX_SPREAD_ELEMENTS
+    message.inputs["x"].dtype = 10
+    message.inputs["x"].tensor_shape.dim.add().size = size
+    message.inputs["x"].tensor_content = b"\x01" * size
+    assert decode_inputs(decode_request(message.SerializeToString()))["x"].size == size
+
+
+@given(
+    st.dictionaries(st.text(max_size=200), st.lists(st.floats(width=32), max_size=300), max_size=4),
+    st.text(max_size=200),
+    st.integers(0, 2**63 - 1),
+)
+def test_responses_are_the_messages_that_they_stand_for(
+    values: dict[str, list[float]], name: str, version: int
+) -> None:
+    outputs = {key: np.array(numbers, np.float32) for key, numbers in values.items()}
+    data = encode_response(outputs, model=name, version=version, signature_name=name)
+    response = message_class("tensorflow.serving.PredictResponse").FromString(data)
+    assert response.model_spec.name == response.model_spec.signature_name == name
+    assert response.model_spec.HasField("version") and response.model_spec.version.value == version
+    assert set(response.outputs) == set(outputs)
+    for key, array in outputs.items():
+        decoded = decode_tensor(key, response.outputs[key])
+        assert np.array_equal(decoded, array, equal_nan=True)
+        assert not response.outputs[key].tensor_content
