@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from model_export.errors import ExportError
 from model_export.exporter.versions import new_version_folder
-from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
+from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES, lookup_devices
 from model_export.graphs.source import ExportSource
 from service.artifact.manifest import LookupDevice
 
@@ -133,17 +133,6 @@ def as_source(model: Any, **options: Any) -> ExportSource:
         given: ExportSource = model
         return given
     raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; expected {ACCEPTED}")
-
-
-def lookup_devices(lookup_device: Any) -> tuple[LookupDevice, ...]:
-    """Returns the devices that an argument or a configuration names. Raises ExportError."""
-    named = (lookup_device,) if isinstance(lookup_device, str) else tuple(lookup_device)
-    choices: tuple[LookupDevice, ...] = get_args(LookupDevice)
-    if named == ("both",):
-        return choices
-    if not named or len(set(named)) != len(named) or not set(named) <= set(choices):
-        raise ExportError(f"lookup_device is {lookup_device!r}, expected 'cpu', 'tpu_tensor_core' or a list of both")
-    return named
 
 
 def _run_source(folder: Path) -> ExportSource:

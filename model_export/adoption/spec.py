@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 
 from model_export.adoption.names import valid
 from model_export.errors import ExportError
-from model_export.export_model import lookup_devices
-from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
+from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES, lookup_devices
 from model_export.parity.oracle import vocabulary_lines
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.bundle import BundleEntry

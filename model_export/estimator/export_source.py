@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_export.errors import ExportError
 from model_export.estimator import checkpoints
-from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.example_fields import ExampleFields, example_fields
 from model_export.estimator.lookups import DEFAULT_MAX_IDS_PER_ROW, lookup_spec, weight_keys
 from model_export.estimator.serving_graphs import ServingGraph, cpu_serving_graph, tpu_serving_graph
@@ -25,6 +24,10 @@ from model_export.tensorflow_setup import tf
 from model_export.training.partitioning import refuse_mod_export
 from service.artifact.bundle import BundleEntry, read_bundle
 from service.types import Array
+
+if TYPE_CHECKING:
+    # Imports this module when it exports.
+    from model_export.estimator.estimator import EmbeddingEstimator
 
 SERVE, TPU = "serve", "tpu"
 

@@ -8,15 +8,18 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_export.errors import ExportError
-from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.export_source import EstimatorSource
 from model_export.estimator.modes import ModeKeys
 from model_export.export_model import export
 from model_export.exporter.versions import existing_versions
 from service.artifact.manifest import LookupDevice
+
+if TYPE_CHECKING:
+    # Imports this module when it exports.
+    from model_export.estimator.estimator import EmbeddingEstimator
 
 
 def export_timestamped(

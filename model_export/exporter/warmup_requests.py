@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from model_export.graphs.signature_names import WARMUP_PATH
 from model_export.parity.parity_cases import CaseWriter
-from model_export.parity.prediction_log import MAX_WARMUP_REQUESTS, LoggedPrediction, write_predictions
+from model_export.parity.prediction_log import LoggedPrediction, write_predictions
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
 from service.types import Array
 
 
@@ -21,7 +21,7 @@ def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]
       requests: signature -> requests that it answers; TensorFlow Serving refuses a version whose warm-up fails.
     """
     predictions = [LoggedPrediction(name, inputs) for name, several in requests.items() for inputs in several]
-    return write_predictions(artifact / WARMUP_PATH, predictions[:MAX_WARMUP_REQUESTS])
+    return write_predictions(artifact / WARMUP_PATH, predictions[:MAX_WARMUP_RECORDS])
 
 
 def lookup_warmup(writer: CaseWriter, dtypes: Mapping[str, str]) -> Iterator[dict[str, Array]]:

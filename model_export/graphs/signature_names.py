@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
+from model_export.errors import ExportError
+from service.artifact.manifest import LookupDevice
+
 LOOKUP = "lookup"
 LOOKUP_TENSOR_CORE = "lookup_tpu_tensor_core"
 PREDICT = "serving_default"
@@ -11,7 +16,16 @@ EXAMPLES_INPUT = "examples"
 # TensorFlow 2 names the graph's initialiser among the signatures.
 INIT_OP = "__saved_model_init_op"
 DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
-
-
-WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
+# A file of requests and answers of the trained model.
 RECORDED_PATH = "assets.extra/recorded_predictions"
+
+
+def lookup_devices(lookup_device: Any) -> tuple[LookupDevice, ...]:
+    """Returns the devices that an argument or a configuration names. Raises ExportError."""
+    named = (lookup_device,) if isinstance(lookup_device, str) else tuple(lookup_device)
+    choices: tuple[LookupDevice, ...] = get_args(LookupDevice)
+    if named == ("both",):
+        return choices
+    if not named or len(set(named)) != len(named) or not set(named) <= set(choices):
+        raise ExportError(f"lookup_device is {lookup_device!r}, expected 'cpu', 'tpu_tensor_core' or a list of both")
+    return named

@@ -22,9 +22,6 @@ from model_export.tensorflow_setup import tf
 from service.artifact.protos import message_class
 from service.types import Array
 
-# TensorFlow Serving reads no more than these from a warm-up file.
-MAX_WARMUP_REQUESTS = 1000
-
 
 @dataclass(frozen=True, slots=True)
 class LoggedPrediction:

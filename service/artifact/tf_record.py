@@ -14,6 +14,11 @@ from typing import BinaryIO
 
 from service.errors import ArtifactError
 
+# The file of an artifact whose records a server replays before it serves the version.
+WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
+# TensorFlow Serving refuses a version whose warm-up file has more records.
+MAX_WARMUP_RECORDS = 1000
+
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 # The masked CRC-32C of bytes, see artifact.crc32c.

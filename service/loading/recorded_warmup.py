@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.crc32c import masked_of
-from service.artifact.tf_record import read_records
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH, read_records
 from service.engine.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, result_of, wanted_outputs
 from service.engine.servable import Servable
 from service.engine.validation import checked
@@ -21,9 +21,6 @@ from service.errors import ArtifactError, InvalidRequest, MalformedPayload, Serv
 from service.types import Array, Tensors
 from service.wire.example_proto import decode_examples, decode_examples_request, decode_multi_inference
 from service.wire.predict_proto import decode_inputs, decode_request, parse_message
-
-WARMUP_REQUESTS = Path("assets.extra/tf_serving_warmup_requests")
-MAX_RECORDS = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: f
     Raises:
       ArtifactError: the file is broken, too long, or holds a request that fails: then the version is not served.
     """
-    path = artifact / WARMUP_REQUESTS
+    path = artifact / WARMUP_PATH
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -56,8 +53,8 @@ def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: f
     num_skipped = number = 0
     with file:
         for number, record in enumerate(read_records(file, masked_of), 1):
-            if number > MAX_RECORDS:
-                raise ArtifactError(f"Number of warmup records exceeds the maximum ({MAX_RECORDS}) at {path}")
+            if number > MAX_WARMUP_RECORDS:
+                raise ArtifactError(f"Number of warmup records exceeds the maximum ({MAX_WARMUP_RECORDS}) at {path}")
             try:
                 log = parse_message("tensorflow.serving.PredictionLog", record)
             except MalformedPayload as error:

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.artifact.crc32c import masked_of
-from service.artifact.tf_record import encode_record
-from service.loading.recorded_warmup import MAX_RECORDS
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, encode_record
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 
@@ -42,7 +41,7 @@ class RecordFiles:
         for record in records:
             data = encode_record(record, masked_of)
             if self._path is not None and (
-                self._num_records >= MAX_RECORDS or self._num_bytes + len(data) > self._max_bytes
+                self._num_records >= MAX_WARMUP_RECORDS or self._num_bytes + len(data) > self._max_bytes
             ):
                 self.close()
             if self._path is None:

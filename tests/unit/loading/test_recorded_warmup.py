@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
 from service.engine.servable import Servable
 from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
-from service.loading.recorded_warmup import MAX_RECORDS, WARMUP_REQUESTS, replay_requests
+from service.loading.recorded_warmup import replay_requests
 from service.types import SignatureSpec, TensorSpec
 from tests.toy_model import write_toy_model
 from tests.unit.artifact.test_tf_record import record
@@ -37,7 +38,7 @@ def predict_log(signature: str = "", model: str = "anything", **inputs: list[flo
 
 def write(artifact: Path, *logs: bytes) -> Path:
     """Writes the records of an artifact."""
-    path = artifact / WARMUP_REQUESTS
+    path = artifact / WARMUP_PATH
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(record, logs)))
     return path
@@ -95,10 +96,10 @@ def test_a_backend_that_fails_on_a_record_fails_the_load(tmp_path: Path) -> None
 
 def test_a_thousand_records_are_the_most(tmp_path: Path) -> None:
     backend = FakeBackend()
-    write(tmp_path, *[predict_log(x=[1.0])] * MAX_RECORDS)
+    write(tmp_path, *[predict_log(x=[1.0])] * MAX_WARMUP_RECORDS)
     replay(tmp_path, backend)
     assert len(backend.runs) == 1000
-    path = write(tmp_path, *[predict_log(x=[1.0])] * (MAX_RECORDS + 1))
+    path = write(tmp_path, *[predict_log(x=[1.0])] * (MAX_WARMUP_RECORDS + 1))
     with pytest.raises(ArtifactError, match=rf"^Number of warmup records exceeds the maximum \(1000\) at {path}$"):
         replay(tmp_path, backend)
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from model_export.export_model import as_source, export, lookup_devices
+from model_export.export_model import as_source, export
+from model_export.graphs.signature_names import lookup_devices
 from service.artifact.manifest import Manifest
 
 pytestmark = pytest.mark.tf

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.artifact.tf_record import read_records
-from service.loading.recorded_warmup import MAX_RECORDS
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, read_records
 from service.observe.record_files import RecordFiles
 from tests.toy_model import masked_crc32c
 
@@ -56,9 +55,9 @@ def test_no_file_is_larger_than_it_may_be_and_the_oldest_go(tmp_path: Path) -> N
 
 def test_no_file_holds_more_records_than_a_warm_up_takes(tmp_path: Path) -> None:
     files = new(tmp_path)
-    files.append([b"x"] * (MAX_RECORDS + 1))
+    files.append([b"x"] * (MAX_WARMUP_RECORDS + 1))
     files.close()
-    assert [len(records) for records in files_in(tmp_path).values()] == [MAX_RECORDS, 1]
+    assert [len(records) for records in files_in(tmp_path).values()] == [MAX_WARMUP_RECORDS, 1]
 
 
 def test_others_files_are_left_alone(tmp_path: Path) -> None:
