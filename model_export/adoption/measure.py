@@ -8,20 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from model_export.adoption.serving import Answer, answering, predict_request
 from model_export.adoption.summary import Served, Times
 from model_export.graphs.signature_runner import SERVE
 from model_export.parity.oracle import vocabulary_lines
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
-from service.artifact.signature_def import read_signatures
-from service.engine.servable import Servable
 from service.errors import ServiceError
-from service.graph.run_comparison import compare_runs
-from service.graph.savedmodel import open_savedmodel
-from service.graph.tower import TowerBackend
-from service.loading.towers import open_towers
-from service.tables.backend import OpenedLookups, open_lookups
-from service.types import Array, Backend, SignatureSpec
+from service.process.trial import Trial
+from service.types import Array, SignatureSpec
 
 # Rows of the timed requests; the summary shows the times of the largest.
 _ROWS = (1, 32, 256)
@@ -32,7 +25,6 @@ _IDS_PER_ROW = 5
 _LEAST_RATIO = 0.97
 _TURNS = 5
 _SEED = 37
-_MODEL = "adopted"
 
 
 def measured(
@@ -45,72 +37,45 @@ def measured(
 
     A signature that refuses the random requests keeps its entry and gets no times.
     """
-    tags = frozenset(SERVE)
-    specs = read_signatures(artifact / "saved_model.pb", tags)
-    lookups = open_lookups(artifact, manifest, specs)
-    named = {name: spec for name, spec in lookups.signatures.items() if name in served}
-    predicts = {name: spec for name, spec in named.items() if name not in lookups.lookup_names}
-    whole = open_savedmodel(artifact, specs, tags, threads=1)
-    towers = open_towers(artifact, manifest, lookups, predicts, tags, threads=1) if predicts else None
-    adopted = _adopted(lookups, towers)
-    original = Servable(_MODEL, 1, specs, dict.fromkeys(specs, whole))
-    answers = answering(adopted, lookups), answering(original, None)
     found = dict(served)
-    try:
+    with Trial(artifact, manifest, served.keys(), frozenset(SERVE)) as trial:
         for name, one in served.items():
-            if name not in adopted.backends:
+            if not trial.can_cut(name):
                 continue
             say(f"timing signature {name}")
-            requests = _requests(artifact, manifest, one.entry, named[name])
-            timed = {rows: predict_request(adopted, name, requests[rows]) for rows in _ROWS}
-            ratio, times = _compared(*answers, timed)
+            requests = _requests(artifact, manifest, one.entry, trial.signatures[name])
+            ratio, times = _compared(trial, name, {rows: requests[rows] for rows in _ROWS})
             entry, reason = one.entry, one.reason
             if entry.kind == "predict":
-                differs = _differs(adopted.backends[name], whole, named[name], requests.values())
+                differs = _differs(trial, name, requests.values())
                 if differs:
                     reason = f"{reason}; answers would differ in some bits if its lookups were cut out"
                 if differs or (ratio is not None and ratio < _LEAST_RATIO):
                     entry = dataclasses.replace(entry, run="whole")
                     times = None if times is None else times._replace(after_s=times.before_s)
             found[name] = dataclasses.replace(one, entry=entry, times=times, reason=reason)
-    finally:
-        whole.close()
-        if towers is not None:
-            towers.close()
     return found
 
 
-def _adopted(lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
-    cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)
-    backends: dict[str, Backend] = {**dict.fromkeys(lookups.lookup_names, lookups.backend), **cuts}
-    return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables)
-
-
-def _compared(adopted: Answer, original: Answer, requests: Mapping[int, bytes]) -> tuple[float | None, Times | None]:
+def _compared(
+    trial: Trial, name: str, requests: Mapping[int, Mapping[str, Array]]
+) -> tuple[float | None, Times | None]:
     """Returns the smallest ratio of rates over all sizes, and the times at the largest."""
     try:
-        rates = compare_runs(adopted, original, requests, turns=_TURNS)
+        rates = trial.rates(name, requests, turns=_TURNS)
     except ServiceError:
         return None, None
     largest = rates[max(rates)]
     return min(one.ratio for one in rates.values()), Times(1 / largest.whole, 1 / largest.cut, max(rates))
 
 
-def _differs(now: Backend, whole: Backend, spec: SignatureSpec, requests: Iterable[Mapping[str, Array]]) -> bool:
+def _differs(trial: Trial, name: str, requests: Iterable[Mapping[str, Array]]) -> bool:
     """Says whether a cut signature and its whole graph differ in any bit of an answer, or only one of them answers."""
-    outputs = tuple(spec.outputs)
     for request in requests:
-        found, wanted = (_answer(backend, spec.name, request, outputs) for backend in (now, whole))
-        if found.keys() != wanted.keys() or any(found[o].tobytes() != wanted[o].tobytes() for o in found):
+        cut, whole = trial.outputs(name, request)
+        if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):
             return True
     return False
-
-
-def _answer(backend: Backend, name: str, request: Mapping[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
-    try:
-        return {output: np.asarray(a) for output, a in backend.run(name, request, outputs).items()}
-    except ServiceError:
-        return {}
 
 
 def _requests(

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from model_export.adoption import measure
-from model_export.adoption import serving as adopt_serving
-from model_export.adoption.serving import Answer
 from model_export.adoption.summary import Served
 from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
 from service.graph.run_comparison import Rates
 from service.native.choice import has_core
+from service.process import trial
+from service.process.trial import Answer
 from tests.tower_model import write_tower_model
 
 pytestmark = pytest.mark.tf
@@ -39,7 +39,7 @@ def timed(folder: Path, compare: Callable[..., Any], monkeypatch: pytest.MonkeyP
     """Returns what measured says where a comparison of rates comes to what compare says."""
     manifest = Manifest.read(folder)
     assert manifest is not None
-    monkeypatch.setattr(measure, "compare_runs", compare)
+    monkeypatch.setattr(trial, "compare_runs", compare)
     served = {name: Served(entry) for name, entry in manifest.signatures.items()}
     return measure.measured(folder, manifest, served, lambda line: None)
 
@@ -70,7 +70,7 @@ def test_signatures_are_timed_as_the_native_core_serves_them(folder: Path, monke
     if not has_core():
         pytest.skip("the native core is not built here (no cargo)")
     asked_of_python = []
-    monkeypatch.setattr(adopt_serving, "_reference", lambda servable: asked_of_python.append)
+    monkeypatch.setattr(trial, "_reference", lambda servable: asked_of_python.append)
 
     def compare(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, turns: int) -> dict[int, Rates]:
         for request in requests.values():

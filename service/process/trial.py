@@ -1,0 +1,167 @@
+"""Opens one version in this process, cut and whole, and times both as a server answers: from bytes to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from service.artifact.manifest import Manifest
+from service.artifact.protos import message_class
+from service.artifact.signature_def import read_signatures
+from service.artifact.tensor_proto import encode_tensor
+from service.engine.engine import Engine
+from service.engine.registry import Registry
+from service.engine.servable import Servable
+from service.errors import ServiceError
+from service.graph.run_comparison import Rates, compare_runs
+from service.graph.savedmodel import open_savedmodel
+from service.graph.tower import TowerBackend
+from service.grpc.methods import service_methods
+from service.loading.native_graphs import native_graphs
+from service.loading.towers import open_towers
+from service.native.choice import has_core
+from service.native.native_servable import CompiledServable, compile_native
+from service.tables.backend import OpenedLookups, open_lookups
+from service.types import Array, Backend, SignatureKind, SignatureSpec
+from service.wire.grpc_api import PREDICT
+
+_MODEL = "trial"
+
+# A serialized PredictRequest to a serialized PredictResponse; raises ServiceError.
+Answer = Callable[[bytes], bytes]
+
+
+class Trial:
+    """A version that is opened twice: its lookups cut out as the manifest says ("cut"), and its graphs whole ("whole").
+
+    Args:
+      names: the signatures to open.
+
+    signatures: those of names, as the manifest describes them.
+    """
+
+    def __init__(self, artifact: Path, manifest: Manifest, names: Collection[str], tags: frozenset[str]) -> None:
+        specs = read_signatures(artifact / "saved_model.pb", tags)
+        lookups = open_lookups(artifact, manifest, specs)
+        self.signatures: Mapping[str, SignatureSpec] = {
+            name: spec for name, spec in lookups.signatures.items() if name in names
+        }
+        predicts = {name: spec for name, spec in self.signatures.items() if name not in lookups.lookup_names}
+        self._graphs = open_savedmodel(artifact, specs, tags, threads=1)
+        self._towers = open_towers(artifact, manifest, lookups, predicts, tags, threads=1) if predicts else None
+        self._cut = _described(lookups, self._towers)
+        whole = Servable(_MODEL, 1, specs, dict.fromkeys(specs, self._graphs))
+        self._answers = _answering(self._cut, lookups), _answering(whole, None)
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._graphs.close()
+        if self._towers is not None:
+            self._towers.close()
+
+    def can_cut(self, name: str) -> bool:
+        """Says whether a signature can be answered without its whole graph."""
+        return name in self._cut.backends
+
+    def rates(self, name: str, requests: Mapping[int, Mapping[str, Array]], *, turns: int) -> dict[int, Rates]:
+        """Returns the request rates of a signature, by the keys of requests; raises ServiceError if it refuses one."""
+        encoded = {key: _predict_request(self._cut, name, inputs) for key, inputs in requests.items()}
+        return compare_runs(*self._answers, encoded, turns=turns)
+
+    def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the outputs of both for one request: cut, whole; none of one that refuses the request."""
+        return _run(self._cut.backends[name], self.signatures[name], request), _run(
+            self._graphs, self.signatures[name], request
+        )
+
+
+def _described(lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
+    cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)
+    backends: dict[str, Backend] = {**dict.fromkeys(lookups.lookup_names, lookups.backend), **cuts}
+    return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables)
+
+
+def _run(backend: Backend, spec: SignatureSpec, request: Mapping[str, Array]) -> dict[str, Array]:
+    try:
+        return {output: np.asarray(a) for output, a in backend.run(spec.name, request, tuple(spec.outputs)).items()}
+    except ServiceError:
+        return {}
+
+
+class _Unobserved:
+    def finished(
+        self,
+        *,
+        api: str,
+        method: str,
+        model: str,
+        version: int | None,
+        signature: str,
+        kind: SignatureKind,
+        error: BaseException | None,
+        seconds: float,
+        run_seconds: float,
+        rows: int,
+    ) -> None:
+        """Counts nothing."""
+
+
+def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
+    """Returns a function that answers a version's Predict requests as a server does: the native core, or Python.
+
+    Args:
+      lookups: of the version's manifest, if it has one.
+    """
+    reference, forms = _reference(servable), _native_forms(servable, lookups)
+    if forms is None:
+        return reference
+
+    def answer(request: bytes) -> bytes:
+        try:
+            answered: bytes = forms.grpc(PREDICT, request)
+        except ValueError:
+            # The core forwards this request.
+            return reference(request)
+        return answered
+
+    return answer
+
+
+def _native_forms(servable: Servable, lookups: OpenedLookups | None) -> Any:
+    """Returns the native core's forms over a version; None where the core is not built or can not serve the version."""
+    if not has_core():
+        return None
+    from service import _native
+
+    native = compile_native(servable, lookups, native_graphs(servable)).native
+    if not isinstance(native, CompiledServable):
+        return None
+    return _native.Forms([(servable.name, [(servable.version, native.compiled)], {}, 0.0)])
+
+
+def _reference(servable: Servable) -> Answer:
+    registry = Registry(lambda model, status: None)
+    registry.add_model(servable.name)
+    registry.start(servable.name, servable.version)
+    registry.publish(servable)
+    engine = Engine(registry, _Unobserved())
+    predict = service_methods(engine)[PREDICT]
+    return lambda request: predict(request, None)
+
+
+def _predict_request(servable: Servable, signature_name: str, inputs: Mapping[str, Array]) -> bytes:
+    """Returns a serialized PredictRequest."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = servable.name, signature_name
+    for name, array in inputs.items():
+        request.inputs[name].ParseFromString(b"".join(encode_tensor(name, array)))
+    data: bytes = request.SerializeToString()
+    return data
