@@ -1,4 +1,4 @@
-"""What the layers may import, where the environment is read, how files are named: rules a reader can rely on."""
+"""What the folders may import, where the environment is read, how files are named: rules a reader can rely on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import grpc
 import pytest
@@ -24,175 +24,171 @@ from tests.unit.test_errors import leaves
 ROOT = Path(__file__).parents[1]
 # The client is a distribution of its own, and its package lies deeper.
 CLIENT = Path("client/src")
-OURS = {"service", "model_export", "embedding_client"}
 MAX_CODE_LINES = 300
 
-# Folder or file -> what of ours, and which packages, it may import beside the standard library and its own folder.
-# The first entry that fits a module holds for it.
-MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
-    "service.types": ({"service.errors"}, {"numpy"}),
-    "service.errors": (set(), {"numpy"}),
-    "service.core": ({"service.core"}, {"numpy"}),
-    # Checksums and the guard of maps are the native core's where it is there.
-    "service.files": ({"service.types", "service.errors", "service.native_tables"}, {"numpy"}),
-    "service.lookup": (
-        {
-            *(f"service.core.{name}" for name in ("types", "errors", "manifest", "validation")),
-            "service.files",
-            # Kernels are the native core's where it is there.
-            "service.native_tables",
-        },
-        # ml_dtypes where it is installed: bfloat16.
+
+class Row(NamedTuple):
+    """What a folder, or a file outside the folders, may import beside the standard library and its own folder.
+
+    ours: folders and modules of ours. packages: of others.
+    """
+
+    ours: set[str] = set()
+    packages: set[str] = set()
+
+
+# What every folder of the server may use, and of the formats on disk.
+_BASE = {"service.errors", "service.types"}
+_FORMATS = _BASE | {"service.artifact"}
+# The same for model_export; near_names: both programs suggest a name for a misspelt one in the same words.
+_SHARED = _FORMATS | {"service.near_names", "model_export.errors"}
+_TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
+
+# In order: a row names only rows above it, so that no two folders need each other (docs/adr/0043).
+MAY_IMPORT: dict[str, Row] = {
+    "service._native": Row(),
+    "service.errors": Row(),
+    "service.near_names": Row(),
+    "service.types": Row({"service.errors"}, {"numpy"}),
+    # The native core's kernels and checksums, where the core is there.
+    "service.native_tables": Row({"service._native"}),
+    # ml_dtypes where it is installed: bfloat16.
+    "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
+    # A version folder that is not complete is no version yet.
+    "service.engine": Row(_BASE | {"service.artifact.completeness"}, {"numpy"}),
+    "service.tables": Row(
+        # An id out of range has one text.
+        _FORMATS | {"service.native_tables", "service.engine.validation"},
         {"numpy", "ml_dtypes"},
     ),
-    "service.deltas": ({"service.core", "service.lookup", "service.files"}, {"numpy"}),
-    "service.graph": (
-        {
-            *("service.types", "service.errors", "service.artifact.manifest"),
-            # Rows of all tables that a tower reads are written side by side.
-            *("service.tables.row_blocks", "service.tables.table", "service.tables.plan"),
-            # Sessions are the core's where it is there.
-            "service._native",
-        },
-        # ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
+    "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
+    "service.configuration": Row(
+        _BASE | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
+    ),
+    "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}),
+    "service.deltas": Row(
+        _FORMATS | {"service.tables", "service.engine.deltas", "service.engine.registry", "service.engine.servable"},
+        {"numpy"},
+    ),
+    # The only TensorFlow of the server. ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
+    "service.graph": Row(
+        _BASE
+        | {"service._native", "service.artifact.manifest", "service.artifact.tpu_lowering"}
+        # Rows of all tables that a tower reads are written side by side.
+        | {"service.tables.plan", "service.tables.row_blocks", "service.tables.table"},
         {"numpy", "tensorflow", "ml_dtypes"},
     ),
-    "service.codecs": (
-        {
-            *(
-                f"service.core.{name}"
-                for name in ("types", "errors", "deltas", "inference", "model_config", "validation", "version_policy")
-            ),
-            "service.engine.batching_parameters",
-        },
-        # ml_dtypes where it is installed: bfloat16.
-        {"numpy", "google.protobuf", "orjson", "ml_dtypes"},
+    # opentelemetry is an optional extra, which observe.tracing imports where --tracing asks for it.
+    "service.observe": Row(
+        _FORMATS
+        | {"service.configuration", "service.engine", "service.wire.prediction_log"}
+        # How much of a table is in memory.
+        | {"service.tables.page_table", "service.tables.table"},
+        {"opentelemetry", "prometheus_client", "starlette.types"},
     ),
-    "service.transports.http": (
-        {
-            "service.access.callers",
-            "service.core.admission",
-            "service.engine.bound",
-            "service.engine.engine",
-            "service.engine.inference",
-            "service.engine.request_context",
-            "service.engine.tracing",
-            "service.types",
-            "service.errors",
-            "service.codecs",
-            "service.access.peer",
-            "service.native.forwarded",
-        },
-        {"numpy", "fastapi", "starlette", "orjson"},
+    "service.access": Row(
+        _BASE
+        | {"service.artifact.plain_file", "service.configuration", "service.engine", "service.wire"}
+        # Reloads of a file of callers or of a certificate are counted.
+        | {"service.observe.reload_metrics", "service.observe.tls_metrics"}
     ),
-    "service.transports.grpc": (
-        {
-            "service.access.callers",
-            "service.core.admission",
-            "service.engine.bound",
-            "service.engine.engine",
-            "service.engine.inference",
-            "service.engine.request_context",
-            "service.engine.tracing",
-            "service.types",
-            "service.errors",
-            "service.codecs",
-            "service.access.peer",
-            "service.native.forwarded",
-        },
+    # What the native core is told, and what it counted; what is left in Python runs behind it.
+    "service.native": Row(
+        _BASE
+        | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
+        | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
+        | {"service.observe.buckets", "service.observe.request_metrics"},
+        {"numpy"},
+    ),
+    # Where lookups, graphs and deltas become one servable.
+    "service.loading": Row(
+        _FORMATS
+        | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "tables", "wire")}
+        | {"service.observe.metrics"},
+        {"numpy"},
+    ),
+    # The reference servers: no tables, no graphs, no settings.
+    "service.http": Row(
+        _BASE
+        | {"service.artifact.signature_def", "service.engine", "service.wire"}
+        | {"service.access.callers", "service.access.peer", "service.native.forwarded"},
+        {"fastapi", "orjson", "starlette", "uvicorn"},
+    ),
+    "service.grpc": Row(
+        _BASE
+        | {"service.artifact.protos", "service.artifact.signature_def", "service.engine", "service.wire"}
+        | {"service.access.callers", "service.access.peer", "service.native.forwarded"},
         # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),
-    # An optional extra, imported by service.observe.tracing alone.
-    "service.tracing": (
-        {"service.core", "service.configuration.settings", "service.configuration.settings_reading"},
-        {"opentelemetry", "starlette"},
-    ),
-    "service.configuration": (
-        {"service.core", "service.codecs", "service.observe.reload_metrics", "service.near_names"},
-        set(),
-    ),
-    # Where lookups, graphs and deltas become one servable.
-    "service.loading": (
-        {
-            *(f"service.{name}" for name in ("core", "files", "lookup", "deltas", "graph", "codecs")),
-            "service.configuration.settings",
-            "service.configuration.text_file",
-            "service.observe.metrics",
-            "service.configuration.start_error",
-        },
-        {"numpy"},
-    ),
-    # What the native core is told, and what it counted; what is left in Python runs behind it.
-    "service.dataplane": (
-        {
-            *(f"service.{name}" for name in ("_native", "core", "lookup", "tls")),
-            "service.wire.ssl_config_proto",
-            "service.configuration.settings",
-            "service.graph.native_form",
-            "service.observe.buckets",
-            "service.observe.request_metrics",
-            "service.configuration.start_error",
-        },
-        {"numpy"},
-    ),
-    # What is left joins the layers: app, cli, observability and the like.
-    "service": ({"service"}, {"numpy", "prometheus_client", "uvicorn", "uvloop"}),
-    # The only readers of other people's formats; their libraries are an optional extra.
-    "model_export.importers": (
-        {
-            "model_export",
-            "service.artifact.manifest",
-            "service.types",
-            "service.artifact.crc32c",
-            "service.artifact.bundle",
-        },
-        {"numpy", "pyarrow", "tensorstore"},
-    ),
+    # Joins the folders.
+    "service.process": Row({"service"}, {"numpy", "uvloop"}),
+    "service.__main__": Row({"service.process.cli"}),
     # It knows the wire only, and works beside any version of protobuf (docs/adr/0042). ml_dtypes where it is installed:
     # bfloat16.
-    "embedding_client": ({"embedding_client"}, {"numpy", "grpc", "httpx", "ml_dtypes"}),
-    "model_export": (
-        {
-            "model_export",
-            "service.artifact.manifest",
-            "service.types",
-            "service.errors",
-            # How both programs suggest a name for a misspelt one.
-            "service.near_names",
-            # What `verify` accepts, the server serves: one judgement.
-            "service.artifact.signature_rules",
-            # Free of the server: how a delta lies in its file, and how rows of fewer bits are rounded.
-            "service.artifact.delta_checks",
-            "service.artifact.crc32c",
-            "service.artifact.delta_file",
-            "service.artifact.delta_inbox",
-            "service.artifact.delta_journal",
-            "service.artifact.rounding",
-            # What saved_model.pb says, read as the server reads it and without TensorFlow.
-            "service.artifact.protos",
-            "service.artifact.signature_def",
-            # `adopt` finds lookups in a graph, proves and times them with what the server cuts and runs them with.
-            "service.graph",
-            "service.lookup",
-            "service.loading.towers",
-            # It times them from bytes to bytes, as the server answers, for a run is the smaller part of that.
-            "service.artifact.tensor_proto",
-            "service.engine.engine",
-            "service.engine.registry",
-            "service.engine.servable",
-            "service.native.choice",
-            "service.native.native_servable",
-            "service.loading.native_graphs",
-            "service._native",
-            "service.grpc.methods",
-            "service.wire.grpc_api",
-        },
-        {"numpy", "tensorflow", "tensorflow_recommenders", "tf_keras", "tqdm", "google.protobuf"},
+    "embedding_client": Row(set(), {"numpy", "grpc", "httpx", "ml_dtypes"}),
+    "model_export.errors": Row(),
+    "model_export.tensorflow_setup": Row(set(), {"tensorflow", "tensorflow_recommenders", "tf_keras"}),
+    "model_export.folder_checks": Row(_SHARED),
+    "model_export.spec": Row(_SHARED, {"numpy"}),
+    "model_export.training": Row(_TRAINED, {"numpy"}),
+    "model_export.graphs": Row(_TRAINED, {"numpy", "tensorflow"}),
+    "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
+    "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
+    # The oracle has its own formulas and reads tables by itself: of the server only the formats.
+    "model_export.parity": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
+    "model_export.exporter": Row(
+        _TRAINED | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}, {"numpy"}
     ),
+    "model_export.compaction": Row(
+        _TRAINED
+        | {f"model_export.{name}" for name in ("exporter", "folder_checks", "graphs", "parity", "statistics")}
+        # Which saved tensor a variable is restored from.
+        | {"service.graph.restoring"},
+        {"numpy"},
+    ),
+    "model_export.adoption": Row(
+        _TRAINED
+        | {f"model_export.{name}" for name in ("exporter", "folder_checks", "graphs", "parity")}
+        # It finds lookups by the code that cuts them in the server, or the server would not cut what it found.
+        | {"service.graph", "service.tables.plan", "service.tables.table"}
+        # It serves what it found, and times that as the server answers.
+        | {"service.process.trial"},
+        {"numpy", "tensorflow"},
+    ),
+    # The only readers of other people's formats; their libraries are an optional extra.
+    "model_export.importers": Row(
+        _TRAINED | {f"model_export.{name}" for name in ("adoption.spec", "exporter", "graphs", "parity")},
+        {"numpy", "pyarrow", "tensorstore"},
+    ),
+    "model_export.report": Row(
+        _SHARED
+        | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
+        {"numpy", "google.protobuf", "tqdm"},
+    ),
+    "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
+    "model_export.demo": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
+    "model_export.export_model": Row(
+        _SHARED | {f"model_export.{name}" for name in ("adoption.keras_export", "demo", "exporter", "graphs")}
+    ),
+    "model_export.estimator": Row(
+        _TRAINED
+        | {
+            f"model_export.{name}"
+            for name in ("columns", "export_model", "exporter", "graphs", "statistics", "training")
+        },
+        {"numpy", "tensorflow"},
+    ),
+    # The commands and their configurations.
+    "model_export.export_config": Row(_SHARED | {"model_export.adoption", "model_export.export_model"}),
+    "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
+    "model_export.cli": Row({f"model_export.{name}" for name in ("adoption", "export_config", "graphs", "report")}),
+    "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
+    "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
 # Packages whose __init__.py names what is public. That of model_export imports each name on first use (docs/adr/0008).
 PUBLIC_PACKAGES = [Path("model_export"), CLIENT / "embedding_client"]
+_PACKAGES = {"service", "model_export", "embedding_client"}
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -201,7 +197,13 @@ def python_files(*folders: str) -> list[Path]:
 
 
 SOURCES = python_files("service", "model_export", str(CLIENT))
-by_file = pytest.mark.parametrize("file", SOURCES, ids=str)
+
+
+def faultless(faults: Iterable[object]) -> None:
+    """Fails with all faults, one a line."""
+    found = [str(fault) for fault in faults]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
 
 
 def module_name(file: Path) -> str:
@@ -212,7 +214,10 @@ def module_name(file: Path) -> str:
 
 def module_path(name: str) -> Path:
     """Returns where a module of ours lies, without its ending."""
-    return ROOT / (CLIENT if name.split(".")[0] == "embedding_client" else "") / name.replace(".", "/")
+    return ROOT / (CLIENT if is_below(name, {"embedding_client"}) else "") / name.replace(".", "/")
+
+
+MODULES = {module_name(file): file for file in SOURCES}
 
 
 @cache
@@ -221,13 +226,13 @@ def tree(file: Path) -> ast.Module:
     return ast.parse((ROOT / file).read_text(), str(file))
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Yields every module a file imports, also inside functions; `from a import b` gives a.b where that is a module."""
-    for node in ast.walk(tree(file)):
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yields every module that nodes import; `from a import b` gives a.b where that is a module."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"{file}:{node.lineno}: relative import"
+            assert node.level == 0 and node.module, f"line {node.lineno}: relative import"
             for alias in node.names:
                 as_module = module_path(node.module) / alias.name
                 # The native core is a module with a stub beside it.
@@ -235,46 +240,134 @@ def imports(file: Path) -> Iterator[str]:
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 
-def is_below(name: str, packages: set[str]) -> bool:
+def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes of a tree that Python runs: all but `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from run_nodes(child)
+
+
+def is_below(name: str, packages: Iterable[str]) -> bool:
     """Says whether a dotted name is one of the packages or in one."""
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
-@by_file
-def test_a_layer_imports_only_what_its_row_of_the_table_allows(file: Path) -> None:
-    name = module_name(file)
-    row = next(row for row in MAY_IMPORT if is_below(name, {row}))
+def row_of(module: str) -> str | None:
+    """Returns the name of a module's row."""
+    return next((row for row in MAY_IMPORT if is_below(module, {row})), None)
+
+
+def test_every_module_has_a_row_and_every_row_a_module() -> None:
+    # Packages themselves hold no code but their public names.
+    faultless(f"{file} has no row" for name, file in MODULES.items() if name not in _PACKAGES and row_of(name) is None)
+    rows = {row_of(name) for name in MODULES} | {"service._native"}
+    faultless(f"{row} is no module" for row in MAY_IMPORT if row not in rows)
+
+
+def test_a_folder_imports_only_what_its_row_of_the_table_allows() -> None:
+    faultless(fault for name, file in MODULES.items() if name not in _PACKAGES for fault in _forbidden(name, file))
+
+
+def _forbidden(name: str, file: Path) -> Iterator[str]:
+    row = row_of(name)
+    if row is None:
+        # Another test says so.
+        return
     ours, packages = MAY_IMPORT[row]
     # A single file may import nothing of its folder but what its row says.
     own = {row} if module_path(row).is_dir() else set()
-    for imported in imports(file):
+    for imported in dict.fromkeys(imports(ast.walk(tree(file)))):
         if imported.split(".")[0] in sys.stdlib_module_names:
             continue
-        allowed = ours | own if imported.split(".")[0] in OURS else packages
-        assert is_below(imported, allowed), f"{file} imports {imported}; {row} may import {sorted(ours | packages)}"
+        allowed = ours | own if imported.split(".")[0] in _PACKAGES else packages
+        if not is_below(imported, allowed):
+            yield f"{file} imports {imported}; {row} may import {sorted(ours | packages)}"
+
+
+def test_a_row_names_only_rows_above_it() -> None:
+    names = list(MAY_IMPORT)
+    faultless(
+        f"{row} names {one}, which is in no row above it"
+        for position, (row, (ours, _)) in enumerate(MAY_IMPORT.items())
+        # process and commands join all the others.
+        for one in ours - _PACKAGES
+        if not is_below(one, names[:position])
+    )
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        name: {found for found in imports(run_nodes(tree(file))) if found in MODULES and found != name}
+        for name, file in MODULES.items()
+    }
+    faultless(" -> ".join(circle) for circle in circles(graph))
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Returns one way around for each module that is imported by what it imports."""
+    found = []
+    left = set(graph)
+    while leaves_of := {name for name in left if not graph[name] & left}:
+        left -= leaves_of
+    # Every module that is left imports another that is left, so that each way goes round.
+    while left:
+        way = [min(left)]
+        while way[-1] not in way[:-1]:
+            way.append(min(graph[way[-1]] & left))
+        found.append(way[way.index(way[-1]) :])
+        left -= set(way)
+        while leaves_of := {name for name in left if not graph[name] & left}:
+            left -= leaves_of
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"c"}}) == [["b", "c", "b"]]
+
+
+def test_unit_tests_lie_in_folders_of_the_tree() -> None:
+    folders = {file.parent for file in python_files("tests/unit")} - {Path("tests/unit")}
+    # The client and load tests are no part of the two programs.
+    told = {folder.relative_to("tests/unit") for folder in folders} - {Path("client"), Path("loadtest")}
+    faultless(
+        f"tests/unit/{folder} is no folder of service or model_export"
+        for folder in told
+        if not (ROOT / "service" / folder).is_dir() and not (ROOT / folder).is_dir()
+    )
 
 
 def test_only_the_graph_folder_names_tensorflow() -> None:
-    using = {file.parts[1] for file in SOURCES if file.parts[0] == "service" and "tensorflow" in set(imports(file))}
+    using = {
+        file.parts[1]
+        for file in SOURCES
+        if file.parts[0] == "service" and "tensorflow" in set(imports(ast.walk(tree(file))))
+    }
     assert using == {"graph"}
 
 
-@pytest.mark.parametrize("file", python_files("loadtest", "examples"), ids=str)
-def test_load_tests_and_examples_know_the_wire_only(file: Path) -> None:
+def test_load_tests_and_examples_know_the_wire_only() -> None:
+    faultless(fault for file in python_files("loadtest", "examples") for fault in _known_too_much(file))
+
+
+def _known_too_much(file: Path) -> Iterator[str]:
     # What an example shows: the exporter's public names, or the client's, which is one of the stock clients too.
     shows_client = {"client.py", "stock_clients"}
     shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"embedding_client"})}.get(file.parts[1], set())
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
-        shown = {"service.files", "service.tables.kernels"}
+        shown = {"service.tables"}
     if file == Path("loadtest/bench/cut_vs_whole.py"):
         # Nor what a graph costs cut and whole, beside each other in one process.
-        shown = {"service.core", "service.graph", "service.loading"}
+        shown = {"service.types", "service.engine.validation", "service.graph", "service.loading"}
     if file == Path("loadtest/foreign/adopting.py"):
         # A command for each of a hundred models would import TensorFlow a hundred times.
         shown = {"model_export"}
-    ours = [name for name in imports(file) if is_below(name, OURS | {"tests"})]
-    assert not [name for name in ours if not is_below(name, shown)]
+    for name in imports(ast.walk(tree(file))):
+        if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):
+            yield f"{file} imports {name}"
 
 
 def reads_environment(file: Path) -> bool:
@@ -298,16 +391,15 @@ def test_the_environment_is_read_in_one_file_of_each_package() -> None:
     assert reading == ["model_export/tensorflow_setup.py", "service/configuration/settings_reading.py"]
 
 
-@pytest.mark.parametrize(
-    "file", python_files("service", "model_export", "client", "loadtest", "examples", "tests"), ids=str
-)
-def test_a_files_name_says_a_thing(file: Path) -> None:
-    assert file.stem not in ("utils", "util", "helpers", "helper", "common", "manager", "misc")
+def test_a_files_name_says_a_thing() -> None:
+    empty = ("utils", "util", "helpers", "helper", "common", "manager", "misc")
+    files = python_files("service", "model_export", "client", "loadtest", "examples", "tests")
+    faultless(f"{file} is named after no thing" for file in files if file.stem in empty)
 
 
-@by_file
-def test_a_file_stays_small(file: Path) -> None:
-    assert code_lines((ROOT / file).read_text()) <= MAX_CODE_LINES
+def test_a_file_stays_small() -> None:
+    lines = {file: code_lines((ROOT / file).read_text()) for file in SOURCES}
+    faultless(f"{file} has {count} lines of code" for file, count in lines.items() if count > MAX_CODE_LINES)
 
 
 def code_lines(source: str) -> int:
@@ -330,13 +422,13 @@ def test_code_lines_counts_code() -> None:
     assert code_lines('"""Doc\nstring."""\n\n# comment\nx = [\n  1,\n]\ny = """a\nb"""  # two more\n') == 5
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in SOURCES if file.name == "__init__.py" and file.parent not in PUBLIC_PACKAGES], ids=str
-)
-def test_a_packages_init_holds_only_its_rule(file: Path) -> None:
-    (statement,) = tree(file).body
-    assert ast.get_docstring(tree(file))
-    assert isinstance(statement, ast.Expr)
+def test_a_packages_init_holds_only_its_rule() -> None:
+    files = [file for file in SOURCES if file.name == "__init__.py" and file.parent not in PUBLIC_PACKAGES]
+    faultless(
+        f"{file} holds more than its docstring, or no docstring"
+        for file in files
+        if len(tree(file).body) != 1 or not ast.get_docstring(tree(file))
+    )
 
 
 def test_the_exporter_imports_nothing_until_a_name_is_used() -> None:
@@ -345,11 +437,14 @@ def test_the_exporter_imports_nothing_until_a_name_is_used() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@by_file
-def test_every_public_name_has_a_docstring(file: Path) -> None:
-    assert ast.get_docstring(tree(file)), f"{file} has no docstring"
-    missing = [f"{file}:{node.lineno} {node.name}" for node in public_definitions(tree(file)) if not documented(node)]
-    assert missing == []
+def test_every_public_name_has_a_docstring() -> None:
+    faultless(f"{file} has no docstring" for file in SOURCES if not ast.get_docstring(tree(file)))
+    faultless(
+        f"{file}:{node.lineno} {node.name} has no docstring"
+        for file in SOURCES
+        for node in public_definitions(tree(file))
+        if not documented(node)
+    )
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -372,16 +467,19 @@ def documented(node: Definition) -> bool:
     return bool(ast.get_docstring(node)) or (is_declaration and is_property)
 
 
-@pytest.mark.parametrize("file", python_files("tests", "loadtest", "examples", ".ci"), ids=str)
-def test_every_other_file_says_what_it_is_for(file: Path) -> None:
-    assert ast.get_docstring(tree(file)), f"{file} has no docstring"
+def test_every_other_file_says_what_it_is_for() -> None:
+    files = python_files("tests", "loadtest", "examples", ".ci")
+    faultless(f"{file} has no docstring" for file in files if not ast.get_docstring(tree(file)))
 
 
-@pytest.mark.parametrize("cls", leaves(), ids=lambda cls: cls.__name__)
-def test_every_error_has_its_own_row_on_both_wires(cls: type[errors.ServiceError]) -> None:
-    assert cls in HTTP_STATUS, "by itself, not by a base class"
-    assert 400 <= HTTP_STATUS[cls] < 600
-    assert STATUS_CODES[cls.code] is grpc.StatusCode[cls.code]
+def test_every_error_has_its_own_row_on_both_wires() -> None:
+    # By itself, not by a base class.
+    faultless(f"{cls.__name__} has no status of HTTP" for cls in leaves() if not 400 <= HTTP_STATUS.get(cls, 0) < 600)
+    faultless(
+        f"{cls.__name__} has no code of gRPC"
+        for cls in leaves()
+        if STATUS_CODES[cls.code] is not grpc.StatusCode[cls.code]
+    )
 
 
 def test_the_tables_of_the_wires_hold_nothing_else() -> None:
@@ -447,15 +545,13 @@ REGISTRY_HOSTS = re.compile(
 
 
 def test_no_file_holds_a_path_of_a_machine() -> None:
-    for file in tracked_files():
-        found = MACHINE_PATHS.search(file.read_bytes())
-        assert found is None, f"{file.relative_to(ROOT)} holds {found.group(0)!r}"
+    found = ((file, MACHINE_PATHS.search(file.read_bytes())) for file in tracked_files())
+    faultless(f"{file.relative_to(ROOT)} holds {match.group(0)!r}" for file, match in found if match)
 
 
 def test_no_file_names_a_package_registry() -> None:
-    for file in tracked_files():
-        found = REGISTRY_HOSTS.search(file.read_bytes())
-        assert found is None, f"{file.relative_to(ROOT)} names {found.group(0)!r}"
+    found = ((file, REGISTRY_HOSTS.search(file.read_bytes())) for file in tracked_files())
+    faultless(f"{file.relative_to(ROOT)} names {match.group(0)!r}" for file, match in found if match)
 
 
 def test_the_lock_file_pins_versions_and_no_places() -> None:
