@@ -22,6 +22,10 @@ value out of its range: the message lists every fault at once. Names that Tensor
 there.
 
 This file is generated from `service/configuration/settings.py` (`make generated`).
+"""
+
+SECTION_HEAD = """
+## %s
 
 | Flag | Environment | Type | Default | Range | Meaning |
 |---|---|---|---|---|---|
@@ -51,6 +55,7 @@ def table() -> str:
 
 def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
     about = setting.metadata
+    head = SECTION_HEAD % about["section"] if about["section"] else ""
     if get_origin(kind) is Literal:
         type_name, allowed = "choice", ", ".join(f"`{choice}`" for choice in get_args(kind))
     else:
@@ -65,7 +70,7 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
         allowed,
         about["about"],
     )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    return head + "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
 def main() -> int:

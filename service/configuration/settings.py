@@ -19,8 +19,11 @@ class Settings(ServerSettings):
         "auto",
         "What answers requests: 'native' is the compiled core, with many threads, 'python' is slower and answers "
         "the same; 'auto' is native where the core is installed and the other settings allow it.",
+        section="Data plane",
     )
-    warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
+    warm: bool = setting(
+        False, "Whether the rows that a training looked up most are read before AVAILABLE.", section="Tables in memory"
+    )
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
         0.0,
@@ -53,6 +56,7 @@ class Settings(ServerSettings):
         "Seconds between looks for deltas, rows that change without a new version; 0: none are taken.",
         0,
         3600,
+        section="Changes of rows",
     )
     delta_journal_dir: str = setting("", "Folder that keeps upserts over a restart; without one upserts are refused.")
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)

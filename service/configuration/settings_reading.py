@@ -126,18 +126,22 @@ def _parser() -> argparse.ArgumentParser:
     # Kept: a start reads its command line three times.
     parser = argparse.ArgumentParser(
         prog="embedding-server",
+        usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",
         description="Serves embedding lookups and predictions of SavedModels over HTTP and TensorFlow Serving's gRPC.",
         epilog="Example: embedding-server --model_name=movielens --model_base_path=models/movielens. "
         "Each flag can also be set as EMB_<NAME>, e.g. EMB_REST_API_PORT=8501; flags win.",
         allow_abbrev=False,
     )
     types = _kinds()
+    group: argparse._ActionsContainer = parser
     for setting in dataclasses.fields(Settings):
         kind = types[setting.name]
         metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
-        parser.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
+        if setting.metadata["section"]:
+            group = parser.add_argument_group(setting.metadata["section"])
+        group.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
     group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")
     for name, flag in FOREIGN_FLAGS.items():

@@ -113,10 +113,9 @@ def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
     for names in spec.ragged_names:
         if any(name in inputs for name in names[1:]):
             missing |= {name for name in (names.values, names.row_splits) if name not in inputs}
-    raise InputMismatch(
-        f'Inputs do not fit signature "{spec.name}". Sent extra: {{{_join(extra)}}}. '
-        f"Missing but required: {{{_join(sorted(missing))}}}. Features it takes: {{{_join(_features(spec))}}}."
-    )
+    faults = {"Sent extra": extra, "Missing but required": sorted(missing), "Features it takes": _features(spec)}
+    told = " ".join(f"{fault}: {{{_join(names)}}}." for fault, names in faults.items() if names)
+    raise InputMismatch(f'Inputs do not fit signature "{spec.name}". {told}')
 
 
 def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:

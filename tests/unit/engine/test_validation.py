@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[SignatureSpec, dict[str, Array], type[ServiceError], st
         lookup(),
         {"user": ints(1), "color": ints(1)},
         InputMismatch,
-        r"Sent extra: \{color\}\. Missing but required: \{\}\. Features it takes: \{tags, user\}\.$",
+        r"Sent extra: \{color\}\. Features it takes: \{tags, user\}\.$",
     ),
     "values without splits": (
         lookup(),
