@@ -23,7 +23,7 @@ use super::inflated::{self, Coding};
 use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
 use super::request_id;
 use super::sampling::Draws;
-use super::shared::{self, Begun, Failed, NotRun, Outcome, Shared, Terms};
+use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use super::statistics::Event;
 use crate::declined::Declined;
@@ -198,7 +198,7 @@ fn begin(
                     {
                         return refuse(&incoming, respond, &status);
                     }
-                    let begun = first.into_iter().collect();
+                    let begun = first.unwrap_or_default();
                     tokio::spawn(declined_small(incoming, plain.clone(), respond, begun, declined));
                     return;
                 }
@@ -354,13 +354,10 @@ async fn declined_small(
     mut incoming: Incoming,
     plain: Plain,
     mut respond: SendResponse<Payload>,
-    begun: Begun,
+    data: Bytes,
     declined: Declined,
 ) {
-    if declined == Declined::TooLarge
-        && let Some(data) = begun.first()
-    {
-        let data = data.clone();
+    if declined == Declined::TooLarge {
         let next = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
@@ -368,13 +365,14 @@ async fn declined_small(
         };
         return finish(incoming, &plain, respond, next).await;
     }
-    forward(incoming, respond, begun).await;
+    forward(incoming, respond, data).await;
 }
 
 /// The next step of a call.
 enum Next {
     Reply(Reply),
-    Forward(Begun),
+    /// Holds the bytes of the body that were read.
+    Forward(Bytes),
     Reset(Reason),
 }
 
@@ -411,8 +409,13 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
 async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>, first: Option<Bytes>) {
     let path = incoming.head.uri.path();
     let is_check = path == health::CHECK;
-    if !is_check && !is_unary(path) {
-        return forward(incoming, respond, first.into_iter().collect()).await;
+    if !has_one_message(path) {
+        if coding(&incoming.head).is_some() {
+            // Only the first of its messages could be judged before the reference inflates it.
+            let status = unimplemented("The messages of this method must not be compressed.");
+            return refuse(&incoming, respond, &status);
+        }
+        return forward(incoming, respond, first.unwrap_or_default()).await;
     }
     // The message is read whole first, so that a slow sender does not hold a slot of the reference.
     let gathered = tokio::select! {
@@ -424,10 +427,11 @@ async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         Gathered::Message(data) if is_check && is_serving(&incoming.shared, &data) => {
             return send_serving(&incoming.shared, &incoming.connection, respond);
         }
-        Gathered::Message(data) => return forward(incoming, respond, vec![data]).await,
+        Gathered::Message(data) => return forward(incoming, respond, data).await,
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
         Gathered::NoRoom => incoming.shared.no_bytes(""),
         Gathered::Refused(status) => status,
+        Gathered::TooMany => too_many(),
         Gathered::Stalled => stalled(),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),
     };
@@ -454,10 +458,10 @@ fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: Send
     }
 }
 
-/// Says whether a method has one message, which may be read whole before the call is forwarded.
-fn is_unary(path: &str) -> bool {
+/// Says whether a call of a method has one message, which may be read whole before the call is forwarded.
+fn has_one_message(path: &str) -> bool {
     let is_known = ["/tensorflow.serving.", "/inference."].iter().any(|service| path.starts_with(service));
-    is_known && !path.ends_with("/ModelStreamInfer")
+    is_known && !path.ends_with("/ModelStreamInfer") || [health::CHECK, health::WATCH].contains(&path)
 }
 
 fn lane(path: &str) -> Lane {
@@ -469,22 +473,22 @@ fn lane(path: &str) -> Lane {
     }
 }
 
-async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, mut begun: Begun) {
+/// Hands a call to the reference. `begun` holds the bytes of its body that were read.
+async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Bytes) {
     let mut inflated = None;
     if let Some(coding) = coding(&incoming.head) {
         let judged = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            judged = judge(&mut incoming, coding, begun) => judged,
+            judged = judge(&mut incoming, coding, &begun) => judged,
         };
         match judged {
-            Ok(judged) => (begun, inflated) = judged,
+            Ok(permit) => inflated = permit,
             Err(status) => return refuse(&incoming, respond, &status),
         }
     }
     let shared = Arc::clone(&incoming.shared);
-    let first: &[u8] = begun.first().map_or(&[], |data| data);
-    let ask = incoming.ask(first, first.len());
+    let ask = incoming.ask(&begun, begun.len());
     let model = Arc::clone(&ask.path[0]);
     let entered = tokio::select! {
         biased;
@@ -512,48 +516,26 @@ fn coding(head: &Parts) -> Option<Coding> {
     }
 }
 
-/// Reads the first message and counts the bytes that it inflates to, which the call holds in the account from then on.
-/// Returns the bytes that were read, and a permit that the caller keeps until the call ends.
-async fn judge(
-    incoming: &mut Incoming,
-    coding: Coding,
-    begun: Begun,
-) -> Result<(Begun, Option<OwnedSemaphorePermit>), Status> {
-    let shared = Arc::clone(&incoming.shared);
-    let (limit, stall) = (shared.limits.max_request_bytes, shared.limits.stall_timeout);
-    let mut data: Vec<u8> = begun.concat();
-    let end = loop {
-        if !incoming.hold.reach(data.len()) {
-            return Err(shared.no_bytes(""));
+/// Counts the bytes that a call's message inflates to, which the call holds in the account from then on. Returns a permit
+/// that the caller keeps until the call ends; None if `data` is no whole compressed message, so that the reference does
+/// not inflate it.
+async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
+    let message = match data.split_first_chunk::<PREFIX_BYTES>() {
+        Some((prefix, message)) if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) => {
+            data.slice_ref(message)
         }
-        if let Some(prefix) = data.first_chunk::<PREFIX_BYTES>() {
-            let size = grpc_message::length(*prefix);
-            if prefix[0] == 0 || size > limit {
-                // The message is not compressed, or so large that the reference refuses it.
-                return Ok((vec![data.into()], None));
-            }
-            if data.len() >= size + PREFIX_BYTES {
-                break size + PREFIX_BYTES;
-            }
-        }
-        if incoming.body.is_end_stream() {
-            return Ok((vec![data.into()], None));
-        }
-        let more = match tokio::time::timeout(stall, incoming.body.data()).await {
-            Err(_) => return Err(stalled()),
-            Ok(Some(Ok(more))) => more,
-            Ok(_) => return Ok((vec![data.into()], None)),
-        };
-        let _ = incoming.body.flow_control().release_capacity(more.len());
-        data.extend_from_slice(&more);
+        _ => return Ok(None),
     };
+    let shared = Arc::clone(&incoming.shared);
+    let limit = shared.limits.max_request_bytes;
+    if !incoming.hold.reach(data.len()) {
+        return Err(shared.no_bytes(""));
+    }
     // The permit bounds how many messages of this connection are held inflated at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };
-    let data = Bytes::from(data);
     let (sender, receiver) = oneshot::channel();
-    let message = data.slice(PREFIX_BYTES..end);
     let job = move |told: Result<Duration, Refusal>| {
         let size = told.map(|_| inflated::size(coding, &message, limit));
         let has_run = size.is_ok();
@@ -564,7 +546,7 @@ async fn judge(
     let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {
-        Ok(Ok(Ok(size))) if incoming.hold.grow(size) => Ok((vec![data], Some(permit))),
+        Ok(Ok(Ok(size))) if incoming.hold.grow(size) => Ok(Some(permit)),
         Ok(Ok(Ok(_))) => Err(shared.no_bytes("")),
         Ok(Ok(Err(too_large))) => {
             shared.statistics.refused("", "inflated");
@@ -580,6 +562,15 @@ fn late() -> String {
     "The deadline passed while the request waited for a thread.".into()
 }
 
+fn unimplemented(text: &str) -> Status {
+    Status { code: Code::Unimplemented, text: text.into(), may_retry: false }
+}
+
+/// Source: gRPC's statuscodes.md, "Request cardinality violation". grpcio answers the first message in silence.
+fn too_many() -> Status {
+    unimplemented("The method takes exactly one request message, and the client sent more.")
+}
+
 fn stalled() -> Status {
     Status { code: Code::Cancelled, text: "The client stopped sending the request.".into(), may_retry: false }
 }
@@ -593,6 +584,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Unusual(begun) => return Next::Forward(begun),
         Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes(""))),
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
+        Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
         Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
@@ -621,7 +613,7 @@ fn after(outcome: Outcome, data: Bytes) -> Next {
     match outcome {
         Ok((answered, took)) => Next::Reply(Reply::Answer(answered, took)),
         Err(Failed::Panicked) => Next::Reply(Reply::Panic),
-        Err(Failed::Declined(_)) => Next::Forward(vec![data]),
+        Err(Failed::Declined(_)) => Next::Forward(data),
     }
 }
 
@@ -658,10 +650,12 @@ enum Gathered {
     /// One whole message behind its prefix.
     Message(Bytes),
     /// A body that the reference judges. These are its first bytes; more may follow.
-    Unusual(Begun),
+    Unusual(Bytes),
     NoRoom,
     /// The message is large work that would wait too long, so the rest of it is not read.
     Refused(Status),
+    /// Bytes follow the message.
+    TooMany,
     Stalled,
     Lost,
 }
@@ -678,8 +672,11 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -
         let so_far: &[u8] = one.as_deref().unwrap_or(&all);
         if let Some(prefix) = so_far.first_chunk::<PREFIX_BYTES>() {
             let size = grpc_message::length(*prefix);
-            if size > limit || so_far.len() > size + PREFIX_BYTES {
-                return Gathered::Unusual(vec![one.unwrap_or_else(|| all.into())]);
+            if size > limit {
+                return Gathered::Unusual(one.unwrap_or_else(|| all.into()));
+            }
+            if so_far.len() > size + PREFIX_BYTES {
+                return Gathered::TooMany;
             }
             if size > INLINE_BYTES && !is_judged {
                 is_judged = true;
@@ -717,5 +714,5 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
-    if grpc_message::whole(&data).is_some() { Gathered::Message(data) } else { Gathered::Unusual(vec![data]) }
+    if grpc_message::whole(&data).is_some() { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }

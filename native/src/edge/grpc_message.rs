@@ -62,6 +62,7 @@ pub enum Code {
     Cancelled = 1,
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
+    Unimplemented = 12,
     Internal = 13,
     Unavailable = 14,
 }

@@ -539,6 +539,7 @@ impl Exchange {
             Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
             Code::ResourceExhausted => (StatusCode::PAYLOAD_TOO_LARGE, Some("RESOURCE_EXHAUSTED")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
+            Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
             // As the reference answers what it did not expect.
             Code::Internal | Code::Cancelled => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };

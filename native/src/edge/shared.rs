@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::sync::oneshot;
@@ -306,6 +305,3 @@ pub fn no_upstream() -> Status {
         may_retry: true,
     }
 }
-
-/// Bytes of a request that were read before it turned out that the reference answers it.
-pub type Begun = Vec<Bytes>;
