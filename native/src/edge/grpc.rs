@@ -15,12 +15,13 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use super::account::{Hold, Shares};
 use super::dispatch::Method;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::inflated::{self, Coding};
-use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
+use super::limits::{Connection, Debt, INLINE_BYTES, Open, Order};
 use super::request_id;
 use super::sampling::Draws;
 use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
@@ -133,7 +134,7 @@ struct Incoming {
     body: RecvStream,
     draws: Draws,
     begun: Instant,
-    // Accounts for the bytes of the body that were read.
+    // Accounts for the bytes of the body that were read, and for those that it inflates to.
     hold: Hold,
     _open: Open,
 }
@@ -220,7 +221,7 @@ impl Incoming {
             body,
             draws,
             begun: Instant::now(),
-            hold: shared.account.hold(),
+            hold: Hold::default(),
             _open: connection.open(),
         }
     }
@@ -234,16 +235,36 @@ impl Incoming {
 
     /// Describes this call to a queue. Its message begins with `data` and has `size` bytes.
     fn ask(&self, data: &[u8], size: usize) -> Ask {
+        let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
+        Ask::new(self.model(data), &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
+    }
+
+    /// Returns the configured model that a message names which begins with `data`; "" if there is none.
+    fn model<'d>(&self, data: &'d [u8]) -> &'d str {
         let (shared, path) = (&self.shared, self.head.uri.path());
         // Requests of all methods of TensorFlow Serving's service have the model in the same field as Predict.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
-        let model = match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
+        match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
             (Some(method), Some(([0, ..], message))) => shared.known_model(shared.dispatch.model(method, message)),
             _ => "",
-        };
-        let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
-        Ask::new(model, &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
+        }
+    }
+
+    /// Returns the shares that a call counts in whose message begins with `data`.
+    fn shares(&self, data: &[u8]) -> Arc<Shares> {
+        self.connection.shares(&self.shared.account, self.model(data))
+    }
+
+    /// Accounts for `size` bytes of a call whose message begins with `data`.
+    ///
+    /// # Errors
+    /// There is no room for them.
+    fn reach(&mut self, data: &[u8], size: usize) -> Result<(), Status> {
+        let mut hold = std::mem::take(&mut self.hold);
+        let has_room = hold.reach(size, || self.shares(data));
+        self.hold = hold;
+        if has_room { Ok(()) } else { Err(self.shared.no_bytes(self.hold.model())) }
     }
 }
 
@@ -328,7 +349,7 @@ fn send(
     let status = match reply {
         Reply::Answer(answered, took) => {
             shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
-            let debt = Debt::new(connection, &shared.account, answered.body.len());
+            let debt = Debt::new(connection, &shared.account, answered.servable.model(), answered.body.len());
             let Some(payload) = Payload::message(answered.body, debt) else {
                 return respond.send_reset(Reason::INTERNAL_ERROR);
             };
@@ -429,7 +450,6 @@ async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         }
         Gathered::Message(data) => return forward(incoming, respond, data).await,
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
-        Gathered::NoRoom => incoming.shared.no_bytes(""),
         Gathered::Refused(status) => status,
         Gathered::TooMany => too_many(),
         Gathered::Stalled => stalled(),
@@ -449,7 +469,7 @@ fn is_serving(shared: &Shared, data: &[u8]) -> bool {
 }
 
 fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: SendResponse<Payload>) {
-    let debt = Debt::new(connection, &shared.account, health::SERVING.len());
+    let debt = Debt::new(connection, &shared.account, "", health::SERVING.len());
     if let Some(payload) = Payload::message(Bytes::from_static(health::SERVING), debt)
         && let Ok(mut stream) = respond.send_response(grpc_message::head(None), false)
         && stream.send_data(payload, false).is_ok()
@@ -528,9 +548,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
     };
     let shared = Arc::clone(&incoming.shared);
     let limit = shared.limits.max_request_bytes;
-    if !incoming.hold.reach(data.len()) {
-        return Err(shared.no_bytes(""));
-    }
+    incoming.reach(data, data.len())?;
     // The permit bounds how many messages of this connection are held inflated at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
@@ -546,8 +564,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
     let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {
-        Ok(Ok(Ok(size))) if incoming.hold.grow(size) => Ok(Some(permit)),
-        Ok(Ok(Ok(_))) => Err(shared.no_bytes("")),
+        Ok(Ok(Ok(size))) => incoming.reach(data, data.len() + size).map(|()| Some(permit)),
         Ok(Ok(Err(too_large))) => {
             shared.statistics.refused("", "inflated");
             Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
@@ -582,7 +599,6 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
         Gathered::Unusual(begun) => return Next::Forward(begun),
-        Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes(""))),
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
         Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
         Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
@@ -622,8 +638,8 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
     let ask = incoming.ask(&data, data.len());
     let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
     let model = Arc::clone(&ask.path[0]);
-    if !incoming.hold.reach(data.len()) {
-        return Next::Reply(Reply::Refusal(shared.no_bytes(&model)));
+    if let Err(status) = incoming.reach(&data, data.len()) {
+        return Next::Reply(Reply::Refusal(status));
     }
     let mut turn = None;
     loop {
@@ -651,8 +667,7 @@ enum Gathered {
     Message(Bytes),
     /// A body that the reference judges. These are its first bytes; more may follow.
     Unusual(Bytes),
-    NoRoom,
-    /// The message is large work that would wait too long, so the rest of it is not read.
+    /// There is no room for the message, or it is large work that would wait too long. The rest of it is not read.
     Refused(Status),
     /// Bytes follow the message.
     TooMany,
@@ -662,12 +677,12 @@ enum Gathered {
 
 async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -> Gathered {
     if incoming.shared.account.is_full() {
-        return Gathered::NoRoom;
+        return Gathered::Refused(incoming.shared.no_bytes(""));
     }
     let (limit, stall) = (incoming.shared.limits.max_request_bytes, incoming.shared.limits.stall_timeout);
     let mut one = first;
     let mut all: Vec<u8> = Vec::new();
-    let mut is_judged = !is_plain;
+    let mut is_judged = false;
     loop {
         let so_far: &[u8] = one.as_deref().unwrap_or(&all);
         if let Some(prefix) = so_far.first_chunk::<PREFIX_BYTES>() {
@@ -680,12 +695,21 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -
             }
             if size > INLINE_BYTES && !is_judged {
                 is_judged = true;
-                if let Some(status) = incoming.refusal(so_far, size) {
+                let shares = incoming.shares(so_far);
+                if !shares.has_room(size) {
+                    return Gathered::Refused(incoming.shared.no_bytes(shares.model()));
+                }
+                if is_plain && let Some(status) = incoming.refusal(so_far, size) {
                     return Gathered::Refused(status);
                 }
             }
         }
-        let Incoming { body, hold, .. } = &mut *incoming;
+        if !so_far.is_empty()
+            && let Err(status) = incoming.reach(so_far, so_far.len())
+        {
+            return Gathered::Refused(status);
+        }
+        let body = &mut incoming.body;
         if body.is_end_stream() {
             break;
         }
@@ -698,9 +722,6 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -
         let _ = body.flow_control().release_capacity(data.len());
         if data.is_empty() {
             continue;
-        }
-        if !hold.grow(data.len()) {
-            return Gathered::NoRoom;
         }
         if one.is_none() && all.is_empty() {
             one = Some(data);

@@ -10,12 +10,13 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::sync::oneshot;
 
 use super::access::Access;
+use super::account::Account;
 use super::dispatch::{Cors, Dispatch};
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::health::Health;
 use super::large::Pool;
-use super::limits::{Account, Connection, Limits};
+use super::limits::{Connection, Limits};
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
 use super::statistics::{Event, Statistics};
