@@ -91,7 +91,14 @@ CASES: dict[str, Case] = {
     ),
     "http2.slow_read": Case(http2.slow_read, "http2", True, 5.0),
     **_named("http2", False, http2.half_requests, http2.requests_flood, new_connections=http1.new_connections),
-    **_named("grpc", False, http2.many_messages, http2.gzip_messages),
+    **_named(
+        "grpc",
+        False,
+        http2.many_messages,
+        http2.gzip_messages,
+        http2.second_gzip_messages,
+        http2.stream_gzip_messages,
+    ),
     **_named("tls", True, http1.handshakes),
     **_named("tls", False, http1.whole_handshakes),
     **_named(

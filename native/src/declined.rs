@@ -23,7 +23,8 @@ pub enum Declined {
     Unfit,
     /// A file that the servable reads was damaged while the server runs.
     Damaged,
-    /// The answer would be larger than the server's limit.
+    /// The answer would be larger than the server's limit, or the request's JSON has more keys or lists than the
+    /// reference reads.
     OverLimit,
     /// TensorFlow refused the inputs, or failed.
     Graph,

@@ -9,14 +9,16 @@ import http.client
 import importlib.util
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from service.codecs.json_document import MAX_KEYS, MAX_LISTS
 from tests.conformance.random_calls import Call, RandomCalls
 from tests.integration.process import ServerProcess
 from tests.toy_described import write_described_model
@@ -103,7 +105,7 @@ class Answers:
         """Ends the HTTP connection."""
         self._http.close()
 
-    def to(self, call: Call) -> tuple[object, bytes]:
+    def to(self, call: Call) -> tuple[Any, bytes]:
         """Returns status and body; over HTTP with the headers."""
         if call.is_grpc:
             try:
@@ -139,6 +141,83 @@ def test_both_planes_send_the_same_bytes(
                 answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
     # Not only refusals agree.
     assert min(answered.values()) > 0, answered
+
+
+_LOOKUP, _PREDICT, _INFER = "/v1/models/toy:lookup", "/v1/models/toy:predict", "/v2/models/toy/infer"
+_ROWS = "/v1/models/toy/tables/user:rows"
+
+
+def _keys(count: int) -> Iterator[tuple[str, bytes]]:
+    """Gives a document of so many keys for each form; colons in strings count as keys."""
+    rows = b",".join([b'{"user":1}'] * (count - 2))
+    yield _PREDICT, b'{"signature_name":"lookup","instances":[%s]}' % rows
+    inputs = b'[{"name":"user","datatype":"INT64","shape":[1],"data":[1]}]'
+    yield _INFER, b'{"id":"%s","parameters":{"signature_name":"lookup"},"inputs":%s}' % (b":" * (count - 8), inputs)
+    # No document of so many keys has an answer here.
+    yield _LOOKUP, b'{"signature_name":"%s","features":{"user":[1]}}' % (b":" * (count - 3))
+    yield _ROWS, b'{"ids":["%s"]}' % (b":" * (count - 1))
+
+
+def _lists(count: int) -> Iterator[tuple[str, bytes]]:
+    """Gives a document of so many lists and objects for each form."""
+    yield _LOOKUP, b'{"features":{"tags":[%s]}}' % b",".join([b"[1]"] * (count - 3))
+    yield _PREDICT, b'{"signature_name":"lookup","inputs":{"user":[1],"tags":[[1]%s]}}' % (b",[]" * (count - 5))
+    rows = b",".join([b"[1]"] * (count - 6))
+    inputs = b'[{"name":"user","datatype":"INT64","shape":[%d],"data":[%s]}]' % (count - 6, rows)
+    yield _INFER, b'{"parameters":{"signature_name":"lookup"},"inputs":%s}' % inputs
+    # Ids of a table's rows have no lists.
+    yield _ROWS, b'{"ids":[%s]}' % b",".join([b"[1]"] * (count - 2))
+
+
+def _depth(levels: int) -> Iterator[tuple[str, bytes]]:
+    """Gives a document with lists of so many levels for each form."""
+    deep = b"[" * levels + b"1" + b"]" * levels
+    yield _LOOKUP, b'{"features":{"tags":%s}}' % deep
+    yield _PREDICT, b'{"signature_name":"lookup","inputs":{"tags":%s}}' % deep
+    for head in (b'"datatype":"INT64","data":%s', b'"data":%s,"datatype":"INT64"'):
+        tensor = b'{"name":"user","shape":[1],%s}' % (head % deep)
+        yield _INFER, b'{"parameters":{"signature_name":"lookup"},"inputs":[%s]}' % tensor
+    yield _ROWS, b'{"ids":%s}' % deep
+
+
+def _digits(count: int) -> Iterator[tuple[str, bytes]]:
+    """Gives a document with numbers of so many digits for each form."""
+    for number in (b"1" * count, b"-" + b"1" * count, b"1." + b"0" * count, b"0." + b"1" * count, b"1e" + b"1" * count):
+        yield _LOOKUP, b'{"features":{"user":[%s]}}' % number
+        yield _LOOKUP, b'{"features":{"tags":[[1]]},"weights":{"tags":[[%s]]}}' % number
+        yield _PREDICT, b'{"signature_name":"lookup","inputs":{"user":[%s]}}' % number
+        inputs = b'[{"name":"user","datatype":"INT64","shape":[1],"data":[%s]}]' % number
+        yield _INFER, b'{"parameters":{"signature_name":"lookup"},"inputs":%s}' % inputs
+        yield _ROWS, b'{"ids":[%s]}' % number
+
+
+@pytest.mark.parametrize(
+    ("documents", "size", "statuses"),
+    [
+        *((_keys, MAX_KEYS + more, {200, 400}) for more in (-1, 0)),
+        (_keys, MAX_KEYS + 1, {413}),
+        *((_lists, MAX_LISTS + more, {200, 400}) for more in (-1, 0)),
+        (_lists, MAX_LISTS + 1, {413}),
+        # Data of the Open Inference Protocol may be nested as it likes, up to 64 levels.
+        *((_depth, levels, {200, 400}) for levels in (8, 9, 16, 17, 64)),
+        *((_depth, levels, {400}) for levels in (65, 200, 201, 1024, 1025, 100_000)),
+        *((_digits, count, {200, 400}) for count in (18, 19, 20, 309, 100_000)),
+    ],
+)
+def test_both_planes_bound_json_alike(
+    documents: Callable[[int], Iterator[tuple[str, bytes]]],
+    size: int,
+    statuses: set[int],
+    planes: dict[str, ServerProcess],
+) -> None:
+    found = set()
+    with closing(Answers(planes["native"])) as native, closing(Answers(planes["python"])) as reference:
+        for path, body in documents(size):
+            call = Call("json", False, path, body)
+            expected = reference.to(call)
+            assert native.to(call) == expected, (path, body[:200])
+            found.add(expected[0][0])
+    assert found == statuses
 
 
 def test_both_planes_judge_callers_alike(

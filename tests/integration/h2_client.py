@@ -86,9 +86,11 @@ class H2Client:
         return stream_id
 
     def send(self, stream_id: int, data: bytes, *, is_last: bool = True) -> None:
-        """Sends data as far as the windows allow, and waits for them to open."""
+        """Sends data as far as the windows allow, and waits for them to open; stops at the end of the answer."""
         at = 0
         while at < len(data):
+            if self.answers[stream_id].is_over:
+                return
             room = min(self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size)
             if not room:
                 self.flush()

@@ -21,12 +21,15 @@ from tests.certificates import Authority, ssl_config
 from tests.integration.billion import refusals
 from tests.integration.process import ServerProcess
 from tests.integration.raw_http import BODY, LOOKUP, answer, connect, endless, post, rest, send, status
+from tests.unit.transports.h2_client import PREDICT as _PREDICT
+from tests.unit.transports.h2_client import Answer, H2Client, framed
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
 )
 CLOSE = b"connection: close"
 CHUNKED = LOOKUP + b"transfer-encoding: chunked\r\n\r\n"
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 # The head of a predict.
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
 # How long the server waits for a client, and how long each attack lasts at least.
@@ -178,6 +181,35 @@ def test_what_is_compressed_as_much_as_requests_are_is_taken(server: ServerProce
     body = json.dumps({"features": {"user": [1, 2, 3, 4] * 5_000}}).encode()
     data = answer(server, post(gzip.compress(body), CLOSE, b"content-encoding: gzip"))
     assert status(data) == 200
+
+
+@pytest.mark.parametrize("path", [_PREDICT, "/grpc.health.v1.Health/Watch"])
+def test_a_second_message_of_a_unary_call_is_unimplemented(server: ServerProcess, path: str) -> None:
+    plain, compressed = framed(b""), framed(gzip.compress(b""))
+    compressed = b"\1" + compressed[1:]
+    for first in (plain, compressed):
+        for second in (plain, compressed):
+            found = called(server, path, first + second)
+            assert (found.status, found.data) == (12, b"")
+            assert "exactly one request message" in found.headers["grpc-message"]
+
+
+def test_a_stream_of_compressed_messages_is_unimplemented(server: ServerProcess) -> None:
+    listing = b"\x3a\x01*"
+    assert called(server, _REFLECTION, framed(listing) * 2, grpc_encoding="identity").status == 0
+    found = called(server, _REFLECTION, framed(listing) * 2)
+    assert (found.status, found.data) == (12, b"")
+
+
+def called(server: ServerProcess, path: str, body: bytes, grpc_encoding: str = "gzip") -> Answer:
+    """Sends bytes as the body of a gRPC call and returns its answer."""
+    client = H2Client(server.grpc_port)
+    try:
+        stream = client.begin(path, grpc_encoding=grpc_encoding)
+        client.send(stream, body)
+        return client.answer(stream)
+    finally:
+        client.socket.close()
 
 
 def test_a_billion_rows_are_refused_on_both_wires(server: ServerProcess) -> None:

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// One model or one client may fill at most this many times the places that are still free. One that floods alone can
 /// fill four fifths of the queue, two that flood four ninths each. Source: `service/engine/admission_limits.py`.
-const SHARE: usize = 4;
+pub const SHARE: usize = 4;
 /// The newest run counts for one part in `NEWEST` of the mean. A run counts as at most twice the mean plus
 /// `MOST_NANOS`, because a single run may wait for a graph to load.
 const NEWEST: u64 = 4;
@@ -33,6 +33,12 @@ const CLASSES: usize = 33;
 /// The names that shares are counted by: the model, the client's address, the connection.
 pub type Path = [Arc<str>; 3];
 
+/// Returns the address in "address:port".
+#[must_use]
+pub fn address_of(peer: &str) -> &str {
+    peer.rsplit_once(':').map_or(peer, |(address, _)| address)
+}
+
 /// A request that asks for a place.
 #[derive(Clone, Debug)]
 pub struct Ask {
@@ -48,8 +54,7 @@ impl Ask {
     /// Names a request of a connection. `peer` is "address:port".
     #[must_use]
     pub fn new(model: &str, peer: &str, bytes: usize, deadline: Option<Instant>) -> Self {
-        let address = peer.rsplit_once(':').map_or(peer, |(address, _)| address);
-        Ask { path: [model.into(), address.into(), peer.into()], bytes, deadline }
+        Ask { path: [model.into(), address_of(peer).into(), peer.into()], bytes, deadline }
     }
 }
 

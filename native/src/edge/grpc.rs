@@ -15,15 +15,16 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use super::account::{Hold, Shares};
 use super::dispatch::Method;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::inflated::{self, Coding};
-use super::limits::{Connection, Debt, Hold, INLINE_BYTES, Open, Order};
+use super::limits::{Connection, Debt, INLINE_BYTES, Open, Order};
 use super::request_id;
 use super::sampling::Draws;
-use super::shared::{self, Begun, Failed, NotRun, Outcome, Shared, Terms};
+use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::{Flushes, Socket};
 use super::statistics::Event;
 use crate::declined::Declined;
@@ -142,7 +143,7 @@ struct Incoming {
     body: RecvStream,
     draws: Draws,
     begun: Instant,
-    // Accounts for the bytes of the body that were read.
+    // Accounts for the bytes of the body that were read, and for those that it inflates to.
     hold: Hold,
     _open: Open,
 }
@@ -207,7 +208,7 @@ fn begin(
                     {
                         return refuse(&incoming, respond, &status);
                     }
-                    let begun = first.into_iter().collect();
+                    let begun = first.unwrap_or_default();
                     tokio::spawn(declined_small(incoming, plain.clone(), respond, begun, declined));
                     return;
                 }
@@ -229,7 +230,7 @@ impl Incoming {
             body,
             draws,
             begun: Instant::now(),
-            hold: shared.account.hold(),
+            hold: Hold::default(),
             _open: connection.open(),
         }
     }
@@ -243,16 +244,36 @@ impl Incoming {
 
     /// Describes this call to a queue. Its message begins with `data` and has `size` bytes.
     fn ask(&self, data: &[u8], size: usize) -> Ask {
+        let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
+        Ask::new(self.model(data), &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
+    }
+
+    /// Returns the configured model that a message names which begins with `data`; "" if there is none.
+    fn model<'d>(&self, data: &'d [u8]) -> &'d str {
         let (shared, path) = (&self.shared, self.head.uri.path());
         // Requests of all methods of TensorFlow Serving's service have the model in the same field as Predict.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
-        let model = match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
+        match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
             (Some(method), Some(([0, ..], message))) => shared.known_model(shared.dispatch.model(method, message)),
             _ => "",
-        };
-        let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
-        Ask::new(model, &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
+        }
+    }
+
+    /// Returns the shares that a call counts in whose message begins with `data`.
+    fn shares(&self, data: &[u8]) -> Arc<Shares> {
+        self.connection.shares(&self.shared.account, self.model(data))
+    }
+
+    /// Accounts for `size` bytes of a call whose message begins with `data`.
+    ///
+    /// # Errors
+    /// There is no room for them.
+    fn reach(&mut self, data: &[u8], size: usize) -> Result<(), Status> {
+        let mut hold = std::mem::take(&mut self.hold);
+        let has_room = hold.reach(size, || self.shares(data));
+        self.hold = hold;
+        if has_room { Ok(()) } else { Err(self.shared.no_bytes(self.hold.model())) }
     }
 }
 
@@ -337,7 +358,7 @@ fn send(
     let status = match reply {
         Reply::Answer(answered, took) => {
             shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
-            let debt = Debt::new(connection, &shared.account, answered.body.len());
+            let debt = Debt::new(connection, &shared.account, answered.servable.model(), answered.body.len());
             let Some(payload) = Payload::message(answered.body, debt) else {
                 return respond.send_reset(Reason::INTERNAL_ERROR);
             };
@@ -363,13 +384,10 @@ async fn declined_small(
     mut incoming: Incoming,
     plain: Plain,
     mut respond: SendResponse<Payload>,
-    begun: Begun,
+    data: Bytes,
     declined: Declined,
 ) {
-    if declined == Declined::TooLarge
-        && let Some(data) = begun.first()
-    {
-        let data = data.clone();
+    if declined == Declined::TooLarge {
         let next = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
@@ -377,13 +395,14 @@ async fn declined_small(
         };
         return finish(incoming, &plain, respond, next).await;
     }
-    forward(incoming, respond, begun).await;
+    forward(incoming, respond, data).await;
 }
 
 /// The next step of a call.
 enum Next {
     Reply(Reply),
-    Forward(Begun),
+    /// Holds the bytes of the body that were read.
+    Forward(Bytes),
     Reset(Reason),
 }
 
@@ -420,8 +439,13 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
 async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>, first: Option<Bytes>) {
     let path = incoming.head.uri.path();
     let is_check = path == health::CHECK;
-    if !is_check && !is_unary(path) {
-        return forward(incoming, respond, first.into_iter().collect()).await;
+    if !has_one_message(path) {
+        if coding(&incoming.head).is_some() {
+            // Only the first of its messages could be judged before the reference inflates it.
+            let status = unimplemented("The messages of this method must not be compressed.");
+            return refuse(&incoming, respond, &status);
+        }
+        return forward(incoming, respond, first.unwrap_or_default()).await;
     }
     // The message is read whole first, so that a slow sender does not hold a slot of the reference.
     let gathered = tokio::select! {
@@ -433,10 +457,10 @@ async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         Gathered::Message(data) if is_check && is_serving(&incoming.shared, &data) => {
             return send_serving(&incoming.shared, &incoming.connection, respond);
         }
-        Gathered::Message(data) => return forward(incoming, respond, vec![data]).await,
+        Gathered::Message(data) => return forward(incoming, respond, data).await,
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
-        Gathered::NoRoom => incoming.shared.no_bytes(""),
         Gathered::Refused(status) => status,
+        Gathered::TooMany => too_many(),
         Gathered::Stalled => stalled(),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),
     };
@@ -454,7 +478,7 @@ fn is_serving(shared: &Shared, data: &[u8]) -> bool {
 }
 
 fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: SendResponse<Payload>) {
-    let debt = Debt::new(connection, &shared.account, health::SERVING.len());
+    let debt = Debt::new(connection, &shared.account, "", health::SERVING.len());
     if let Some(payload) = Payload::message(Bytes::from_static(health::SERVING), debt)
         && let Ok(mut stream) = respond.send_response(grpc_message::head(None), false)
         && stream.send_data(payload, false).is_ok()
@@ -463,10 +487,10 @@ fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: Send
     }
 }
 
-/// Says whether a method has one message, which may be read whole before the call is forwarded.
-fn is_unary(path: &str) -> bool {
+/// Says whether a call of a method has one message, which may be read whole before the call is forwarded.
+fn has_one_message(path: &str) -> bool {
     let is_known = ["/tensorflow.serving.", "/inference."].iter().any(|service| path.starts_with(service));
-    is_known && !path.ends_with("/ModelStreamInfer")
+    is_known && !path.ends_with("/ModelStreamInfer") || [health::CHECK, health::WATCH].contains(&path)
 }
 
 fn lane(path: &str) -> Lane {
@@ -478,22 +502,22 @@ fn lane(path: &str) -> Lane {
     }
 }
 
-async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, mut begun: Begun) {
+/// Hands a call to the reference. `begun` holds the bytes of its body that were read.
+async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Bytes) {
     let mut inflated = None;
     if let Some(coding) = coding(&incoming.head) {
         let judged = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            judged = judge(&mut incoming, coding, begun) => judged,
+            judged = judge(&mut incoming, coding, &begun) => judged,
         };
         match judged {
-            Ok(judged) => (begun, inflated) = judged,
+            Ok(permit) => inflated = permit,
             Err(status) => return refuse(&incoming, respond, &status),
         }
     }
     let shared = Arc::clone(&incoming.shared);
-    let first: &[u8] = begun.first().map_or(&[], |data| data);
-    let ask = incoming.ask(first, first.len());
+    let ask = incoming.ask(&begun, begun.len());
     let model = Arc::clone(&ask.path[0]);
     let entered = tokio::select! {
         biased;
@@ -521,48 +545,24 @@ fn coding(head: &Parts) -> Option<Coding> {
     }
 }
 
-/// Reads the first message and counts the bytes that it inflates to, which the call holds in the account from then on.
-/// Returns the bytes that were read, and a permit that the caller keeps until the call ends.
-async fn judge(
-    incoming: &mut Incoming,
-    coding: Coding,
-    begun: Begun,
-) -> Result<(Begun, Option<OwnedSemaphorePermit>), Status> {
-    let shared = Arc::clone(&incoming.shared);
-    let (limit, stall) = (shared.limits.max_request_bytes, shared.limits.stall_timeout);
-    let mut data: Vec<u8> = begun.concat();
-    let end = loop {
-        if !incoming.hold.reach(data.len()) {
-            return Err(shared.no_bytes(""));
+/// Counts the bytes that a call's message inflates to, which the call holds in the account from then on. Returns a permit
+/// that the caller keeps until the call ends; None if `data` is no whole compressed message, so that the reference does
+/// not inflate it.
+async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
+    let message = match data.split_first_chunk::<PREFIX_BYTES>() {
+        Some((prefix, message)) if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) => {
+            data.slice_ref(message)
         }
-        if let Some(prefix) = data.first_chunk::<PREFIX_BYTES>() {
-            let size = grpc_message::length(*prefix);
-            if prefix[0] == 0 || size > limit {
-                // The message is not compressed, or so large that the reference refuses it.
-                return Ok((vec![data.into()], None));
-            }
-            if data.len() >= size + PREFIX_BYTES {
-                break size + PREFIX_BYTES;
-            }
-        }
-        if incoming.body.is_end_stream() {
-            return Ok((vec![data.into()], None));
-        }
-        let more = match tokio::time::timeout(stall, incoming.body.data()).await {
-            Err(_) => return Err(stalled()),
-            Ok(Some(Ok(more))) => more,
-            Ok(_) => return Ok((vec![data.into()], None)),
-        };
-        let _ = incoming.body.flow_control().release_capacity(more.len());
-        data.extend_from_slice(&more);
+        _ => return Ok(None),
     };
+    let shared = Arc::clone(&incoming.shared);
+    let limit = shared.limits.max_request_bytes;
+    incoming.reach(data, data.len())?;
     // The permit bounds how many messages of this connection are held inflated at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };
-    let data = Bytes::from(data);
     let (sender, receiver) = oneshot::channel();
-    let message = data.slice(PREFIX_BYTES..end);
     let job = move |told: Result<Duration, Refusal>| {
         let size = told.map(|_| inflated::size(coding, &message, limit));
         let has_run = size.is_ok();
@@ -573,8 +573,7 @@ async fn judge(
     let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {
-        Ok(Ok(Ok(size))) if incoming.hold.grow(size) => Ok((vec![data], Some(permit))),
-        Ok(Ok(Ok(_))) => Err(shared.no_bytes("")),
+        Ok(Ok(Ok(size))) => incoming.reach(data, data.len() + size).map(|()| Some(permit)),
         Ok(Ok(Err(too_large))) => {
             shared.statistics.refused("", "inflated");
             Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
@@ -589,6 +588,15 @@ fn late() -> String {
     "The deadline passed while the request waited for a thread.".into()
 }
 
+fn unimplemented(text: &str) -> Status {
+    Status { code: Code::Unimplemented, text: text.into(), may_retry: false }
+}
+
+/// Source: gRPC's statuscodes.md, "Request cardinality violation". grpcio answers the first message in silence.
+fn too_many() -> Status {
+    unimplemented("The method takes exactly one request message, and the client sent more.")
+}
+
 fn stalled() -> Status {
     Status { code: Code::Cancelled, text: "The client stopped sending the request.".into(), may_retry: false }
 }
@@ -600,8 +608,8 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
         Gathered::Unusual(begun) => return Next::Forward(begun),
-        Gathered::NoRoom => return Next::Reply(Reply::Refusal(incoming.shared.no_bytes(""))),
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
+        Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
         Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
@@ -630,7 +638,7 @@ fn after(outcome: Outcome, data: Bytes) -> Next {
     match outcome {
         Ok((answered, took)) => Next::Reply(Reply::Answer(answered, took)),
         Err(Failed::Panicked) => Next::Reply(Reply::Panic),
-        Err(Failed::Declined(_)) => Next::Forward(vec![data]),
+        Err(Failed::Declined(_)) => Next::Forward(data),
     }
 }
 
@@ -639,8 +647,8 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
     let ask = incoming.ask(&data, data.len());
     let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
     let model = Arc::clone(&ask.path[0]);
-    if !incoming.hold.reach(data.len()) {
-        return Next::Reply(Reply::Refusal(shared.no_bytes(&model)));
+    if let Err(status) = incoming.reach(&data, data.len()) {
+        return Next::Reply(Reply::Refusal(status));
     }
     let mut turn = None;
     loop {
@@ -667,37 +675,50 @@ enum Gathered {
     /// One whole message behind its prefix.
     Message(Bytes),
     /// A body that the reference judges. These are its first bytes; more may follow.
-    Unusual(Begun),
-    NoRoom,
-    /// The message is large work that would wait too long, so the rest of it is not read.
+    Unusual(Bytes),
+    /// There is no room for the message, or it is large work that would wait too long. The rest of it is not read.
     Refused(Status),
+    /// Bytes follow the message.
+    TooMany,
     Stalled,
     Lost,
 }
 
 async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -> Gathered {
     if incoming.shared.account.is_full() {
-        return Gathered::NoRoom;
+        return Gathered::Refused(incoming.shared.no_bytes(""));
     }
     let (limit, stall) = (incoming.shared.limits.max_request_bytes, incoming.shared.limits.stall_timeout);
     let mut one = first;
     let mut all: Vec<u8> = Vec::new();
-    let mut is_judged = !is_plain;
+    let mut is_judged = false;
     loop {
         let so_far: &[u8] = one.as_deref().unwrap_or(&all);
         if let Some(prefix) = so_far.first_chunk::<PREFIX_BYTES>() {
             let size = grpc_message::length(*prefix);
-            if size > limit || so_far.len() > size + PREFIX_BYTES {
-                return Gathered::Unusual(vec![one.unwrap_or_else(|| all.into())]);
+            if size > limit {
+                return Gathered::Unusual(one.unwrap_or_else(|| all.into()));
+            }
+            if so_far.len() > size + PREFIX_BYTES {
+                return Gathered::TooMany;
             }
             if size > INLINE_BYTES && !is_judged {
                 is_judged = true;
-                if let Some(status) = incoming.refusal(so_far, size) {
+                let shares = incoming.shares(so_far);
+                if !shares.has_room(size) {
+                    return Gathered::Refused(incoming.shared.no_bytes(shares.model()));
+                }
+                if is_plain && let Some(status) = incoming.refusal(so_far, size) {
                     return Gathered::Refused(status);
                 }
             }
         }
-        let Incoming { body, hold, .. } = &mut *incoming;
+        if !so_far.is_empty()
+            && let Err(status) = incoming.reach(so_far, so_far.len())
+        {
+            return Gathered::Refused(status);
+        }
+        let body = &mut incoming.body;
         if body.is_end_stream() {
             break;
         }
@@ -711,9 +732,6 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -
         if data.is_empty() {
             continue;
         }
-        if !hold.grow(data.len()) {
-            return Gathered::NoRoom;
-        }
         if one.is_none() && all.is_empty() {
             one = Some(data);
             continue;
@@ -726,5 +744,5 @@ async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
-    if grpc_message::whole(&data).is_some() { Gathered::Message(data) } else { Gathered::Unusual(vec![data]) }
+    if grpc_message::whole(&data).is_some() { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }

@@ -62,6 +62,7 @@ pub enum Code {
     Cancelled = 1,
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
+    Unimplemented = 12,
     Internal = 13,
     Unavailable = 14,
 }
@@ -175,7 +176,8 @@ impl Buf for Payload {
 
 #[cfg(test)]
 mod tests {
-    use super::super::limits::{Account, Connection, Limits};
+    use super::super::account::Account;
+    use super::super::limits::{Connection, Limits};
     use super::*;
 
     #[test]
@@ -200,7 +202,7 @@ mod tests {
     #[test]
     fn a_payload_is_prefix_and_body_and_pays_its_debt() {
         let (connection, account) = (Connection::new(String::new(), &Limits::default()), Account::new(100));
-        let debt = Debt::new(&connection, &account, 3);
+        let debt = Debt::new(&connection, &account, "m", 3);
         let mut payload = Payload::message(Bytes::from_static(b"abc"), debt).unwrap();
         assert_eq!((payload.remaining(), connection.owed()), (8, 3));
         payload.advance(6);

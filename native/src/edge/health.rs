@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::forms::protobuf::{Fields, Value};
 
-/// The path of a gRPC health check. `Watch` is forwarded.
+/// The path of a gRPC health check.
 pub const CHECK: &str = "/grpc.health.v1.Health/Check";
+/// The path of a gRPC health watch, which is forwarded.
+pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// A `HealthCheckResponse` whose status is SERVING.
 pub const SERVING: &[u8] = &[0x08, 0x01];
 /// How long a published state is valid. Python publishes each second, so if Python hangs the state expires.

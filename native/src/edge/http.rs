@@ -17,10 +17,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::account::{Hold, Shares};
 use super::dispatch::{Method, Target, target};
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
-use super::limits::{self, COUNTED_BYTES, Connection, Debt, Hold, INLINE_BYTES, Open, Order, Owed};
+use super::limits::{self, COUNTED_BYTES, Connection, Debt, INLINE_BYTES, Open, Order, Owed};
 use super::sampling::Draws;
 use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
@@ -272,8 +273,7 @@ impl Exchange {
         if plain.is_none() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
-        let large = plain.as_ref().map(|_| &head);
-        let (data, mut hold) = match self.gather(&mut body, large).await {
+        let (data, mut hold) = match self.gather(&mut body, &head, plain.is_some()).await {
             Gathered::Whole(data, hold) => (data, hold),
             Gathered::TooMuch(begun) => return self.forward(head, self.upload(begun, body), open).await,
             Gathered::NoRoom => {
@@ -334,7 +334,7 @@ impl Exchange {
         let shared = &self.shared;
         let ask = self.ask(head, data.len());
         let model = Arc::clone(&ask.path[0]);
-        if !hold.reach(data.len()) {
+        if !hold.reach(data.len(), || self.shares(head)) {
             return Err(shared.no_bytes(&model));
         }
         let deadline = ask.deadline.unwrap_or_else(Instant::now);
@@ -398,22 +398,30 @@ impl Exchange {
         refusal
     }
 
-    /// Reads a body. `plain` is the head of the request if the core answers it; None if the reference does.
-    async fn gather(&self, body: &mut Incoming, plain: Option<&Parts>) -> Gathered {
+    /// Returns the shares that a request counts in.
+    fn shares(&self, head: &Parts) -> Arc<Shares> {
+        self.connection.shares(&self.shared.account, model(&self.shared, head))
+    }
+
+    /// Reads a body. `is_plain` says whether the core answers the request, or the reference.
+    async fn gather(&self, body: &mut Incoming, head: &Parts, is_plain: bool) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
         if body.size_hint().lower() > limit as u64 {
             return Gathered::TooMuch(Bytes::new());
         }
-        let mut hold = self.shared.account.hold();
         if self.shared.account.is_full() {
             return Gathered::NoRoom;
         }
-        if let (Some(head), Some(size)) = (plain, told.filter(|size| *size > INLINE_BYTES))
-            && let Err(refusal) = self.shared.large.check(&self.ask(head, size))
-        {
-            return Gathered::Refused(refusal);
+        if let Some(size) = told.filter(|size| *size > INLINE_BYTES) {
+            if !self.shares(head).has_room(size) {
+                return Gathered::NoRoom;
+            }
+            if is_plain && let Err(refusal) = self.shared.large.check(&self.ask(head, size)) {
+                return Gathered::Refused(refusal);
+            }
         }
+        let mut hold = Hold::default();
         let _receiving = self.connection.receive();
         let mut parts = limits::BodyParts::default();
         let mut one = Bytes::new();
@@ -435,18 +443,19 @@ impl Exchange {
                 if data.len() > limit {
                     return Gathered::TooMuch(data);
                 }
+                // A body that is whole at once is not accounted for, unless it is large work.
+                if !body.is_end_stream() && !hold.reach(data.len(), || self.shares(head)) {
+                    return Gathered::NoRoom;
+                }
                 one = data;
                 continue;
             }
             if all.is_empty() {
                 all.reserve(told.unwrap_or(0).min(TRUSTED_BYTES));
-                if !hold.grow(one.len()) {
-                    return Gathered::NoRoom;
-                }
                 all.extend_from_slice(&one);
                 one = Bytes::new();
             }
-            if !hold.grow(data.len()) {
+            if !hold.reach(all.len() + data.len(), || self.shares(head)) {
                 return Gathered::NoRoom;
             }
             all.extend_from_slice(&data);
@@ -511,7 +520,7 @@ impl Exchange {
         let json_length = answered.json_length;
         let mut body = answered.body;
         if body.len() >= COUNTED_BYTES {
-            let debt = Debt::new(&self.connection, &self.shared.account, body.len());
+            let debt = Debt::new(&self.connection, &self.shared.account, answered.servable.model(), body.len());
             body = Bytes::from_owner(Owed { data: body, debt });
         }
         let mut response = Response::new(Answer::whole(body, open));
@@ -541,6 +550,7 @@ impl Exchange {
             Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
             Code::ResourceExhausted => (StatusCode::PAYLOAD_TOO_LARGE, Some("RESOURCE_EXHAUSTED")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
+            Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
             // As the reference answers what it did not expect.
             Code::Internal | Code::Cancelled => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };

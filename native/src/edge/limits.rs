@@ -1,15 +1,16 @@
-//! Limits the cost of clients: one account of held bytes for all, and one record for each connection.
+//! Limits the cost of clients: all limits, and one record for each connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
+use super::account::{Account, Hold, Shares};
 use super::certificate;
-
+use super::fair_queue::address_of;
 use super::frames::Flood;
 
 /// How many bytes one connection reads before other connections get their turn.
@@ -108,74 +109,6 @@ impl Limits {
     }
 }
 
-/// Bytes of requests and answers that are held now, of all connections.
-#[derive(Debug)]
-pub struct Account {
-    limit: usize,
-    held: AtomicUsize,
-}
-
-impl Account {
-    /// Opens an account.
-    #[must_use]
-    pub fn new(limit: usize) -> Arc<Self> {
-        let held = AtomicUsize::new(0);
-        Arc::new(Account { limit, held })
-    }
-
-    /// Bytes that are held now.
-    #[must_use]
-    pub fn held(&self) -> usize {
-        self.held.load(Relaxed)
-    }
-
-    /// Bytes that may be held.
-    #[must_use]
-    pub fn limit(&self) -> usize {
-        self.limit
-    }
-
-    /// Says whether no more bytes may be taken on.
-    #[must_use]
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        self.held() >= self.limit
-    }
-
-    /// Starts to hold nothing.
-    #[must_use]
-    pub fn hold(self: &Arc<Self>) -> Hold {
-        Hold { account: Arc::clone(self), size: 0 }
-    }
-}
-
-/// Bytes that one request holds of an [`Account`]; dropping it gives them back.
-#[derive(Debug)]
-pub struct Hold {
-    account: Arc<Account>,
-    size: usize,
-}
-
-impl Hold {
-    /// Takes as many bytes as `size` is more than what is held; says whether there was room.
-    pub fn reach(&mut self, size: usize) -> bool {
-        self.grow(size.saturating_sub(self.size))
-    }
-
-    /// Takes more bytes; says whether there was room.
-    pub fn grow(&mut self, size: usize) -> bool {
-        let before = self.account.held.fetch_add(size, Relaxed);
-        self.size += size;
-        before.saturating_add(size) <= self.account.limit
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.account.held.fetch_sub(self.size, Relaxed);
-    }
-}
-
 /// Counts the parts in which an HTTP/1.1 body comes, and their bytes.
 #[derive(Debug, Default)]
 pub struct BodyParts {
@@ -230,6 +163,8 @@ pub struct Connection {
     flood: AtomicU8,
     begun: AtomicUsize,
     names: OnceLock<Vec<String>>,
+    // Of each model that the connection has sent large requests to, or got large answers of.
+    shares: Mutex<Vec<Arc<Shares>>>,
 }
 
 impl Connection {
@@ -255,6 +190,7 @@ impl Connection {
             flood: AtomicU8::new(0),
             begun: AtomicUsize::new(0),
             names: OnceLock::new(),
+            shares: Mutex::default(),
         })
     }
 
@@ -267,6 +203,18 @@ impl Connection {
     #[must_use]
     pub fn names(&self) -> &[String] {
         self.names.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the shares of an account that requests to a model count in. `model` is a configured one, or "".
+    #[must_use]
+    pub fn shares(&self, account: &Arc<Account>, model: &str) -> Arc<Shares> {
+        let mut all = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.iter().find(|shares| shares.model() == model) {
+            return Arc::clone(known);
+        }
+        let shares = Shares::open(account, model, address_of(&self.peer));
+        all.push(Arc::clone(&shares));
+        shares
     }
 
     /// Counts bytes that came. Only the connection's task calls this.
@@ -454,19 +402,18 @@ impl Drop for Receiving {
 pub struct Debt {
     connection: Arc<Connection>,
     size: usize,
-    _hold: Option<Hold>,
+    _hold: Hold,
 }
 
 impl Debt {
-    /// Counts an answer of this size, also over the limits: they are looked at before work begins.
+    /// Counts a model's answer of this size, also over the limits: they are looked at before work begins.
     #[must_use]
-    pub fn new(connection: &Arc<Connection>, account: &Arc<Account>, size: usize) -> Self {
+    pub fn new(connection: &Arc<Connection>, account: &Arc<Account>, model: &str, size: usize) -> Self {
         connection.owe(size);
-        let hold = (size >= COUNTED_BYTES).then(|| {
-            let mut hold = account.hold();
-            hold.grow(size);
-            hold
-        });
+        let mut hold = Hold::default();
+        if size >= COUNTED_BYTES {
+            hold.reach(size, || connection.shares(account, model));
+        }
         Debt { connection: Arc::clone(connection), size, _hold: hold }
     }
 
@@ -617,20 +564,9 @@ mod tests {
     }
 
     #[test]
-    fn an_account_gives_back_what_was_held() {
-        let account = Account::new(10);
-        let (mut one, mut two) = (account.hold(), account.hold());
-        assert!(one.grow(4) && two.grow(6) && account.is_full() && !two.grow(1));
-        drop(two);
-        assert_eq!(account.held(), 4);
-        drop(one);
-        assert_eq!(account.held(), 0);
-    }
-
-    #[test]
     fn a_debt_is_paid_in_parts_and_by_dropping() {
         let (connection, account) = (Connection::new(String::new(), &limits()), Account::new(1 << 20));
-        let mut debt = Debt::new(&connection, &account, 20 << 10);
+        let mut debt = Debt::new(&connection, &account, "m", 20 << 10);
         assert!(connection.is_full() && account.held() == 20 << 10);
         debt.pay(1 << 10);
         assert_eq!(connection.owed(), 19 << 10);

@@ -1,6 +1,7 @@
 //! Accepts connections and serves their requests: TLS, limits, deadlines and metrics.
 
 mod access;
+mod account;
 mod certificate;
 mod config;
 mod dispatch;

@@ -21,11 +21,12 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use super::access::Access;
+use super::account::Account;
 use super::config::{Config, Listen, Wire};
 use super::dispatch::Dispatch;
 use super::health::Health;
 use super::large::Pool;
-use super::limits::{Account, Connection, Limits, Order, Watch};
+use super::limits::{Connection, Limits, Order, Watch};
 use super::shared::Shared;
 use super::statistics::{Event, Snapshot, Statistics, SubjectSnapshot};
 use super::{fair_queue, grpc, http};

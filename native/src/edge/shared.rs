@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::sync::oneshot;
 
 use super::access::Access;
+use super::account::Account;
 use super::dispatch::{Cors, Dispatch};
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::health::Health;
 use super::large::Pool;
-use super::limits::{Account, Connection, Limits};
+use super::limits::{Connection, Limits};
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
 use super::statistics::{Event, Statistics};
@@ -306,6 +306,3 @@ pub fn no_upstream() -> Status {
         may_retry: true,
     }
 }
-
-/// Bytes of a request that were read before it turned out that the reference answers it.
-pub type Begun = Vec<Bytes>;

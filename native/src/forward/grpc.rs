@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 
 use super::gate::Permit;
 use crate::edge::grpc_message::Payload;
-use crate::edge::shared::{Begun, no_upstream};
+use crate::edge::shared::no_upstream;
 
 /// Unread answer bytes of one call; more waits in the reference.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -89,7 +89,7 @@ impl GrpcUpstream {
         &self,
         head: Parts,
         mut body: RecvStream,
-        begun: Begun,
+        begun: Bytes,
         mut respond: SendResponse<Payload>,
         permit: Option<Permit>,
     ) -> bool {
@@ -98,7 +98,6 @@ impl GrpcUpstream {
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return true,
             sender = self.ready() => sender,
         };
-        let begun: Begun = begun.into_iter().filter(|data| !data.is_empty()).collect();
         let is_empty = begun.is_empty() && body.is_end_stream();
         let started = sender.and_then(|mut sender| sender.send_request(request(head)?, is_empty).ok());
         let Some((response, mut upstream)) = started else {
@@ -161,14 +160,13 @@ fn request(head: Parts) -> Option<Request<()>> {
     Some(request)
 }
 
-async fn upload(begun: Begun, body: &mut RecvStream, upstream: &mut SendStream<Bytes>) -> Result<(), Broken> {
-    let is_whole = body.is_end_stream();
-    let num_begun = begun.len();
-    for (number, data) in begun.into_iter().enumerate() {
-        send(data, is_whole && number + 1 == num_begun, upstream).await?;
-    }
-    if is_whole && num_begun > 0 {
-        return Ok(());
+async fn upload(begun: Bytes, body: &mut RecvStream, upstream: &mut SendStream<Bytes>) -> Result<(), Broken> {
+    if !begun.is_empty() {
+        let is_whole = body.is_end_stream();
+        send(begun, is_whole, upstream).await?;
+        if is_whole {
+            return Ok(());
+        }
     }
     pump(body, upstream).await
 }

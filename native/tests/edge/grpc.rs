@@ -10,6 +10,8 @@ use tokio::net::TcpStream;
 
 use crate::setup::{PREDICT, Setup, limits, until};
 
+const CLASSIFY: &str = "/tensorflow.serving.PredictionService/Classify";
+
 pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
     stream.set_nodelay(true).unwrap();
@@ -170,9 +172,8 @@ async fn what_is_no_plain_message_is_forwarded_unchanged() {
     let sender = connect(&setup).await;
     let (plain, mut compressed) = (framed(b"x"), framed(b"x").to_vec());
     compressed[0] = 1;
-    let two = [plain.clone(), plain.clone()].concat();
     let too_large = [&[0, 1, 0, 0, 0][..], &[7; 100]].concat();
-    for data in [&compressed[..], &two, &too_large, b"abc", b"", &plain[..4]] {
+    for data in [&compressed[..], &too_large, b"abc", b"", &plain[..4]] {
         let reply = call(&sender, PREDICT, &[], Bytes::copy_from_slice(data)).await.unwrap();
         assert_eq!((&reply.data[..], reply.status()), (data, "0"));
         assert_eq!(reply.headers["x-from"], "reference");
@@ -398,19 +399,53 @@ async fn a_flood_of_frames_ends_its_connection_and_no_other() {
     assert_eq!(call(&other, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
 }
 
+fn gzip(data: &[u8]) -> Bytes {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut encoder, data).unwrap();
+    let mut message = framed(&encoder.finish().unwrap()).to_vec();
+    message[0] = 1;
+    message.into()
+}
+
+#[tokio::test]
+async fn a_second_message_of_a_unary_call_is_refused() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let (plain, gzip) = (framed(b"hello"), gzip(b"hello"));
+    for path in [PREDICT, CLASSIFY, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"] {
+        for (first, second) in [(&plain, &plain), (&plain, &gzip), (&gzip, &plain), (&gzip, &gzip)] {
+            for more in [1, second.len()] {
+                let data = [first, &second[..more]].concat().into();
+                let reply = call(&sender, path, &[("grpc-encoding", "gzip")], data).await.unwrap();
+                assert_eq!(reply.status(), "12", "{path}");
+                assert_eq!(reply.text(), "The method takes exactly one request message, and the client sent more.");
+            }
+        }
+    }
+    assert_eq!(setup.seen.calls.load(SeqCst), 0);
+    until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
+}
+
+#[tokio::test]
+async fn streams_may_have_many_messages_and_none_compressed() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let two = Bytes::from([framed(b"one"), framed(b"two")].concat());
+    assert_eq!(call(&sender, "/echo", &[], two.clone()).await.unwrap().data, two);
+    let calls = setup.seen.calls.load(SeqCst);
+    for data in [two, gzip(b"one")] {
+        let reply = call(&sender, "/echo", &[("grpc-encoding", "gzip")], data).await.unwrap();
+        assert_eq!((reply.status(), reply.text()), ("12", "The messages of this method must not be compressed."));
+    }
+    assert_eq!(setup.seen.calls.load(SeqCst), calls);
+}
+
 #[tokio::test]
 async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
     let setup = Setup::start().await;
     let sender = connect(&setup).await;
-    let gzip = |data: &[u8]| {
-        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-        std::io::Write::write_all(&mut encoder, data).unwrap();
-        let mut message = framed(&encoder.finish().unwrap()).to_vec();
-        message[0] = 1;
-        Bytes::from(message)
-    };
     let headers = [("grpc-encoding", "gzip")];
-    for path in [PREDICT, "/other"] {
+    for path in [PREDICT, CLASSIFY] {
         let small = gzip(b"hello");
         let reply = call(&sender, path, &headers, small.clone()).await.unwrap();
         assert_eq!((reply.data, &reply.headers["x-from"]), (small, &"reference".parse().unwrap()));

@@ -148,3 +148,69 @@ async fn a_large_request_is_refused_before_its_body_is_read() {
     assert!(!first.is_finished());
     assert_eq!(first.await.unwrap().message(), "slept");
 }
+
+fn few_bytes() -> Limits {
+    Limits { max_bytes_in_flight: 16 << 20, stall_timeout: Duration::from_secs(60), ..limits() }
+}
+
+#[tokio::test]
+async fn half_received_messages_of_one_connection_leave_room_for_another() {
+    let setup = Setup::with(few_bytes(), |_| ()).await;
+    let sender = grpc::connect(&setup).await;
+    // A half of each message, in the first frame.
+    let half = grpc::framed(&vec![b'a'; 30_000]).slice(..15_000);
+    let mut calls = Vec::new();
+    for _ in 0..700 {
+        let mut ready = sender.clone().ready().await.unwrap();
+        let (response, mut body) = ready.send_request(grpc::request(PREDICT, &[]), false).unwrap();
+        body.send_data(half.clone(), false).unwrap();
+        calls.push((tokio::spawn(grpc::read(response)), body));
+    }
+    // The connection holds a half of all bytes, and its other calls are refused.
+    let most = (8 << 20) / 15_000;
+    let num_refused = || calls.iter().filter(|(reply, _)| reply.is_finished()).count();
+    until("the others are refused", || num_refused() == 700 - most).await;
+    let held = || setup.server().statistics().bytes_in_flight;
+    assert_eq!(held(), most * 15_000);
+    let other = grpc::connect(&setup).await;
+    let whole = grpc::framed(&vec![b'a'; 2 << 20]);
+    assert_eq!(grpc::call(&other, PREDICT, &[], whole).await.unwrap().status(), "0");
+    for (reply, body) in calls {
+        if reply.is_finished() {
+            let reply = reply.await.unwrap().unwrap();
+            assert_eq!(reply.status(), "14");
+            assert!(reply.text().contains("bytes of requests and answers are in flight"), "{}", reply.text());
+        } else {
+            reply.abort();
+        }
+        drop(body);
+    }
+    until("all is given back", || held() == 0).await;
+}
+
+#[tokio::test]
+async fn half_received_bodies_of_one_address_leave_room_and_a_large_body_is_refused_unread() {
+    let setup = Setup::with(few_bytes(), |_| ()).await;
+    let held = || setup.server().statistics().bytes_in_flight;
+    let started = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n";
+    let mut streams = Vec::new();
+    for number in 1..=2 {
+        let mut stream = tokio::net::TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+        stream.write_all(&[&started[..], &[b'a'; 4_900_000]].concat()).await.unwrap();
+        until("it is held", || held() == number * 4_900_000).await;
+        streams.push(stream);
+    }
+    // 9.8 of 16.8 MB are held, so the same address may have 1.4 MB more.
+    let mut third = tokio::net::TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+    third.write_all(started).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = third.read_to_end(&mut answer).await;
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.contains("9800000 bytes of requests and answers are in flight"), "{answer}");
+    let mut sender = http::connect(&setup).await;
+    let answer = http::post(&mut sender, "/v1/models/m:predict", &[], vec![b'a'; 1_300_000]).await;
+    assert_eq!(answer.status().as_u16(), 200);
+    drop(streams);
+    until("all is given back", || held() == 0).await;
+}

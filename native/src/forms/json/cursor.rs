@@ -15,12 +15,24 @@ use crate::declined::Declined;
 /// A result of reading; what is not read as plain is left to the reference.
 pub type Read<T> = Result<T, Declined>;
 
+/// The reference refuses a document of more colons than this, or of more brackets and braces that open. It counts those
+/// in strings too. Source: `service/codecs/json_document.py`.
+const MAX_DOCUMENT_KEYS: usize = 1 << 18;
+const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 /// A whole number of this many digits fits an i64.
 const SAFE_DIGITS: usize = 18;
 /// Keys of an object are compared with each other, so their number is limited.
 const MAX_KEYS: usize = 32;
 /// Nested lists of more levels are left to the reference.
 const MAX_LEVELS: usize = 16;
+
+/// Says whether the reference refuses a document for its number of keys or of lists.
+fn has_too_many_tokens(body: &[u8]) -> bool {
+    let count = |byte| memchr::memchr_iter(byte, body).count();
+    // A shorter body has not enough bytes.
+    body.len() > MAX_DOCUMENT_KEYS
+        && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
+}
 
 /// A position in a JSON body. Reading a token also skips the white space behind it.
 #[derive(Clone)]
@@ -33,8 +45,11 @@ impl<'a> Cursor<'a> {
     /// Starts at the first token of a body.
     ///
     /// # Errors
-    /// The body is not UTF-8.
+    /// The body is not UTF-8, or has more keys or lists than the reference reads.
     pub fn new(body: &'a [u8]) -> Read<Self> {
+        if has_too_many_tokens(body) {
+            return Err(Declined::OverLimit);
+        }
         let text = std::str::from_utf8(body).map_err(|_| Declined::Unusual)?;
         let mut cursor = Cursor { text, at: 0 };
         cursor.skip_space();
@@ -478,5 +493,37 @@ impl<'a> Cursor<'a> {
             b'n' if self.is_null()? => Ok(()),
             _ => self.float().map(drop),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns an object with so many keys, and under one of them so many lists.
+    fn document(keys: usize, lists: usize) -> String {
+        let members = (1..keys).map(|_| "\"\":1,").collect::<String>();
+        format!("{{{members}\"\":[{}1]}}", "[],".repeat(lists))
+    }
+
+    #[test]
+    fn keys_and_lists_of_a_document_are_bounded_as_in_the_reference() {
+        let is_read = |keys, lists| match Cursor::new(document(keys, lists).as_bytes()) {
+            Ok(_) => true,
+            Err(declined) => {
+                assert_eq!(declined, Declined::OverLimit);
+                false
+            }
+        };
+        let read = |text: String| Cursor::new(text.as_bytes()).is_ok();
+        let keys = [-1, 0, 1].map(|more| is_read(MAX_DOCUMENT_KEYS.saturating_add_signed(more), 0));
+        // The object and the list around the lists count too.
+        let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
+        assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
+        // Those in strings count too.
+        let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(MAX_DOCUMENT_KEYS + more)));
+        assert_eq!(texts.map(read), [true, false]);
+        let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(MAX_DOCUMENT_LISTS + more)));
+        assert_eq!(texts.map(read), [true, false]);
     }
 }

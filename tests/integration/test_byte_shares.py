@@ -1,0 +1,108 @@
+"""Bytes held by requests to one model leave room for requests to another: two models, a real server, raw sockets."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.codecs.protos import message_class
+from tests.exposition import read_exposition
+from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
+from tests.toy_model import write_toy_model
+from tests.unit.transports.h2_client import H2Client, framed
+
+LIMIT, REQUEST = 32 << 20, 4 << 20
+# Requests of a flood; all of them together are longer than LIMIT.
+FLOOD = 12
+LARGE_BODY = b'{"features": {"user": [1]}}'.ljust(REQUEST)
+IDS = [1] * 50_000
+# Far beyond the time of an answer, because the test machine may be busy with other work.
+LONGEST_S = 10.0
+
+
+@pytest.fixture(scope="module", params=DATA_PLANES)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of the models "flooded" and "other" that may hold LIMIT bytes."""
+    folder = tmp_path_factory.mktemp("shares")
+    write_toy_model(folder / "model" / "1")
+    one = 'config { name: "%s" base_path: "%s" model_platform: "tensorflow" }'
+    models = " ".join(one % (name, folder / "model") for name in ("flooded", "other"))
+    (folder / "models.config").write_text(f"model_config_list {{ {models} }}")
+    settings: dict[str, object] = {
+        "data_plane": request.param,
+        "model_config_file": folder / "models.config",
+        "graph_signatures": "off",
+        "max_bytes_in_flight": LIMIT,
+        "max_request_bytes": REQUEST,
+        # A client may be as slow as it likes.
+        "rest_api_stall_timeout_s": 3600,
+    }
+    with ServerProcess(**settings) as server:
+        yield server.ready()
+
+
+def refused(server: ServerProcess, model: str) -> float:
+    """Returns how many requests to a model were refused for want of bytes."""
+    family = read_exposition(server.http.get("/metrics").text)["embedding_server_refused_total"]
+    labels = {"model": model, "reason": "bytes"}
+    return family.value(**labels) if labels in family.labelled() else 0.0
+
+
+def send_half(server: ServerProcess, number: int) -> socket.socket:
+    """Sends a body to the model "flooded", but for its last byte, from an address of its own."""
+    address = ("127.0.0.1", server.http_port)
+    sock = socket.create_connection(address, PATIENCE_S, source_address=(f"127.0.0.{number + 2}", 0))
+    head = b"POST /v1/models/flooded:lookup HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % REQUEST
+    try:
+        sock.sendall(head + b" " * (REQUEST - 1))
+    except OSError:
+        # The server has refused it.
+        pass
+    return sock
+
+
+def assert_the_other_is_answered(server: ServerProcess) -> None:
+    """Asks the model "other" for large answers on both wires."""
+    inputs: dict[str, Any] = {"user": np.array(IDS, np.int64)}
+    for _ in range(5):
+        begun_s = time.monotonic()
+        assert len(server.lookup({"user": IDS}, model="other")["user"]) == len(IDS)
+        assert server.predict_grpc(inputs, "lookup", model="other")["user"].shape == (len(IDS), 2)
+        assert time.monotonic() - begun_s < LONGEST_S
+    assert refused(server, "other") == 0
+
+
+def test_half_received_bodies_leave_room_for_another_model(server: ServerProcess) -> None:
+    before = refused(server, "flooded")
+    with ExitStack() as stack:
+        for number in range(FLOOD):
+            stack.enter_context(closing(send_half(server, number)))
+        until(lambda: refused(server, "flooded") - before >= FLOOD // 3)
+        response = server.http.post("/v1/models/flooded:lookup", content=LARGE_BODY)
+        assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
+        assert_the_other_is_answered(server)
+    until(lambda: server.http.post("/v1/models/flooded:lookup", content=LARGE_BODY).status_code == 200)
+
+
+def test_half_received_messages_leave_room_for_another_model(server: ServerProcess) -> None:
+    if server.http.get("/v1/statusz").json()["data_plane"]["kind"] == "python":
+        pytest.skip("grpcio receives messages by itself and accounts for none")
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name = "flooded"
+    request.output_filter.append("x" * (REQUEST - 100))
+    half = framed(request.SerializeToString())[:-1]
+    before = refused(server, "flooded")
+    client = H2Client(server.grpc_port)
+    with closing(client.socket):
+        for _ in range(FLOOD):
+            client.send(client.begin(), half, is_last=False)
+        until(lambda: refused(server, "flooded") - before >= FLOOD // 2)
+        client.until(lambda: sum(answer.is_over for answer in client.answers.values()) >= FLOOD // 2)
+        assert {answer.status for answer in client.answers.values() if answer.is_over} == {14}
+        assert_the_other_is_answered(server)
