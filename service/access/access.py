@@ -54,7 +54,7 @@ class Access:
         return guarded
 
     def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Begins to look at the file, unless the interval is 0."""
+        """Starts the thread that reloads the --auth_config file, unless the interval is 0."""
         if poll_interval_s > 0:
             threading.Thread(
                 target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True

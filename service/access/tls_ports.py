@@ -36,7 +36,7 @@ class Wires:
         self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Looks at the files again and again, in a thread of its own; not at all where the interval is 0."""
+        """Starts a thread that looks at the TLS files at each interval; starts none if the interval is 0."""
         files = [file for file in (self.grpc, self.http) if file is not None]
         if files and poll_interval_s > 0:
             threading.Thread(target=_poll, args=(files, stop, poll_interval_s), name="tls-files", daemon=True).start()

@@ -14,7 +14,7 @@ from pathlib import Path
 from service.artifact.delta_file import DELTAS_FOLDER, Delta, DeltaFault, decode, sequence_of
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe does not wait for its writer.
+# With O_NONBLOCK, open() of a named pipe returns at once and does not wait for a writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 # Files that were read are looked at again once in so many calls: there may be thousands, and hardly one ever changes.

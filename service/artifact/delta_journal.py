@@ -138,7 +138,7 @@ class Journal:
                 "version with `model-export compact`."
             )
         if os.fstat(self._descriptor).st_size > self._end:
-            # Of a writer that was killed; nobody was told that it is there.
+            # A killed writer left these bytes behind the last delta; no client was told that its delta is stored.
             os.ftruncate(self._descriptor, self._end)
         try:
             written = 0

@@ -1,4 +1,4 @@
-"""Bounds the bytes and rows of requests that are being worked on, over the whole server and between its models."""
+"""Bounds the bytes and rows of requests in flight, for the whole server and for each model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from service.errors import Overloaded, PayloadTooLarge
 
 @dataclass(slots=True)
 class Held:
-    """What the requests of one model hold now."""
+    """The bytes and rows that the requests of one model hold now."""
 
     bytes: int = 0
     rows: int = 0
 
 
 class Admission:
-    """Counts what is in flight and refuses what is too much. Concurrency: any thread.
+    """The counter of bytes and rows in flight; refuses requests beyond the limits. Concurrency: any thread.
 
-    Requests that are answered on the event loop in one go are not counted: there is one of those at a time. All that
-    wait for anything are, from their first byte until their answer is made.
+    A request that the event loop answers in one go is not counted: the event loop answers one at a time. Every request
+    that waits for anything is counted, from its first byte until its answer is made.
 
     Args:
-      observer: told of every refusal, also by pools of threads that go by this object's limits.
+      observer: told of every refusal, also by thread pools under this object's limits.
     """
 
     def __init__(self, limits: Limits | None = None, observer: AdmissionObserver | None = None) -> None:
@@ -34,14 +34,14 @@ class Admission:
         self._held: dict[str, Held] = {}
         self._bytes = 0
         self._rows = 0
-        # NOTE: one line or two are run under it: a thread that loses the processor meanwhile stops all others.
+        # NOTE: keep the code under this lock to a few lines: a thread that is preempted with the lock stops all others.
         self._lock = threading.Lock()
 
     def take_bytes(self, model: str, size: int) -> None:
-        """Takes room for bytes of a request or an answer; they are given back by give_back.
+        """Takes room for bytes of a request or an answer; give_back returns the room.
 
         Args:
-          model: a configured one, or "".
+          model: a configured model's name, or "".
 
         Raises:
           Overloaded: there is no room now, or this model has more than its share.
@@ -56,7 +56,7 @@ class Admission:
         self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
 
     def check_bytes(self, model: str, size: int) -> None:
-        """Raises Overloaded where there is no room for a body that was announced; takes none."""
+        """Raises Overloaded where there is no room for a body of an announced size; takes no room."""
         free = self.limits.bytes - self._bytes
         held = self._held.get(model)
         if size > free or not has_share(held.bytes if held else 0, free):
@@ -67,8 +67,8 @@ class Admission:
         """Takes room for a run: its rows, and the bytes of its answer.
 
         Raises:
-          PayloadTooLarge: there is never that much room.
-          Overloaded: there is none now, or this model has more than its share.
+          PayloadTooLarge: the run exceeds a limit even on an idle server.
+          Overloaded: there is no room now, or this model has more than its share.
         """
         if rows > self.limits.rows or size > self.limits.bytes:
             raise PayloadTooLarge(
@@ -91,7 +91,7 @@ class Admission:
         self._refuse(model, "rows", f"{self._rows} rows are in flight", self.limits.rows)
 
     def give_back(self, model: str, rows: int, size: int) -> None:
-        """Gives back what was taken."""
+        """Gives back rows and bytes that take or take_bytes took."""
         with self._lock:
             held = self._of(model)
             held.rows -= rows
@@ -99,11 +99,11 @@ class Admission:
             self._rows -= rows
             self._bytes -= size
             if not held.rows and not held.bytes:
-                # What is kept is bounded by what is in flight, whatever names come and go.
+                # So _held has entries only for models with requests in flight, whatever names come and go.
                 del self._held[model]
 
     def held(self) -> Mapping[str, Held]:
-        """Returns what models hold now; those that hold nothing are left out."""
+        """Returns the bytes and rows that each model holds now; a model without any is left out."""
         with self._lock:
             return {model: Held(held.bytes, held.rows) for model, held in self._held.items()}
 
@@ -119,9 +119,9 @@ class Admission:
 
 
 class Room:
-    """What one request holds. Concurrency: any thread; grown by one caller at a time.
+    """The bytes in flight that one request holds. Concurrency: any thread; grown by one caller at a time.
 
-    It is used by whoever made it, and by every thread that was handed the bytes; each calls done() once.
+    The users of a room are its creator and every thread that was handed the bytes; each user calls done() once.
     """
 
     __slots__ = ("_admission", "_model", "_size", "_users", "_lock")
@@ -135,7 +135,7 @@ class Room:
 
     @property
     def model(self) -> str:
-        """Which model's share it comes out of."""
+        """Returns the model whose share the room counts against."""
         return self._model
 
     def check(self, size: int) -> None:
@@ -148,12 +148,12 @@ class Room:
         self._size += size
 
     def use(self) -> None:
-        """Says that one more holds the bytes."""
+        """Adds a user of the bytes."""
         with self._lock:
             self._users += 1
 
     def done(self) -> None:
-        """Says that one holds them no more; the last gives the room back."""
+        """Removes a user of the bytes; the last user gives the room back."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0

@@ -1,25 +1,25 @@
-"""How much may be in flight, how much of that one model may have, and who is told of what was refused."""
+"""Declares the limits on requests in flight, the share of one model, and the observer of refused requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-# A model may hold this many times what is left for all. One alone comes to four fifths; a second that floods, too, to
-# four ninths each; and however many flood, there is room for one that holds nothing yet.
+# A model may hold up to this many times the room that is still free. So one flooding model gets four fifths of the
+# limit, and two flooding models get four ninths each. However many models flood, some room stays for another model.
 # Source: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998).
 _SHARE = 4
 
-# Why a request was refused. bytes, rows: too many in flight; queue: too many wait; wait: it would wait too long, or
-# did; deadline: that passes before a thread is free; threads: the system gives none.
+# Why a request was refused. bytes, rows: too many are in flight; queue: too many requests wait; wait: the request would
+# wait too long, or did; deadline: it passes before a thread is free; threads: the system can start no thread.
 Reason = Literal["bytes", "rows", "queue", "wait", "deadline", "threads"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Over all models.
+    """The limits on requests in flight, over all models together.
 
-    bytes, rows: in flight. queued: requests that wait for one pool of threads. wait_s: how long one may.
+    bytes, rows: in flight. queued: requests that wait for one pool of threads. wait_s: the longest wait of one request.
     """
 
     bytes: int = 1 << 62
@@ -29,19 +29,19 @@ class Limits:
 
 
 class AdmissionObserver(Protocol):
-    """Learns what becomes of requests before they are run. Concurrency: any thread; must not raise."""
+    """The observer of refused and waiting requests. Concurrency: any thread; must not raise."""
 
     def refused(self, model: str, reason: Reason) -> None:
-        """A request was refused."""
+        """Notes a refused request."""
         ...
 
     def waited(self, model: str, seconds: float) -> None:
-        """A request waited for a thread."""
+        """Notes how long a request waited for a thread."""
         ...
 
 
 class Unobserved:
-    """Observes nothing."""
+    """An AdmissionObserver that notes nothing."""
 
     def refused(self, model: str, reason: Reason) -> None:
         """See AdmissionObserver."""
@@ -51,7 +51,7 @@ class Unobserved:
 
 
 def has_share(mine: int, free: int) -> bool:
-    """Says whether a model that holds so much may have more while so much is left.
+    """Says whether a model that holds `mine` bytes or rows may take more while `free` are left.
 
     >>> has_share(800, 200), has_share(804, 196), has_share(0, 0)
     (True, False, True)

@@ -1,4 +1,4 @@
-"""Requests of one signature that wait, gathered into batches as they come.
+"""Gathers the waiting requests of one signature into batches.
 
 Source of the limits and texts: tensorflow/core/kernels/batching_util/shared_batch_scheduler.h (TensorFlow 2.21), Queue.
 """
@@ -21,11 +21,11 @@ class Call:
     """One request, from its arrival until its last task ends.
 
     group: requests of equal groups may share a batch.
-    deadline_s: on the scheduler's clock; None: it waits for ever.
-    answers: of its tasks, by the row at which each begins.
-    error: the first that one of its tasks ended with.
-    tasks: those that have not ended. running: how many of them have begun.
-    done: set when there are none left.
+    deadline_s: on the scheduler's clock; None: the request waits for ever.
+    answers: the outputs of ended tasks, by the row at which each task begins.
+    error: the first error of a task.
+    tasks: the tasks that have not ended. running: how many of these tasks have begun.
+    done: set when no task is left.
     """
 
     inputs: Tensors
@@ -40,13 +40,13 @@ class Call:
     done: threading.Event = field(default_factory=threading.Event)
 
     def is_late(self, now_s: float) -> bool:
-        """Says whether its deadline has passed."""
+        """Says whether the call's deadline has passed."""
         return self.deadline_s is not None and now_s >= self.deadline_s
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Rows begin to end of a call, which are run together."""
+    """The rows from begin to end of a call, which are run in one batch."""
 
     call: Call
     begin: int
@@ -55,19 +55,19 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Returns the number of rows of the task."""
         return self.end - self.begin
 
 
-# What a task ended with.
+# The outputs of a task, or the error that ended the task.
 Result = dict[str, Array] | Exception
-# Runs a batch; gives the result of each of its tasks, in order, and never raises.
+# Runs the tasks of a batch; returns the result of each task, in order, and never raises.
 Process = Callable[[Sequence[Task]], Sequence[Result]]
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Tasks of one group. It is open until another batch of the group is begun."""
+    """Tasks of one group that run together. A batch is open until another batch of the group is begun."""
 
     group: Hashable
     due_s: float
@@ -79,8 +79,8 @@ class Batch:
 class BatchQueue:
     """Batches of one signature, first come first served. Concurrency: under its scheduler's lock.
 
-    Groups have an open batch each and the limit on waiting batches together: what clients send decides how many
-    groups there are.
+    Each group has an open batch of its own, but all groups share one limit on waiting batches: clients decide by their
+    inputs how many groups there are.
     """
 
     def __init__(self, parameters: BatchingParameters, process: Process) -> None:
@@ -93,7 +93,7 @@ class BatchQueue:
         return len(self._batches)
 
     def runs_at_once(self, rows: int) -> bool:
-        """Says whether a call need not wait for others: it would be a batch that is ready, and none waits."""
+        """Says whether a call of so many rows may run at once: the call would be a ready batch, and no batch waits."""
         full = self._parameters.batch_rows
         return not self._batches and (rows == full or (rows < full and self._parameters.batch_timeout_micros == 0))
 
@@ -108,7 +108,7 @@ class BatchQueue:
         """Takes a call in as one task, or as several where it is split.
 
         Raises:
-          Overloaded: as many batches wait as may.
+          Overloaded: the limit on waiting batches is reached.
         """
         full = self._parameters.batch_rows
         last = self._open.get(call.group)
@@ -137,12 +137,12 @@ class BatchQueue:
         return None
 
     def is_ready(self, now_s: float) -> bool:
-        """Says whether pop would give a batch."""
+        """Says whether pop would return a batch."""
         return any(self._is_ready(batch, now_s) for batch in self._batches)
 
     @property
     def due_s(self) -> float:
-        """When the next batch is due at the latest; infinite where none waits."""
+        """Returns the time when the next batch is due at the latest; infinite if no batch waits."""
         return min((batch.due_s for batch in self._batches), default=math.inf)
 
     def remove(self, call: Call) -> None:
@@ -181,7 +181,7 @@ class BatchQueue:
                     f"{len(self._batches)} batches enqueued and max_enqueued_batches is {most}"
                 )
             return
-        # An open batch without a task is counted too.
+        # Without an open batch of the group, a new empty batch counts as waiting.
         waiting, begun = (len(self._batches), last.rows) if last is not None else (len(self._batches) + 1, 0)
         capacity = max(0, (most - waiting) * full + full - begun)
         if call.rows > capacity:

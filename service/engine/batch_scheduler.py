@@ -1,4 +1,4 @@
-"""Decides when a batch runs, and where: in the thread of a request that is alone, else in one of a few of its own."""
+"""Decides when a batch runs, and where: in the thread of a lone request, else in a thread of the scheduler."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ StartThread = Callable[[str, Callable[[], None]], None]
 
 
 def start_daemon(name: str, work: Callable[[], None]) -> None:
-    """Begins a thread that does not keep the process alive."""
+    """Starts a thread that does not keep the process alive."""
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
 class Scheduler:
-    """Runs the batches of all queues, at most num_threads at a time, one queue after the other.
+    """The scheduler of all queues' batches: runs at most num_threads batches at a time, from each queue in turn.
 
-    A request that finds nothing waiting and a place free runs in its own thread: being handed to another would cost
-    more than many a graph does.
+    A request runs in its own thread if no batch waits and fewer than num_threads batches run: handing the request to
+    another thread would cost more than many a graph does.
 
     Concurrency: any thread. One lock guards the queues; no batch is run under it.
 
     Args:
-      clock: seconds, monotonic; what deadlines are measured on.
-      start_thread: for tests that do the threads' work by hand.
+      clock: seconds, monotonic; deadlines are on this clock.
+      start_thread: replaced by tests that do the threads' work by hand.
     """
 
     def __init__(
@@ -49,17 +49,20 @@ class Scheduler:
         self._start_thread = start_thread
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # Queues that hold batches, the one whose turn it is first.
+        # Queues that hold batches; the first queue has the next turn.
         self._waiting: deque[BatchQueue] = deque()
         self._num_running = 0
         self._num_started = 0
         self._num_idle = 0
-        # When the next thread that sleeps wakes up by itself.
+        # The time when a sleeping thread wakes up by itself; infinite if no sleeping thread has a timeout.
         self._watched_s = math.inf
         self._is_stopped = False
 
     def begin_alone(self, queue: BatchQueue, rows: int) -> bool:
-        """Takes a place for a call that need not wait; then its own thread runs it and calls end_alone.
+        """Takes a running place for a call that need not wait; the caller's thread then runs the call.
+
+        Returns:
+          Whether the place was taken; if so, the caller calls end_alone after the run.
 
         Raises:
           NotReady: the server is stopping.
@@ -71,15 +74,15 @@ class Scheduler:
             return is_alone
 
     def end_alone(self) -> None:
-        """Gives the place back."""
+        """Gives back the running place of begin_alone."""
         with self._lock:
             self._num_running -= 1
             self._wake_one()
 
     def run(self, queue: BatchQueue, call: Call) -> None:
-        """Runs a call in some batch of its queue and returns when it is done; call.answers or call.error tell how.
+        """Runs a call in batches of its queue; returns when call.answers or call.error is complete.
 
-        DeadlineExceeded is such an error: the call's deadline passed before all of it was begun.
+        call.error is DeadlineExceeded if the call's deadline passed before all its tasks began.
 
         Raises:
           Overloaded: too many batches wait already.
@@ -95,17 +98,17 @@ class Scheduler:
             self._wake_one()
         timeout_s = None
         if call.deadline_s is not None:
-            # A gRPC client without a deadline has one in some hundred years, for which no lock can wait.
+            # For a gRPC client without a deadline, gRPC gives a deadline in some hundred years: no lock waits so long.
             timeout_s = min(max(call.deadline_s - now_s, 0), threading.TIMEOUT_MAX)
         if not call.done.wait(timeout_s):
             with self._lock:
                 if len(call.tasks) > call.running:
                     self._give_up(queue, call, DeadlineExceeded(_LATE))
-            # What has begun is waited for: the caller holds the lease on what it runs on.
+            # The call's running tasks are waited for: they use the servable, whose lease the caller holds.
             call.done.wait()
 
     def run_ready(self) -> bool:
-        """Runs one batch that is ready; False where none is, or no place is free."""
+        """Runs one ready batch; returns False if no batch is ready, or no running place is free."""
         with self._lock:
             taken = self._take()
         if taken is None:
@@ -114,7 +117,7 @@ class Scheduler:
         return True
 
     def stop(self) -> None:
-        """Refuses new calls; those that wait are still answered."""
+        """Refuses new calls; waiting calls are still answered."""
         with self._lock:
             self._is_stopped = True
             self._changed.notify_all()
@@ -130,7 +133,7 @@ class Scheduler:
         return any(queue.is_ready(now_s) for queue in self._waiting)
 
     def _take(self) -> tuple[BatchQueue, list[Task]] | None:
-        """Takes the next batch out of the queues and counts it as running; what is late in it is dropped."""
+        """Takes the next batch out of the queues and counts the batch as running; late tasks are dropped."""
         now_s = self.clock()
         num_tries = len(self._waiting) if self._has_room() else 0
         for _ in range(num_tries):
@@ -175,7 +178,7 @@ class Scheduler:
             call.done.set()
 
     def _give_up(self, queue: BatchQueue, call: Call, error: Exception) -> None:
-        """Ends a call with an error; what of it has not begun never will."""
+        """Ends a call with an error; the tasks of the call that have not begun are removed."""
         if call.done.is_set():
             return
         call.error = call.error or error
@@ -186,7 +189,7 @@ class Scheduler:
             call.done.set()
 
     def _wake_one(self) -> None:
-        """Sees to it that a thread looks at the queues, where there is something to look at."""
+        """Wakes or starts a thread for the queues if a batch waits and a running place is free."""
         if not self._waiting or not self._has_room():
             return
         if self._num_idle:
@@ -210,7 +213,7 @@ class Scheduler:
                     self._lock.acquire()
 
     def _sleep(self) -> None:
-        """Waits until something changes or a batch is due; one thread is enough to watch the clock."""
+        """Waits until a queue changes or a batch is due; only one sleeping thread has a timeout for the due batch."""
         due_s = min((queue.due_s for queue in self._waiting), default=math.inf) if self._has_room() else math.inf
         timeout_s = None
         if due_s < self._watched_s:

@@ -1,4 +1,4 @@
-"""Stands in front of a backend and runs the requests that are there at the same time together."""
+"""Wraps a backend so that simultaneous requests run in one batch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NO_WAIT = [0.0]
 class Batcher:
     """A backend whose runs are batched. Concurrency: any thread; a run returns when its batch is done.
 
-    Requests of one signature share a batch when their inputs have equal names, dtypes and inner shapes; which outputs
-    they want may differ. A batch that the backend refuses is run again request by request, so that one which can not be
-    answered does not spoil the others.
+    Requests of one signature share a batch when their inputs have equal names, dtypes and inner shapes; their wanted
+    outputs may differ. A batch that the backend refuses is run again request by request, so that one bad request does
+    not spoil the other requests.
 
     Source of the contract: tensorflow_serving/batching/batching_session.cc (9d981c5).
     """
@@ -55,19 +55,19 @@ class Batcher:
         """Returns the named outputs, as the backend would have given them.
 
         Args:
-          deadline_s: on the scheduler's clock; a request that is late is not begun.
+          deadline_s: on the scheduler's clock; a late request is not begun.
 
         Raises:
-          InputMismatch: its inputs differ in their number of rows, or it is larger than any batch.
+          InputMismatch: the inputs differ in their number of rows, or the request is larger than any batch.
           Overloaded: too many batches wait already.
-          DeadlineExceeded: it waited too long.
+          DeadlineExceeded: the request waited too long.
           NotBatchable: an output does not have one row per row of input.
           ServiceError: whatever the backend raises for this request.
         """
         spec = self._signatures[signature_name]
         rows = num_rows(spec, inputs)
         if rows == 0:
-            # No batch would be any larger for it, and there is no row to pad it with.
+            # A request without rows would not make a batch any larger, and has no row to repeat as padding.
             return self._backend.run(signature_name, inputs, outputs)
         self._observer.arrived(rows=rows)
         queue = self._queues[signature_name]
@@ -88,7 +88,7 @@ class Batcher:
             self._scheduler.end_alone()
 
     def close(self) -> None:
-        """Closes the backend; its requests have all been answered, since each held a lease."""
+        """Closes the backend; all requests have been answered, since each request held a lease."""
         self._backend.close()
 
     def _group(self, spec: SignatureSpec, inputs: Tensors) -> Hashable:
@@ -150,7 +150,7 @@ class Batcher:
 
     def _merged(self, spec: SignatureSpec, requests: list[Tensors], padding: int) -> Tensors:
         if padding:
-            # Rows that were sent are rows that the graph can take.
+            # The padding repeats the first row of the last request: the graph can take any row that a client sent.
             requests.append(repeated(spec, rows_of(spec, requests[-1], 0, 1), padding))
         if len(requests) == 1:
             return requests[0]

@@ -14,13 +14,14 @@ from service.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BatchingParameters:
-    """What a queue of requests goes by. Sizes count rows, never requests.
+    """The parameters of a queue of batches. Sizes count rows, never requests.
 
     max_batch_size: rows of the largest request, and of a batch.
     batch_timeout_micros: how long a batch that is not full waits for more requests; 0: not at all.
     max_enqueued_batches: batches that may wait, per signature; a request that needs one more is refused.
     num_batch_threads: batches run at the same time, over all models; None: as many as there are processors.
-    allowed_batch_sizes: what a batch is padded up to, increasing, the last is max_batch_size; empty: not padded.
+    allowed_batch_sizes: the sizes that batches are padded up to, increasing; the last is max_batch_size; empty: batches
+      are not padded.
     pad_variable_length_inputs: whether inputs of unequal inner shapes may share a batch, padded to the largest.
     enable_large_batch_splitting: whether a request may be spread over several batches.
     max_execution_batch_size: rows of a batch where requests are split; None: max_batch_size.
@@ -38,19 +39,19 @@ class BatchingParameters:
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a full batch."""
+        """Returns the number of rows of a full batch."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size
 
     @property
     def batch_timeout_s(self) -> float:
-        """Seconds that a batch which is not full waits."""
+        """Returns the seconds that a batch waits for more requests while the batch is not full."""
         return self.batch_timeout_micros / 1e6
 
     @property
     def max_waiting_batches(self) -> int:
-        """Batches that may wait; 0 is taken for 1 where requests are not split, as in TensorFlow Serving."""
+        """Returns how many batches may wait; 0 counts as 1 if requests are not split, as in TensorFlow Serving."""
         return self.max_enqueued_batches or 1
 
     def padded_rows(self, rows: int) -> int:
@@ -63,7 +64,7 @@ class BatchingParameters:
         return self.allowed_batch_sizes[place] if place < len(self.allowed_batch_sizes) else rows
 
     def check(self) -> None:
-        """Raises InvalidRequest, in TensorFlow Serving's words, where no server could run with these."""
+        """Checks the parameters; raises InvalidRequest, in TensorFlow Serving's words, for unusable ones."""
         if self.max_batch_size < 1:
             raise InvalidRequest(f"input_batch_size_limit must be positive; was {self.max_batch_size}")
         if self.batch_timeout_micros < 0:

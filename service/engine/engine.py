@@ -1,4 +1,4 @@
-"""The one door to the models: bind a signature, run it, ask what is served. Every transport uses it."""
+"""Gives every transport access to the models: binds signatures, reads tables, reports versions, reloads the list."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Reload = Callable[[Sequence[ModelConfig], float | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """Name, resolved version and signatures of a servable."""
+    """The name, resolved version and signatures of a servable."""
 
     name: str
     version: int
@@ -52,7 +52,7 @@ class ModelDescription:
 
 
 class TableRows(NamedTuple):
-    """Rows of a table, and the version of the model that they are of.
+    """Rows of a table, and the model version of the table.
 
     rows: [N, D] float32.
     """
@@ -62,16 +62,16 @@ class TableRows(NamedTuple):
 
 
 class Engine:
-    """Answers for all models of a registry. Concurrency: any thread.
+    """The engine for all models of a registry. Concurrency: any thread.
 
     Args:
       clock: seconds, monotonic.
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
-      reload: replaces the list of models; None: it is fixed.
-      admission: what is in flight, and how much may be; None: there is no limit.
-      recorders: what keeps requests, by model; may change at any time.
-      tracing: what traces requests; None: nothing does.
-      on_damage: told the name of a model whose files were found damaged by a request.
+      reload: replaces the list of models; None: the list is fixed.
+      admission: counts and limits the bytes and rows in flight; None: there is no limit.
+      recorders: the request recorders, by model; may change at any time.
+      tracing: traces requests; None: requests are not traced.
+      on_damage: called with a model's name when a request finds the model's files damaged.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Engine:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """What deadlines are measured on (seconds, monotonic)."""
+        """Returns the clock of all deadlines (seconds, monotonic)."""
         return self._clock
 
     @property
     def tracing(self) -> Tracing | None:
-        """What traces requests."""
+        """Returns the tracing of requests; None: requests are not traced."""
         return self._tracing
 
     def bind(
@@ -118,14 +118,14 @@ class Engine:
         unknown_signature: str = "",
         fallback_signature: str = "",
     ) -> Bound:
-        """Resolves and holds a signature; use the result in a `with` block.
+        """Finds a signature and leases its servable; use the result in a `with` block.
 
         Args:
           signature_name: "" means serving_default.
           api, method: the wire's name in metrics, such as "http" or "grpc", and the method's, spelt as on that wire.
-          started_s: on the engine's clock, when the request was there; None: now.
-          unknown_signature: what UnfitSignature says in place of SignatureNotFound; {} stands for the name.
-          fallback_signature: what "" means where a model has no serving_default.
+          started_s: when the request arrived, on the engine's clock; None: now.
+          unknown_signature: the text of an UnfitSignature in place of SignatureNotFound; {} stands for the name.
+          fallback_signature: the signature that "" means where a model has no serving_default.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound, UnfitSignature.
@@ -164,10 +164,10 @@ class Engine:
     def reject(
         self, error: ServiceError, *, api: str, method: str = "", model: str = "", started_s: float | None = None
     ) -> None:
-        """Counts a request that failed before it was bound, such as one that could not be parsed.
+        """Counts a request that failed before its signature was bound, such as a request that does not parse.
 
         Args:
-          model: as the request has it, which may be anything.
+          model: the name in the request; may be any string.
         """
         self._observer.finished(
             api=api,
@@ -192,21 +192,21 @@ class Engine:
         return self._registry.statuses(name, version)
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the list of models, all of it or nothing; blocks. See engine.model_set for what it raises."""
+        """Replaces the whole list of models, or nothing; blocks. Raises as engine.model_set.ModelSet.reload does."""
         if self._reload is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._reload(models, deadline_s)
 
     def is_model(self, name: str) -> bool:
-        """Whether a model of this name is configured."""
+        """Says whether a model of this name is configured."""
         return self._registry.is_configured(name)
 
     def share_of(self, name: str) -> str:
-        """Returns by which model a request is counted that names one: "" where there is none of that name."""
+        """Returns the model name to count a request under: "" if no model of the given name is configured."""
         return name if self._registry.is_configured(name) else ""
 
     def models(self) -> list[str]:
-        """Names of the configured models."""
+        """Returns the names of the configured models, sorted."""
         return self._registry.models()
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
@@ -238,7 +238,7 @@ class Engine:
             return TableRows(rows, servable.version)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
-        """Changes rows of a table for good; blocks until that is on disk, and see engine.deltas for what it raises.
+        """Changes rows of a table for good; blocks until the rows are on disk. Also raises as engine.deltas says.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
@@ -246,16 +246,16 @@ class Engine:
         """
         with self._registry.lease(ref) as servable:
             deltas = servable.deltas
-        # The lease is given back: it would keep rows from being written to the tables that it holds.
+        # The lease is given back first: a held lease would keep rows from being written to the servable's tables.
         if deltas is None:
             raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
         return deltas.upsert(table_name, upsert)
 
     @property
     def is_ready(self) -> bool:
-        """Whether every configured model can answer."""
+        """Says whether every configured model can answer."""
         return self._registry.is_ready
 
     def problems(self) -> dict[str, str]:
-        """Says for each model that can not answer why not."""
+        """Returns the reason for each model that can not answer."""
         return {name: problem for name in self.models() if (problem := self._registry.problem(name))}

@@ -44,17 +44,20 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """values: [B] float32."""
+    """The regression values of B examples.
+
+    values: [B] float32.
+    """
 
     values: Array
 
 
 def wanted_outputs(spec: SignatureSpec, method_name: str) -> tuple[str, ...]:
-    """Returns the outputs that a method asks a signature for.
+    """Returns the names of the signature's outputs that a method needs.
 
     Raises:
-      UnfitSignature: its inputs or outputs are not the method's.
-      Unimplemented: no such method.
+      UnfitSignature: the signature's inputs or outputs do not fit the method.
+      Unimplemented: there is no such method.
     """
     if method_name == CLASSIFY_METHOD:
         return _classify_outputs(spec)
@@ -64,7 +67,7 @@ def wanted_outputs(spec: SignatureSpec, method_name: str) -> tuple[str, ...]:
 
 
 def result_of(method_name: str, outputs: Mapping[str, Array], num_examples: int) -> Classification | Regression:
-    """Returns what the outputs of a run mean; raises InputMismatch where their shapes or dtypes do not fit."""
+    """Returns a run's outputs as a Classification or Regression; raises InputMismatch if a shape or dtype is wrong."""
     if method_name == REGRESS_METHOD:
         return _regression(outputs[OUTPUTS], num_examples)
     return _classification(outputs.get(CLASSES), outputs.get(SCORES), num_examples)

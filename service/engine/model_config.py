@@ -1,4 +1,4 @@
-"""What a server is told to serve, and what makes such a list of models wrong whatever is loaded.
+"""Declares the configuration of models, and checks a list of models without looking at loaded versions.
 
 Texts are TensorFlow Serving's. Source: tensorflow_serving/config/model_server_config.proto,
 model_servers/server_core.cc, core/server_request_logger.cc (9d981c5).
@@ -17,15 +17,15 @@ PLATFORM = "tensorflow"
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9.]*://")
 
 
-# Of a logging_config: the kinds of collector, "" for none named.
+# The types of log collector that a logging_config may name; "" where the config names no type.
 LOG_TYPES = ("", "file")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLogConfig:
-    """Where some of a model's requests are kept, as its logging_config says.
+    """The place and share of a model's logged requests, from its logging_config.
 
-    filename_prefix: absolute. sampling_rate: 0 to 1. foreign: fields that this server has no use for.
+    filename_prefix: absolute. sampling_rate: 0 to 1. foreign: fields that this server does not support.
     """
 
     filename_prefix: str
@@ -36,12 +36,12 @@ class RequestLogConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One model.
+    """The configuration of one model.
 
-    base_path: absolute folder of its versions.
+    base_path: absolute folder of the model's versions.
     labels: version by label.
-    platform: "" where none was named.
-    request_log: of its logging_config.
+    platform: "" where the list names no platform.
+    request_log: from the model's logging_config; None without one.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ModelConfig:
 
 
 def check_list(configs: Sequence[ModelConfig]) -> None:
-    """Refuses names that are missing or doubled, and base paths that are not absolute; raises InvalidRequest."""
+    """Refuses missing or repeated model names, and base paths that are not absolute; raises InvalidRequest."""
     names: set[str] = set()
     for config in configs:
         if config.name in names:
@@ -73,7 +73,7 @@ def check_list(configs: Sequence[ModelConfig]) -> None:
 
 
 def check_platforms_kept(old: Mapping[str, ModelConfig], new: Iterable[ModelConfig]) -> None:
-    """Refuses a served model that is to change its platform; raises InvalidRequest."""
+    """Refuses a new platform for a model that is served already; raises InvalidRequest."""
     for config in new:
         if config.name not in old:
             continue
@@ -86,7 +86,7 @@ def check_platforms_kept(old: Mapping[str, ModelConfig], new: Iterable[ModelConf
 
 
 def check_platforms_known(configs: Iterable[ModelConfig]) -> None:
-    """Refuses what this server can not run or do for a model; raises InvalidRequest."""
+    """Refuses unsupported platforms and unsupported request logs; raises InvalidRequest."""
     for config in configs:
         if _named_platform(config) != PLATFORM:
             raise InvalidRequest(f"Model {config.name} requests unsupported platform {config.platform}")

@@ -14,10 +14,10 @@ class TimeIsOver(Exception):
 
 
 class Attempt(Generic[T]):
-    """Runs one call in a daemon thread, which does not keep the process from ending. Concurrency: any thread.
+    """One call, run in a daemon thread, which does not keep the process from ending. Concurrency: any thread.
 
     Args:
-      on_late: called if the call ends after it was given up, with its result, or None if it raised. Must not raise.
+      on_late: called if a given-up call ends, with the call's result, or None if the call raised. Must not raise.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Attempt(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has returned or raised."""
+        """Says whether the call has returned or raised."""
         return self._is_over.is_set()
 
     def result(self, timeout_s: float) -> T:

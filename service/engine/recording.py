@@ -1,4 +1,4 @@
-"""What keeps some of a model's requests, and how one is chosen without a cost for those that are not."""
+"""Declares the recorder of a model's requests, and chooses requests at random without a cost for the other requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from service.types import Array, SignatureSpec, Tensors
 
 
 class Draw:
-    """Chooses requests at random. Concurrency: any thread.
+    """The random choice of requests to record. Concurrency: any thread.
 
     Args:
       rate: the share of requests that is chosen, 0 to 1.
-      source: numbers from 0 to below 1, for requests that have none of the native core's.
+      source: gives numbers from 0 to below 1, for requests without a number from the native core.
     """
 
     __slots__ = ("rate", "_source")
@@ -33,7 +33,7 @@ class Draw:
 
 
 class Recorder(Protocol):
-    """Keeps requests of one model that were answered. Concurrency: any thread; must not raise nor wait."""
+    """The recorder of one model's answered requests. Concurrency: any thread; must not raise nor wait."""
 
     @property
     def draw(self) -> Draw: ...
@@ -47,11 +47,11 @@ class Recorder(Protocol):
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """Takes a chosen request as it came, and its answer; the arrays must not change any more."""
+        """Records a chosen request and its answer; the arrays must not change any more."""
         ...
 
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """Takes a chosen request of serialized Examples, and its answer."""
+        """Records a chosen request of serialized Examples, and its answer."""
         ...

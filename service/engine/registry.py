@@ -1,4 +1,4 @@
-"""Which versions of which models exist, in what state, and who holds them.
+"""Keeps the models and versions of the server, the state of each version, and its leases.
 
 Readers take an immutable snapshot and never wait; writers are the loader threads, one per model. States and their order
 are TensorFlow Serving's.
@@ -20,7 +20,7 @@ from service.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.START}),
-    # Straight to the end: it was given up before its turn came.
+    # Straight to END: the version was withdrawn before its load began.
     State.START: frozenset({State.LOADING, State.END}),
     State.LOADING: frozenset({State.AVAILABLE, State.END}),
     State.AVAILABLE: frozenset({State.UNLOADING}),
@@ -31,9 +31,9 @@ _LEGAL: Mapping[State, frozenset[State]] = {
 
 
 class ModelRoutes(NamedTuple):
-    """What requests may ask of one configured model: its AVAILABLE versions, latest first, and its labels.
+    """The routes of one configured model: its AVAILABLE versions, latest first, and its labels.
 
-    While it has none, `servables` holds the lookups that a version answers while it loads, if there is one.
+    While no version is AVAILABLE, `servables` holds the lookups of the version that still loads, if there is one.
     """
 
     model: str
@@ -41,7 +41,7 @@ class ModelRoutes(NamedTuple):
     labels: Mapping[str, int]
 
 
-# Says whether the lookups of a version that still loads are all that a request needs.
+# Says whether a request needs only the lookups of a version that still loads.
 IsEnough = Callable[[Servable], bool]
 
 
@@ -49,7 +49,7 @@ def _is_never_enough(servable: Servable) -> bool:
     return False
 
 
-# Makes these models the ones that requests find, all at once; called in the order of changes, must not wait.
+# Replaces the routes of all models at one moment; called in the order of changes, must not wait.
 Publish = Callable[[Sequence[ModelRoutes]], None]
 
 
@@ -57,9 +57,9 @@ Publish = Callable[[Sequence[ModelRoutes]], None]
 class _Model:
     """One model in the snapshot; available is by version, latest first.
 
-    early: holds the lookups that a version answers while it loads; None where there is none, or a version is available.
+    early: the lookups that a version answers while it loads; None if no version does, or a version is available.
     spoilt: versions whose load failed while their lookups were answered.
-    is_configured: it is to be served; others are on their way in or out, and show in status only.
+    is_configured: requests may reach the model; a model that is being added or removed shows in status only.
     """
 
     statuses: Mapping[int, VersionStatus] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class Registry:
     Concurrency: any thread; each model has one writer.
 
     Args:
-      on_transition: called with (model, status) after each change of state; UNKNOWN: a failure that status told of is
-        told no more.
-      publish: told of each change of what can be leased: before AVAILABLE is reported, and before an unload waits.
+      on_transition: called with (model, status) after each change of state; UNKNOWN: status does not show a failed
+        version any more.
+      publish: called with the new routes after each change: before AVAILABLE is reported, and before an unload waits.
     """
 
     def __init__(self, on_transition: Callable[[str, VersionStatus], None], publish: Publish | None = None) -> None:
@@ -90,19 +90,19 @@ class Registry:
         self._is_draining = False
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
-        """Holds the servable that a reference means.
+        """Returns a lease on the servable that a model reference names.
 
         Args:
           is_enough: whether the lookups of a version that still loads can answer, where no version is AVAILABLE.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound: not served here.
+          ModelNotFound, VersionNotFound, LabelNotFound: the server has no such model, version or label.
           NotReady: the model is configured but no version of it can answer.
         """
         return Lease(self.hold(ref, is_enough))
 
     def hold(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Holder:
-        """Takes a lease on the servable that a reference means, to be given back by `release`; raises as `lease`."""
+        """Takes a lease on the servable that a reference names; `release` gives the lease back. Raises as `lease`."""
         while True:
             holder = self._find(ref, is_enough)
             if holder.acquire():
@@ -111,7 +111,7 @@ class Registry:
     def _find(self, ref: ModelRef, is_enough: IsEnough) -> Holder:
         model = self._snapshot.get(ref.name)
         if ref.label is not None:
-            # Before the model is looked at: TensorFlow Serving calls the label unknown where the model is.
+            # The label is checked first: for an unknown model TensorFlow Serving reports an unknown label.
             version = model.labels.get(ref.label) if model else None
             if version is None:
                 raise LabelNotFound(f"Unrecognized servable version label: {ref.label}")
@@ -131,16 +131,16 @@ class Registry:
         raise NotReady(f'Model "{ref.name}" is not ready: {self.problem(ref.name)}')
 
     def models(self) -> list[str]:
-        """Names of the configured models."""
+        """Returns the names of the configured models, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
 
     def is_configured(self, name: str) -> bool:
-        """Whether requests may ask for a model of this name."""
+        """Says whether requests may ask for a model of this name."""
         model = self._snapshot.get(name)
         return model is not None and model.is_configured
 
     def loaded(self) -> list[LoadedServable]:
-        """Returns what can be leased, by model and version."""
+        """Returns the available servables and their request counts, by model and version."""
         return [
             LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
@@ -148,14 +148,14 @@ class Registry:
         ]
 
     def holders(self) -> list[Holder]:
-        """Returns what holds each version that can be leased."""
+        """Returns the holders of all available versions."""
         return [holder for model in self._snapshot.values() for holder in model.available.values()]
 
     def replace(self, holder: Holder, servable: Servable) -> Holder | None:
-        """Puts the same version with other rows in a holder's place, for all requests from now on.
+        """Replaces a holder by one for the same version with other rows, for all requests from now on.
 
         Returns:
-          The new holder; None where the version is on its way out, or has another holder already.
+          The new holder; None where the version is being unloaded, or has another holder already.
         """
         with self._write:
             name, version = servable.name, servable.version
@@ -163,21 +163,21 @@ class Registry:
             if model is None or model.available.get(version) is not holder:
                 return None
             new = Holder(servable, holder)
-            # In place: the order is the versions'.
+            # The new holder takes the old holder's place in the dict: the dict's order is the order of versions.
             available = {v: new if v == version else h for v, h in model.available.items()}
             self._snapshot = {**self._snapshot, name: replace(model, available=available)}
             self._tell_routes()
-        # Not before: a request that found the old one must find another when it looks again.
+        # Only now: a request that fails to acquire the old holder looks again, and must find the new holder.
         holder.retire()
         return new
 
     def labels(self, name: str) -> Mapping[str, int]:
-        """Returns the versions of a model's labels; empty where there is no such model."""
+        """Returns a model's labels, each with its version; empty where there is no such model."""
         model = self._snapshot.get(name)
         return model.labels if model else {}
 
     def is_available(self, name: str, version: int | None = None) -> bool:
-        """Whether a version, or any, of a model can be leased, or could once the model is configured."""
+        """Says whether a version of a model (None: any version) is AVAILABLE, even before the model is configured."""
         model = self._snapshot.get(name)
         return model is not None and (bool(model.available) if version is None else version in model.available)
 
@@ -185,7 +185,7 @@ class Registry:
         """Returns the statuses of a model's versions, newest first.
 
         Raises:
-          ModelNotFound: there are none; the text says why, where the model is configured.
+          ModelNotFound: the model has no versions; for a configured model the text says why.
           VersionNotFound: the model has no such version.
         """
         found = self.all_statuses(name)
@@ -200,7 +200,7 @@ class Registry:
         return found
 
     def all_statuses(self, name: str) -> list[VersionStatus]:
-        """Returns what statuses() does, and nothing where there is nothing to tell."""
+        """Returns the statuses of a model's versions, newest first; an empty list where there are none."""
         model = self._snapshot.get(name)
         return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
 
@@ -209,7 +209,7 @@ class Registry:
         model = self._snapshot[name]
         if model.available:
             return ""
-        # A version that was unloaded explains nothing, unless it is all there is to tell.
+        # An unloaded version explains nothing, unless the model has no other versions.
         told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
         if model.problem and not told:
             return model.problem
@@ -221,29 +221,29 @@ class Registry:
         return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
 
     def noted_problem(self, name: str) -> str:
-        """Returns why a model has no versions on disk; "" where it has some, or was not looked at yet."""
+        """Returns why a model's folder has no versions; "" where it has some, or was not looked at yet."""
         model = self._snapshot.get(name)
         return model.problem if model else ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether every configured model has a version that answers, and the server is not draining."""
+        """Says whether every configured model has an AVAILABLE version, and the server is not draining."""
         configured = [model for model in self._snapshot.values() if model.is_configured]
         return bool(configured) and not self._is_draining and all(model.available for model in configured)
 
     def drain(self) -> None:
-        """Makes readiness fail for good; requests are still answered, for the transports decide when to stop."""
+        """Makes is_ready False for good; requests are still answered, because the transports decide when to stop."""
         self._is_draining = True
 
     def add_model(self, name: str, *, is_configured: bool = True) -> None:
-        """Announces a model; until a version is published requests for it get NotReady.
+        """Adds a model; until a version is published, requests for the model get NotReady.
 
         Args:
-          is_configured: False keeps it from requests until configure() names it.
+          is_configured: False keeps the model from requests until configure() names the model.
         """
         with self._write:
             old = self._snapshot.get(name, _Model())
-            # What an earlier model of this name still has loaded stays: its thread is about to unload it.
+            # The loaded versions of an earlier model with this name stay: that model's thread is about to unload them.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured)
             self._snapshot = {**self._snapshot, name: new}
@@ -251,9 +251,9 @@ class Registry:
         self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
 
     def configure(self, labels: Mapping[str, Mapping[str, int]]) -> None:
-        """Makes these models the ones that are served, with these labels, for all requests at the same moment.
+        """Replaces the served models and their labels, for all requests at the same moment.
 
-        The others can not be leased any more; their versions stay in status.
+        Other models can not be leased any more; their versions stay in status.
         """
         with self._write:
             self._snapshot = {
@@ -277,23 +277,23 @@ class Registry:
             self._told_no_more(name, model.statuses.values())
 
     def note_problem(self, name: str, problem: str) -> None:
-        """Keeps why a model has no versions at all, for readiness and errors."""
+        """Stores why a model has no versions at all, for readiness and errors."""
         with self._write:
             if model := self._snapshot.get(name):
                 self._snapshot = {**self._snapshot, name: replace(model, problem=problem)}
 
     def announce(self, name: str, version: int) -> None:
-        """A version was found and waits for its turn; does nothing where it does so already."""
+        """Moves a found version to START, where it waits for its load; does nothing if the version is there already."""
         old = self._snapshot[name].statuses.get(version)
         if old is None or old.state is not State.START:
             self._move(name, VersionStatus(version, State.START))
 
     def withdraw(self, name: str, version: int) -> None:
-        """An announced version is not to be loaded after all."""
+        """Moves an announced version to END without a load."""
         self._move(name, VersionStatus(version, State.END))
 
     def start(self, name: str, version: int) -> None:
-        """A version is about to load."""
+        """Moves a version to LOADING."""
         self.announce(name, version)
         self._move(name, VersionStatus(version, State.LOADING))
 
@@ -301,8 +301,8 @@ class Registry:
         """Answers the lookups of a version that is LOADING, until it is published or fails.
 
         Returns:
-          Whether they are answered now. They are not if a version of the model is AVAILABLE, if this one is not LOADING
-          any more, or if an earlier load of it failed meanwhile: lookups would come and go with each attempt.
+          Whether the lookups are answered now. They are not if a version of the model is AVAILABLE, if this version is
+          not LOADING any more, or if an earlier load of this version failed: lookups would come and go with each load.
         """
         name, version = servable.name, servable.version
         with self._write:
@@ -317,22 +317,22 @@ class Registry:
         return True
 
     def shows_lookups(self, name: str) -> bool:
-        """Whether lookups of a model are answered by a version that still loads."""
+        """Says whether a version that still loads answers a model's lookups."""
         model = self._snapshot.get(name)
         return model is not None and model.early is not None
 
     def publish(self, servable: Servable) -> None:
-        """Swaps a loaded servable in; AVAILABLE is reported after it can be leased."""
-        # Its load has ended, so nobody but this thread changes what is shown of it.
+        """Makes a loaded servable available to requests, and then reports the version as AVAILABLE."""
+        # No lock is needed: the load has ended, so only this thread changes the model's early lookups.
         early = self._snapshot[servable.name].early
         self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
         if early is not None:
             early.retire()
 
     def fail(self, name: str, version: int, error: ServiceError, *, poll_s: float = 0.005) -> None:
-        """A load ended in an error, which status shows until the next attempt.
+        """Moves a version whose load failed to END; status shows the error until the next attempt.
 
-        Blocks until nobody holds lookups of the version that were shown.
+        Blocks until no request holds the version's early lookups.
         """
         self._hide_lookups(name, version, poll_s)
         self._move(name, VersionStatus(version, State.END, error.code, error.message))
@@ -351,19 +351,19 @@ class Registry:
             time.sleep(poll_s)
 
     def damages(self, name: str) -> dict[int, str]:
-        """Looks at the files of a model's versions; returns what happened to them, by version."""
+        """Looks at the files of a model's available versions; returns the damage of each damaged version."""
         model = self._snapshot.get(name)
         found = {v: holder.servable.files.look() for v, holder in model.available.items()} if model else {}
         return {version: why for version, why in found.items() if why}
 
     def unload(self, name: str, version: int, *, because: ServiceError | None = None, poll_s: float = 0.005) -> None:
-        """Takes a version out, waits until nobody holds it, and closes it. Blocks.
+        """Takes a version out of the routes, waits until no request holds its servable, and closes the servable.
 
         Args:
-          because: what status tells of it until the next attempt.
+          because: the error that status shows for the version until the next attempt.
         """
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
-        assert holder is not None  # an AVAILABLE version has one
+        assert holder is not None  # an AVAILABLE version has a holder
         holder.retire()
         while holder.num_leases:
             time.sleep(poll_s)
@@ -374,7 +374,7 @@ class Registry:
         self._move(name, status)
 
     def forget(self, name: str, version: int) -> None:
-        """Drops the status of a version that ended, so that status does not grow for ever."""
+        """Drops the status of an ended version, so that the model's statuses do not grow for ever."""
         with self._write:
             model = self._snapshot.get(name)
             status = model.statuses.get(version) if model else None
@@ -401,7 +401,7 @@ class Registry:
                 self._on_transition(name, VersionStatus(status.version, State.UNKNOWN))
 
     def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> Holder | None:
-        """Changes a version's state; returns what was available of it until now."""
+        """Changes a version's state; returns the holder that the version had until now."""
         with self._write:
             model = self._snapshot[name]
             old = model.statuses.get(status.version)
@@ -413,7 +413,7 @@ class Registry:
             if holder is not None:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
-            # A version that is AVAILABLE takes the place of its early lookups, for all requests at the same moment.
+            # An AVAILABLE version replaces its early lookups, for all requests at the same moment.
             early = None if available else model.early
             self._snapshot = {
                 **self._snapshot,
@@ -426,7 +426,7 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns what holds the servables that requests may find, latest first."""
+    """Returns the holders that requests may find: of available versions, latest first, else of the early lookups."""
     return list(model.available.values()) or ([model.early] if model.early is not None else [])
 
 

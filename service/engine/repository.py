@@ -1,7 +1,7 @@
 """Watches one model's folder and keeps the versions loaded that its policy wants.
 
-A folder holds one sub-folder per version, named by an integer. New versions are loaded before old ones are unloaded,
-and one that fails to load replaces nothing.
+A folder holds one sub-folder per version, named by an integer. New versions are loaded before old versions are
+unloaded, and a version that fails to load replaces nothing.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Load = Callable[[str, int, Path], Servable]
 
-# Versions that were unloaded stay in status, as in TensorFlow Serving, but not for ever.
+# Most unloaded versions that stay in a model's status; TensorFlow Serving shows unloaded versions too.
 _MAX_ENDED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """How versions are loaded, for all models alike.
+    """The rules for loading versions, the same for all models.
 
     load: reads a version folder into a servable; raises ServiceError.
     max_retries: how often a version that failed is tried again, retry_interval_s apart.
-    settle_s: how long a folder without a manifest must not have changed before it is loaded.
-    clock, wall_clock: seconds; the first is monotonic, the second is the file system's.
-    slots: held during a load, so that not too many go on at once.
-    load_timeout_s: after which a load is given up; 0: never.
-    look_timeout_s: after which a look at a folder is given up.
-    on_look: told after each look which versions of a model have a folder or are loaded; None: its folder could not be
-      read. Must not raise.
+    settle_s: how long a folder without a manifest must not have changed before the version is loaded.
+    clock, wall_clock: seconds; clock is monotonic, wall_clock is the file system's.
+    slots: held during a load; bounds the number of loads at a time.
+    load_timeout_s: the time after which a load is given up; 0: never.
+    look_timeout_s: the time after which a look at a folder is given up.
+    on_look: called after each look with the versions of a model that have a folder or are loaded; None: the model's
+      folder could not be read. Must not raise.
     """
 
     load: Load
@@ -71,12 +71,12 @@ class _Failure:
 
 
 class ModelWatcher:
-    """Looks after one model from a thread of its own, so that no model waits for another.
+    """The watcher of one model's folder; each model has its own thread, so that no model waits for another.
 
     Concurrency: run() in one thread; configure() and stop() from any.
 
     Args:
-      wake: what the thread waits on between looks.
+      wake: the event that ends the thread's wait between two looks at the folder.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ModelWatcher:
         self._rules = rules
         self._wake = wake or threading.Event()
         self._is_stopped = False
-        # Held while it is decided whether the thread ends, so that no new config comes too late to be seen.
+        # Held while run() decides whether the thread ends, and while configure() sets a config: run() misses no config.
         self._ending = threading.Lock()
         self._is_over = False
         self._loaded: set[int] = set()
@@ -96,15 +96,19 @@ class ModelWatcher:
         self._announced: set[int] = set()
         self._arrivals: dict[int, Arrival] = {}
         self._failures: dict[int, _Failure] = {}
-        # What was in the folders of versions whose files were damaged when that was found.
+        # The fingerprint of each damaged version's folder, taken when the damage was found.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
-        # Attempts that were given up: loads by version, and looks at a folder by path.
+        # The attempts that were given up: loads by version, and looks at a folder by path.
         self._late_loads: dict[int, Attempt[Servable]] = {}
         self._late_looks: dict[Path, Attempt[Any]] = {}
 
     def configure(self, config: ModelConfig | None) -> bool:
-        """Changes what is wanted: None unloads everything and then ends the thread. False where it has ended."""
+        """Sets the model's config; None unloads all versions and then ends the thread.
+
+        Returns:
+          False where the thread has ended.
+        """
         with self._ending:
             if self._is_over:
                 return False
@@ -113,28 +117,28 @@ class ModelWatcher:
         return True
 
     def look_again(self) -> None:
-        """Looks at the folder, and at what is loaded, before the next look is due."""
+        """Wakes the thread to look at the folder and at the loaded versions before the next look is due."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Ends the thread after what it is doing; what is loaded stays loaded."""
+        """Ends the watcher's thread after its current look or load; loaded versions stay loaded."""
         self._is_stopped = True
         self._wake.set()
 
     @property
     def has_hanging_load(self) -> bool:
-        """Whether a load that was given up still hangs."""
+        """Says whether a load that was given up still hangs."""
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
-        """Looks at the folder until told to end; an interval of 0 or less looks once for each config."""
+        """Looks at the folder until the watcher is stopped; with an interval of 0 or less, once for each config."""
         while not self._is_stopped:
             self._wake.clear()
             due_s: float | None = None
             try:
                 due_s = self.poll_once()
             except Exception:
-                # The watcher must outlive any surprise: without it no new version would ever be served.
+                # The thread must outlive any error: without the thread no new version would ever be served.
                 logger.exception("polling failed", extra={"model": self._name})
             with self._ending:
                 if self._config is None and not (self._loaded or self._announced or self._failures):
@@ -144,10 +148,10 @@ class ModelWatcher:
             self._wake.wait(min(waits, default=None))
 
     def poll_once(self) -> float | None:
-        """Compares the folder with what is loaded, and loads and unloads the difference.
+        """Compares the folder with the loaded versions, and loads and unloads the difference.
 
         Returns:
-          After how many seconds a version is due that had to wait; None where none had to.
+          The seconds until the next waiting version is due; None where no version waits.
         """
         config = self._config
         self._take_out_damaged()
@@ -176,7 +180,7 @@ class ModelWatcher:
         return self._due_s(wanted)
 
     def _take_out_damaged(self) -> None:
-        """Unloads versions whose files are not what was loaded, at once: what they answer may be wrong."""
+        """Unloads versions whose files changed since the load, at once: their answers may be wrong."""
         for version, why in self._registry.damages(self._name).items():
             logger.error("files are damaged", extra=self._named(version, why))
             self._damaged[version] = fingerprint(self._paths[version])
@@ -187,23 +191,23 @@ class ModelWatcher:
         return {"model": self._name, "version": version, "reason": reason}
 
     def _is_damaged(self, version: int, path: Path) -> bool:
-        """Whether a version's folder is still as it was when it was found damaged."""
+        """Says whether a version's folder is unchanged since the damage was found."""
         seen = self._damaged.get(version)
         if seen is None or fingerprint(path) == seen:
             return seen is not None
-        # Somebody mended it, or goes on with the damage: in both cases loading tells.
+        # Somebody mended the folder, or damaged it further: the next load shows which.
         del self._damaged[version]
         return False
 
     def _is_outdated(self, config: ModelConfig | None) -> bool:
-        # What is wanted has changed while a version was loading, or waited for its slot: run() looks again at once.
+        # The config changed while a version was loading or waited for its slot: run() looks again at once.
         return self._config is not config or self._is_stopped
 
     def _look(self, base_path: str) -> dict[int, Path] | None:
         try:
             found: dict[int, Path] | None = self._within_time(Path(base_path), partial(find_versions, Path(base_path)))
         except TimeoutError as error:
-            # No further look at the folder: it would hang as well.
+            # unreadable() would look at the folder too, and would hang as well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
             found = None
         except OSError as error:
@@ -226,7 +230,7 @@ class ModelWatcher:
                 logger.warning("model has no versions", extra={"model": self._name, "reason": problem})
 
     def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
-        # A failure stays visible as long as its folder is there, whether or not it is wanted still.
+        # A failed version stays in status as long as its folder exists, whether or not the policy still wants it.
         for version in self._failures.keys() - found.keys():
             del self._failures[version]
             self._registry.forget(self._name, version)
@@ -241,7 +245,7 @@ class ModelWatcher:
 
     def _may_try(self, version: int, path: Path) -> bool:
         if self._is_loading_late(version):
-            # A further try could hang as well, and would leave another thread behind.
+            # Another load could hang as well, and would leave another thread behind.
             return False
         self._late_loads.pop(version, None)
         arrival = self._arrivals.get(version)
@@ -258,7 +262,7 @@ class ModelWatcher:
         if failure is None:
             return True
         if arrival.seen != failure.seen:
-            # It was half a copy, or somebody mended it: a new attempt needs no waiting, and is the first again.
+            # The folder was half a copy, or somebody mended it: the version is tried at once, with all retries again.
             failure.attempts = 0
             return True
         return failure.attempts <= self._rules.max_retries and self._rules.clock() >= failure.retry_at_s
@@ -272,7 +276,7 @@ class ModelWatcher:
             servable = self._load(version, path)
         except Exception as error:
             if isinstance(error, DataLoss):
-                # Trying again would read the same: the one before it is served until somebody mends the folder.
+                # Another load would read the same bytes: the version before is served until somebody mends the folder.
                 self._damaged[version] = fingerprint(path)
                 self._failures.pop(version, None)
                 logger.error("files are damaged", extra=self._named(version, error.message))

@@ -10,9 +10,9 @@ import re
 from contextvars import ContextVar
 from typing import NamedTuple
 
-# Ids end up in logs and in an answer's headers, so only what is harmless there is taken over.
+# Request ids end up in logs and in an answer's headers, so a client's id may have only these harmless characters.
 _SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
-# W3C Trace Context: version, trace id, parent id, flags; later versions may have more behind it.
+# W3C Trace Context: version, trace id, parent id, flags; later versions may have more fields behind the flags.
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
 REQUEST_ID = "x-request-id"
@@ -38,19 +38,19 @@ draws: ContextVar[Draws] = ContextVar("draws", default=NO_DRAWS)
 
 
 def enter(own_id: bytes, parent: bytes = b"", drawn: Draws = NO_DRAWS) -> None:
-    """Begins a request in this context."""
+    """Sets the request id, the traceparent and the drawn numbers in this context."""
     request_id.set(own_id)
     traceparent.set(parent)
     draws.set(drawn)
 
 
 def sane_id(value: bytes) -> bytes:
-    """Returns a client's own id, b"" where it can not be taken over."""
+    """Returns a client's request id; b"" if the id is too long or has other characters than _SANE allows."""
     return value if _SANE.fullmatch(value) else b""
 
 
 def trace_id(parent: bytes) -> bytes:
-    """Returns the trace id of a traceparent, b"" where it is none.
+    """Returns the trace id of a traceparent; b"" if the value is no traceparent.
 
     >>> trace_id(b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     b'0af7651916cd43dd8448eb211c80319c'

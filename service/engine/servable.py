@@ -15,10 +15,10 @@ from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, Tabl
 
 
 class Files(Protocol):
-    """The files that a servable reads as it answers. Concurrency: any thread.
+    """The files that a servable reads for its answers. Concurrency: any thread.
 
-    mark: one word, other than 0 once what was read may not be what was loaded.
-    is_verified: all that has a checksum was held against it. is_verification_due: that is still to be done.
+    mark: one word, other than 0 once the bytes of a file may differ from the loaded bytes.
+    is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done.
     """
 
     @property
@@ -31,28 +31,28 @@ class Files(Protocol):
     def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
-        """Looks whether anything happened to them; returns what, "" where nothing did."""
+        """Checks the files for damage; returns the damage in one line, "" if there is none."""
         ...
 
     def close(self) -> None:
-        """Gives back what they hold; blocks."""
+        """Gives back the memory and descriptors of the files; blocks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoFiles:
-    """Of a servable that reads none."""
+    """The Files of a servable that reads no files."""
 
     mark: Sequence[int] = (0,)
     is_verified: bool = False
     is_verification_due: bool = False
 
     def look(self) -> str:
-        """Finds nothing."""
+        """Returns "", as there is no file to be damaged."""
         return ""
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing, as there is no file to close."""
 
 
 class NativeServable(Protocol):
@@ -60,11 +60,11 @@ class NativeServable(Protocol):
 
     @property
     def num_holders(self) -> int:
-        """How many requests and published routes hold it; once it has left the routes, how many requests do."""
+        """Returns how many requests and published routes hold the servable."""
         ...
 
     def table_counts(self) -> Mapping[str, TableCounts]:
-        """Returns what the core read of each table so far."""
+        """Returns the core's counts of reads from each table so far."""
         ...
 
     def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
@@ -74,15 +74,15 @@ class NativeServable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Servable:
-    """One version of a model with everything needed to answer from it.
+    """One loaded version of a model, with its backends, tables and files.
 
     backends: by signature name; a signature without one is listed in metadata but can not run here.
-    table_counts: tells what was read of each table so far.
-    files: what is read for an answer; its mark is looked at behind each run.
-    is_loading: only its lookups have backends yet, and another servable will take its place.
-    deltas: what changes rows of its tables; None: they are as they were saved.
+    table_counts: returns the counts of reads from each table so far.
+    files: the files that answers are read from; each run checks the mark of the files after its reads.
+    is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
+    deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: why signatures that a manifest describes are left to their graphs, by name.
-    native: what the native core answers from; None: it forwards all requests for the version.
+    native: the servable that the native core answers from; None: the core forwards all requests for the version.
     forwarded: why the native core, where there is one, leaves signatures to the reference servers, by name.
     """
 
@@ -104,14 +104,14 @@ class Servable:
         return find_signature(self.signatures, name, fallback)
 
     def runs(self, name: str, fallback: str = "") -> bool:
-        """Says whether there is a signature, as find_signature finds it, and a backend that runs it."""
+        """Says whether find_signature finds a signature of this name that has a backend."""
         try:
             return self.signature(name, fallback).name in self.backends
         except SignatureNotFound:
             return False
 
     def backend(self, spec: SignatureSpec) -> Backend:
-        """Returns what runs a signature; raises GraphUnavailable."""
+        """Returns the backend of a signature; raises GraphUnavailable."""
         backend = self.backends.get(spec.name)
         if backend is None:
             runnable = ", ".join(sorted(self.backends)) or "none"

@@ -119,7 +119,7 @@ def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
 
 
 def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
-    """Raises TensorFlow Serving's errors, to the letter, in its order.
+    """Checks the input names of a predict request; raises TensorFlow Serving's errors, in its words and order.
 
     Source: tensorflow_serving/servables/tensorflow/predict_util.cc (9d981c5) VerifyRequestInputsSize;
     tensorflow/cc/saved_model/util.cc (2.21) GetInputValues.

@@ -47,7 +47,7 @@ class FlatGraph:
     def ancestors(
         self, roots: Iterable[str], *, cut: frozenset[str] = frozenset(), follow: Callable[[str], bool] = bool
     ) -> set[str]:
-        """Returns the nodes that tensors or "^nodes" need.
+        """Returns all nodes that the roots (tensors or "^nodes") depend on, directly or through other nodes.
 
         Args:
           cut: tensors that are given, so that nothing behind them is needed.

@@ -80,7 +80,7 @@ def _first_met(
 
 
 class _Values:
-    # The values of tensors, each worked out once.
+    # Works out the JoinedRows of tensors, and keeps the result for each tensor.
 
     def __init__(self, flat: FlatGraph, sources: Mapping[str, tuple[int, ...] | None], barred: Collection[str]) -> None:
         self._flat = flat

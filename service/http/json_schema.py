@@ -25,15 +25,15 @@ def an_object(required: Json, optional: Json | None = None, *, description: str 
 
 
 def array_of(items: Json, description: str = "") -> Json:
-    """Returns a type of lists."""
+    """Returns a JSON schema for a list of these items."""
     return {"type": "array", "items": items} | ({"description": description} if description else {})
 
 
 def map_of(values: Json, description: str = "") -> Json:
-    """Returns a type of objects whose fields have any names."""
+    """Returns a JSON schema for an object with any field names, whose values have this schema."""
     return {"type": "object", "additionalProperties": values} | ({"description": description} if description else {})
 
 
 def enum_of(*values: str) -> Json:
-    """Returns a type of these strings."""
+    """Returns a JSON schema for a string that is one of these values."""
     return {"type": "string", "enum": list(values)}

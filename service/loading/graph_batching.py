@@ -1,4 +1,4 @@
-"""Puts a Batcher in front of what runs graphs, by the files that say how."""
+"""Puts a Batcher in front of graph backends, with the parameters of the batching files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from service.errors import ArtifactError, InvalidRequest
 from service.types import Backend
 from service.wire.batching_proto import parse_batching_text
 
-# Lies in the version's folder, beside saved_model.pb.
+# The file of one version's batching parameters, in the version's folder, beside saved_model.pb.
 PER_MODEL_FILE = "batching_params.pbtxt"
-# What TensorFlow Serving names its threads where no file does.
+# The parameters without a file; the thread name is TensorFlow Serving's.
 DEFAULT = BatchingParameters(thread_pool_name="model_server_batch_threads")
 
 logger = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GraphBatching:
-    """Batches the graph signatures of every version that is loaded; lookups go their own way. Concurrency: any thread.
+    """The batching of graph signatures, for every loaded version; lookups are not batched. Concurrency: any thread.
 
-    scheduler: one for all models, so that they share its threads.
-    parameters: for every model, unless each has its own.
-    is_per_model: only versions with a file of their own are batched, and by that one alone.
+    scheduler: one scheduler for all models, so that all models share its threads.
+    parameters: for every model, unless is_per_model.
+    is_per_model: only a version with a PER_MODEL_FILE is batched, with the parameters of that file alone.
     """
 
     scheduler: Scheduler
@@ -39,7 +39,7 @@ class GraphBatching:
     observer: BatchObserver
 
     def wrap(self, servable: Servable, artifact: Path) -> Servable:
-        """Returns the servable with its graph runs batched; raises ArtifactError where its own file can not be used."""
+        """Returns the servable with its graph runs batched; raises ArtifactError if its PER_MODEL_FILE is unusable."""
         parameters = self._parameters_of(artifact)
         if parameters is None:
             return servable
@@ -48,7 +48,7 @@ class GraphBatching:
         for name, backend in servable.backends.items():
             if servable.signatures[name].kind == "lookup":
                 continue
-            # Signatures of one graph share what closes it.
+            # Signatures of one graph share one Batcher, which closes the graph.
             backends[name] = batchers.setdefault(
                 id(backend),
                 Batcher(
@@ -84,7 +84,7 @@ def create_batching(
     observer: BatchObserver,
     clock: Callable[[], float],
 ) -> GraphBatching:
-    """Returns what --enable_batching asks for; raises InvalidRequest where the file can not be used."""
+    """Returns the batching for --enable_batching; raises InvalidRequest if the parameters file is unusable."""
     parameters = read_parameters(Path(parameters_file)) if parameters_file else DEFAULT
     threads = parameters.num_batch_threads or num_processors
     scheduler = Scheduler(threads, thread_pool_name=parameters.thread_pool_name, clock=clock)

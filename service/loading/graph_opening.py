@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GraphOpening:
-    """Opens graphs as the settings ask for it. Concurrency: any thread.
+    """The opener of graphs. Concurrency: any thread.
 
     is_lazy: whether a graph waits for its first request. The other fields are those of ServableLoader.
     """
@@ -44,10 +44,10 @@ class GraphOpening:
     def predicts(
         self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
     ) -> dict[str, Backend]:
-        """Returns the backends of a version's other signatures beside its lookups, run once; raises ArtifactError."""
+        """Returns the backends of a version's graph signatures, each run once; raises ArtifactError."""
         specs = {name: lookups.signatures[name] for name in names}
         if self.is_lazy:
-            # Nothing is known of a graph that is not read yet.
+            # A lazy graph is not read yet, so it can not be cut into lookups and towers.
             return dict.fromkeys(names, self.whole(path, lookups.signatures))
         backends: dict[str, Backend] = {}
         tower = None
@@ -69,7 +69,7 @@ class GraphOpening:
             )
         if whole := [name for name in names if name not in backends]:
             open_graph = partial(self._open_now, path, lookups.signatures)
-            # The whole graph and its tables are not loaded for a signature that nobody can call.
+            # The whole graph and its tables are not loaded for initialisers alone: no client can call an initialiser.
             is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
             try:
                 backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
@@ -78,7 +78,7 @@ class GraphOpening:
                     if tower is not None:
                         tower.close()
                     raise
-                # Only signatures that the manifest describes wrongly need the graph, and they take nothing else down.
+                # Only signatures with a fault in the manifest need the graph; the other signatures are served.
                 logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
         for backend in {id(backend): backend for backend in backends.values()}.values():
             warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})

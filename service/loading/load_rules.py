@@ -1,4 +1,4 @@
-"""How versions are loaded, as the settings ask for it."""
+"""Builds the rules for loading versions from the settings."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def create_load_rules(
     compile_native: CompileNative | None = None,
     show_lookups: Callable[[Servable], None] | None = None,
 ) -> LoadRules:
-    """Returns what a ModelSet loads versions by.
+    """Returns the rules by which a ModelSet loads versions.
 
     Args:
-      batching: batches graph runs. pages: makes tables' pages huge. verification: holds tables against their checksums.
-      wake_follower: called when rows were changed here.
+      batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
+      wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
       show_lookups: as in ServableLoader.
     """
@@ -74,7 +74,7 @@ def create_load_rules(
 
 
 def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
-    """Returns what batches graph runs, None where nothing does; raises StartError."""
+    """Returns the batching of graph runs; None without --enable_batching. Raises StartError."""
     if not settings.enable_batching:
         if settings.batching_parameters_file:
             raise StartError("--batching_parameters_file is set without setting --enable_batching to true.")
@@ -92,7 +92,7 @@ def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
 
 
 def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:
-    """Returns what the settings ask for; None: no deltas are taken."""
+    """Returns the rules for deltas; None: the server takes no deltas."""
     if not settings.delta_poll_wait_seconds:
         return None
     return DeltaRules(
@@ -105,7 +105,7 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
 
 
 def journal_pruning(settings: Settings) -> JournalPruning | None:
-    """Returns what removes journals of versions that are gone; None: there are none."""
+    """Returns the remover of journals whose versions are gone; None if the server keeps no journals."""
     folder = _journal_folder(settings)
     return JournalPruning(folder) if folder is not None and settings.delta_poll_wait_seconds else None
 
@@ -115,10 +115,10 @@ def _journal_folder(settings: Settings) -> Path | None:
 
 
 def residency_of(settings: Settings) -> Residency:
-    """Returns what is done with tables' pages before a version answers; table_pages has the rest of what "auto" is."""
+    """Returns how tables' pages are prepared before a version answers; see also loading.table_pages for "auto"."""
     pages = settings.table_pages
     if pages == "auto":
-        # What is read as a whole in any case is read in large pages at once.
+        # With --table_prefault every page is read anyway, so the table is read in huge pages at once.
         pages = "huge" if settings.table_prefault else "normal"
     return Residency(
         is_prefaulted=settings.table_prefault,

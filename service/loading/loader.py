@@ -1,4 +1,4 @@
-"""Turns a version folder into a servable: lookups on mapped tables, the rest on TensorFlow where it is there."""
+"""Loads a version folder into a servable: lookups run on mapped tables, other signatures on TensorFlow if installed."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 class WarmupObserver(Protocol):
-    """Learns how a replay of recorded requests ended; status is a canonical code. Must not raise."""
+    """The observer of replays of recorded requests; status is a canonical code. Must not raise."""
 
     def __call__(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None: ...
 
 
 class CompileNative(Protocol):
-    """Returns a version with its description for the native core, for signatures that the core can answer.
+    """The function that adds a description for the native core to a version, for signatures that the core can answer.
 
-    Must not raise. lookups: those of its manifest, if it has one. graphs: those of its predicts, by signature.
+    Must not raise. lookups: from the version's manifest; None without one. graphs: of the version's predict signatures,
+    by name.
     """
 
     def __call__(
@@ -54,23 +55,24 @@ class CompileNative(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
-    """Loads version folders. Concurrency: any thread.
+    """The loader of version folders. Concurrency: any thread.
 
     graph_signatures: "auto", "lazy" or "off", as in Settings.
-    graph_threads: TensorFlow's threads; inter_op_threads: those for runs side by side, where it is another number.
-    warmup_iterations: how often each recorded warm-up request is run; 0: none is.
-    on_warmup: told of each replay of such requests.
-    batching: batches graph runs; None: each runs by itself.
-    has_towers: whether signatures that look up mapped tables run in TensorFlow only from there on.
-    tower_batch_rows: rows that requests for a tower which are there at the same time share a run with; 0: each runs by
-      itself. It is batching that counts where there is one.
+    graph_threads: TensorFlow's threads; inter_op_threads: TensorFlow's threads for simultaneous operations; None: as
+      many as graph_threads.
+    warmup_iterations: how often each recorded warm-up request is run; 0: warm-up requests are not run.
+    on_warmup: called after each replay of warm-up requests.
+    batching: batches graph runs; None: each request runs by itself.
+    has_towers: whether TensorFlow runs only the tower of a signature, after lookups in mapped tables.
+    tower_batch_rows: most rows of simultaneous tower requests that share a run; 0: each request runs by itself. Unused
+      if batching is set.
     lookup_runner: shares the rows of large lookups out among threads.
-    residency: what is done with the tables' pages.
-    pages: makes the tables' pages huge; None: they stay as they are.
-    verification: holds tables against their checksums; None: nobody does.
-    deltas: how rows change without a new version; None: they do not.
+    residency: how the tables' pages are prepared.
+    pages: makes the tables' pages huge; None: the pages stay as they are.
+    verification: compares tables with their checksums; None: tables are not verified.
+    deltas: the rules for changing rows without a new version; None: rows do not change.
     compile_native: compiles versions for the native core; None: there is no core.
-    show_lookups: called with a version that can answer its lookups, and whose graphs are opened after that.
+    show_lookups: called with a version that can answer its lookups, before the version's graphs are opened.
     """
 
     tags: frozenset[str]
@@ -94,13 +96,13 @@ class ServableLoader:
         """Loads and warms up one version.
 
         Raises:
-          ArtifactError: the folder can not be served; the message names what is wrong.
-          DataLoss: its files are not what they were, or not what their checksums say.
+          ArtifactError: the folder can not be served; the message names the fault.
+          DataLoss: a file changed during the load, or does not fit its checksum.
         """
         check_tree(path)
         check_saved_model_config(path)
         servable, lookups = self._open(name, version, path)
-        # A graph that waits for its first request is not to be opened for a recorded one.
+        # A lazy graph waits for its first request: a recorded warm-up request must not open the graph.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         try:
             if self.batching is not None:
@@ -114,7 +116,7 @@ class ServableLoader:
             if why := servable.files.look():
                 raise DataLoss(why)
         except ServiceError:
-            # Requests may still hold lookups that were shown: their maps stay, and what was given back is read again.
+            # Requests may still hold early lookups: the maps stay, and the pages that close() gave back are read again.
             servable.close()
             raise
         return servable
@@ -161,10 +163,10 @@ class ServableLoader:
             told = {"model": name, "version": version, "signature": signature, "reason": fault}
             logger.warning("signature is left to its graph: its manifest does not fit", extra=told)
         manifest = lookups.fitting(manifest)
-        # Before they are verified: what is read anew is what is held against its checksum.
+        # Huge pages are made before the tables are verified, so that the newly read pages are compared.
         are_made = self.pages.make(lookups.files) if self.pages is not None else None
         if self.verification is not None:
-            # First: it reads what the rest would keep in memory.
+            # Verification comes before residency.apply, which would keep the read pages in memory.
             behind = are_made.wait if are_made is not None else nothing_before
             self.verification.check(name, lookups.files, _stored(path, manifest), behind)
         self.residency.apply(path, lookups.tables)
@@ -189,11 +191,11 @@ class ServableLoader:
     def _show(
         self, servable: Servable, lookups: OpenedLookups, path: Path, show: Callable[[Servable], None]
     ) -> Servable:
-        """Has the lookups of a version answered before its graphs are opened, for that imports TensorFlow: seconds."""
+        """Publishes the lookups of a version before its graphs are opened: importing TensorFlow takes seconds."""
         if not servable.backends:
             return servable
         if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):
-            # They are applied to the whole version; before that, its lookups would answer with rows as they were saved.
+            # Deltas are applied to the whole version; before that, lookups would answer with rows as they were saved.
             return servable
         servable = replace(servable, is_loading=True)
         if self.compile_native is not None:
@@ -205,7 +207,7 @@ class ServableLoader:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
     def _graph_opening(self) -> GraphOpening:
-        # Imported here and not at the top: a version with lookups alone, and the first answers of any, need none of it.
+        # Imported here and not at the top: lookups do not need graph_opening, and answer before this import.
         from service.loading.graph_opening import GraphOpening
 
         return GraphOpening(
@@ -214,23 +216,23 @@ class ServableLoader:
             self.graph_threads,
             self.inter_op_threads,
             self.has_towers,
-            # Batching counts where there is one.
+            # batching, if set, replaces the shared runs of towers.
             self.tower_batch_rows if self.batching is None else 0,
         )
 
 
 def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping[str, NativeGraph | PythonOnly]:
-    """Returns what loading.native_graphs does, and nothing for a version whose backends are all its lookups'."""
+    """Returns the native graphs of a version; empty if the lookup backend runs all signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # Imported here and not at the top, as what opens graphs is.
+    # Imported here and not at the top, as graph_opening is.
     from service.loading.native_graphs import native_graphs
 
     return native_graphs(servable)
 
 
 def _stored(path: Path, manifest: Manifest) -> list[Stored]:
-    """Returns what has a checksum of an artifact's tables."""
+    """Returns the stored bytes and checksums of an artifact's tables and scales."""
     found = []
     for name, entry in manifest.tables.items():
         found.append(Stored(f"table {name!r}", path / entry.file, entry.offset, entry.nbytes, entry.crc32c))

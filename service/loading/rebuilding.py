@@ -1,4 +1,4 @@
-"""A servable on other tables of the same version: how deltas are shown, and which signatures would not show them."""
+"""Rebuilds a servable on tables with deltas, and finds the signatures whose answers would not show the deltas."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from service.types import Backend, Vocabulary
 def with_deltas(
     servable: Servable, lookups: OpenedLookups, artifact: Path, rules: DeltaRules, residency: Residency
 ) -> Servable:
-    """Returns a servable with the deltas that are there, and with what follows those to come.
+    """Returns a servable with the present deltas applied, which follows later deltas too.
 
     Raises:
-      ArtifactError: the version's files are not there any more.
+      ArtifactError: the version's files are gone.
     """
     manifest = Manifest.read(artifact)
     if manifest is None or not lookups.tables:
         return servable
     manifest = lookups.fitting(manifest)
-    # What is locked stays so by the version's own maps: a lock on a private map would copy all of it.
+    # The version's own maps keep the pages locked; a lock on a private map would copy the whole map.
     residency = replace(residency, lock="off", bytes_per_s=0.0)
 
     def rebuilt(tables: Mapping[str, MappedTable]) -> Servable:

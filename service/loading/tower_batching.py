@@ -1,4 +1,4 @@
-"""Runs requests for a tower together that are there at the same time, where its rows are independent of each other."""
+"""Runs simultaneous requests for a tower in one batch, if the tower's rows are independent of each other."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from service.types import Array, Backend, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 
-# Batches that may wait: more rows than any queue in front of this one holds requests for.
+# Most batches that may wait: they hold more rows than the requests of any queue in front of the tower.
 _MAX_WAITING_BATCHES = 1000
 
 
 class _Unobserved:
-    """Observes nothing: these batches are none of --enable_batching's, whose metrics say what was asked for."""
+    """A BatchObserver that counts nothing: the batch metrics count only the batches of --enable_batching."""
 
     def arrived(self, *, rows: int) -> None:
         pass
@@ -36,13 +36,13 @@ class _Unobserved:
 
 
 class TowerBatcher(Batcher):
-    """A Batcher that never waits for more requests: those that come during a run are the next one.
+    """A Batcher that never waits for more requests: the requests that arrive during a run share the next run.
 
-    A request that finds no run in progress runs at once in its own thread. One with more rows than a batch holds runs
-    by itself. Closing ends the thread that runs what waited.
+    A request that finds no run in progress runs at once in its own thread. A request with more rows than a batch holds
+    runs by itself. close() ends the thread that runs the waiting requests.
 
     Attributes:
-      max_rows: the most that a batch holds.
+      max_rows: the most rows of a batch.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class TowerBatcher(Batcher):
     def run(
         self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...], deadline_s: float | None = None
     ) -> dict[str, Array]:
-        """Runs as a Batcher does."""
+        """Runs a request in a batch; a request with more than max_rows rows runs by itself."""
         if num_rows(self._signatures[signature_name], inputs) > self.max_rows:
             return self._backend.run(signature_name, inputs, outputs)
         return super().run(signature_name, inputs, outputs, deadline_s)
 
     @property
     def backend(self) -> Backend:
-        """What runs the batches."""
+        """Returns the backend that runs the batches."""
         return self._backend
 
     def close(self) -> None:
-        """Closes the backend and lets the thread end."""
+        """Closes the backend and ends the scheduler's thread."""
         self._own_scheduler.stop()
         super().close()
 
 
 def batched(tower: TowerBackend, max_rows: int) -> dict[str, Backend]:
-    """Returns what runs each of a tower's signatures: a batcher for those whose rows are found to be independent."""
+    """Returns the backend of each of a tower's signatures: a TowerBatcher where rows are found to be independent."""
     found = {name: cut.spec for name, cut in tower.cuts.items() if cut.is_rowwise and _is_rowwise(tower, cut.spec)}
     backends: dict[str, Backend] = dict.fromkeys(tower.cuts, tower)
     if found:
@@ -93,7 +93,7 @@ def batched(tower: TowerBackend, max_rows: int) -> dict[str, Backend]:
 
 
 def _is_rowwise(tower: TowerBackend, spec: SignatureSpec) -> bool:
-    """Says whether requests run together are answered as they are apart, but for the last bits."""
+    """Says whether requests get the same answers in one run as in separate runs, but for the last bits."""
     random = np.random.default_rng(5)
     requests = [_random_request(spec, rows, random) for rows in (3, 1, 4)]
     outputs = tuple(spec.outputs)

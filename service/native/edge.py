@@ -22,10 +22,10 @@ from service.wire.ssl_config_proto import SslConfig
 
 logger = logging.getLogger(__name__)
 
-# Further threads for large work under --tower_batch_rows: a request that waits for a shared run keeps a thread.
+# The core gets this many more threads under --tower_batch_rows: a request that waits for a shared run blocks a thread.
 _SHARED_RUN_THREADS = 16
 
-# By wire, its listeners: a bound socket, or the path of a Unix socket.
+# The listeners of each wire: a bound socket, or the path of a Unix socket.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
 
 
@@ -92,11 +92,11 @@ class Edge:
 
     @property
     def statistics(self) -> str:
-        """The core's numbers, as JSON."""
+        """Returns the core's counters, as JSON."""
         return self._server.statistics()
 
     def retire(self, model: str, version: int) -> str:
-        """Forgets what was counted of a version, and returns it, as JSON."""
+        """Removes the counters of a version from the core, and returns the counters as JSON."""
         return self._server.retire(model, version)
 
     def drain(self, timeout_s: float) -> bool:
@@ -104,7 +104,7 @@ class Edge:
         return self._server.drain(timeout_s)
 
     def close(self) -> None:
-        """Cuts what is left, and lets go of all servables."""
+        """Cuts the open connections, and releases all servables."""
         self._server.close()
         self._routes.detach()
 
@@ -121,7 +121,7 @@ class Edge:
 
 
 def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int) -> dict[str, Any]:
-    """Returns what the core is told of the settings: fields of edge/config.rs and edge/limits.rs, times in seconds."""
+    """Returns the core's configuration: the fields of edge/config.rs and edge/limits.rs, with times in seconds."""
     cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
     return {
         "threads": settings.num_threads,

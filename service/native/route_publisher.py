@@ -1,4 +1,4 @@
-"""Hands what can be leased to the native core, each change in its order."""
+"""Hands the routes of available versions to the native core, in the order of changes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class TakesRoutes(Protocol):
     """The native server, or what stands in for it in tests."""
 
     def set_routes(self, models: Routes) -> None:
-        """Makes these the models that requests find."""
+        """Replaces the models that requests find."""
         ...
 
 
 class RoutePublisher:
-    """A registry's publish. Concurrency: one caller at a time; attach by any thread.
+    """The publish function of a registry. Concurrency: one caller at a time; attach by any thread.
 
     Args:
-      recorders: by model, they keep some of its requests, which the core draws and forwards.
+      recorders: the request recorders, by model; the core draws and forwards the requests to record.
     """
 
     def __init__(self, recorders: Mapping[str, Recorder]) -> None:
@@ -58,7 +58,7 @@ class RoutePublisher:
         return 0.0 if recorder is None else recorder.draw.rate
 
     def attach(self, server: TakesRoutes) -> None:
-        """Publishes to a server from now on, and at once what is there already."""
+        """Publishes the current routes to a server at once, and later routes too."""
         with self._lock:
             self._server = server
             server.set_routes(self._routes)

@@ -1,7 +1,7 @@
-"""Adds what the native core counted to what the server counts, each request once.
+"""Adds the native core's counts of requests to the server's counters, each request once.
 
-The core's numbers only grow. Each look adds what is new since the last one, so that sums of versions that are gone stay
-with the counters that keep them.
+The core's counts only grow. Each collect() adds the increase since the last collect(), so that the server's counters
+keep the counts of unloaded versions.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from service.types import SignatureKind
 Document = dict[str, Any]
 # rows, seconds, counts, run_seconds, run_counts of one subject.
 _Numbers = tuple[int, float, list[int], float, list[int]]
-# Parts of the core's numbers that the status page shows elsewhere, or as sums.
+# Fields of the core's statistics that the status page shows elsewhere, or as sums.
 _APART = ("subjects", "slow", "refused", "waited")
 
 
 class Events(Protocol):
-    """Counts what happens beside answers; see service.observe.admission_metrics and service.observe.tls_metrics."""
+    """The observer of refusals, waits and dropped connections; see service.observe.admission_metrics."""
 
     def connection_dropped(self, reason: str) -> None:
-        """A connection was refused or cut."""
+        """Counts a refused or cut connection."""
         ...
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
@@ -45,22 +45,22 @@ class CoreNumbers(Protocol):
 
     @property
     def statistics(self) -> str:
-        """All of them."""
+        """Returns all statistics, as JSON."""
         ...
 
     def retire(self, model: str, version: int) -> str:
-        """Forgets what was counted of a version, and returns it."""
+        """Removes the counts of a version, and returns the counts as JSON."""
         ...
 
 
 class NativeStatistics:
-    """Reads the core's numbers. Concurrency: any thread.
+    """The reader of the core's statistics. Concurrency: any thread.
 
     Args:
-      requests: is added what was answered.
-      slow: told of each slow request that is new: service.observe.recent_requests' was_slow.
-      events: told of refusals and dropped connections.
-      handshake_failed: told the wire of a connection that was not secured.
+      requests: the counter that the core's answered requests are added to.
+      slow: called for each new slow request: service.observe.recent_requests' was_slow.
+      events: called for refusals, waits and dropped connections.
+      handshake_failed: called with the wire of a connection whose TLS handshake failed.
       now: seconds since 1970.
     """
 
@@ -89,7 +89,7 @@ class NativeStatistics:
         self._is_stopped = False
 
     def collect(self) -> None:
-        """Adds what is new."""
+        """Adds the counts since the last collect()."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -99,7 +99,7 @@ class NativeStatistics:
             self._tell_slow(document["slow"])
 
     def retire(self, model: str, version: int) -> None:
-        """Adds what is new of a version, and has the core forget it."""
+        """Adds the last counts of a version, and removes the version from the core's statistics."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -107,27 +107,27 @@ class NativeStatistics:
             self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
 
     def stop(self) -> None:
-        """Adds what is new for the last time; the core may end then."""
+        """Adds the last counts; the core may end after that."""
         self.collect()
         with self._lock:
             self._is_stopped = True
 
     def _add(self, subjects: list[Document]) -> dict[tuple[Subject, SignatureKind], _Numbers]:
-        """Adds what is new of some subjects; returns their numbers."""
+        """Adds the new counts of some subjects; returns the subjects' numbers."""
         found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         for one in subjects:
             key, numbers = _subject(one), _numbers(one)
             found[key] = numbers
             before = self._known.get(key)
             if before is None or sum(numbers[2]) < sum(before[2]):
-                # The core has forgotten the subject since, and begun anew.
+                # The core removed the subject since the last look, and counts the subject from 0 again.
                 before = (0, 0.0, [0] * len(numbers[2]), 0.0, [0] * len(numbers[4]))
             if numbers[2] != before[2]:
                 self._requests.add(key[0], _successes(key[1], numbers, before))
         return found
 
     def read(self) -> Document:
-        """Returns what the status page shows of the core."""
+        """Returns the core's statistics for the status page."""
         with self._lock:
             found = {name: _counts(value) for name, value in self._last.items() if name not in _APART}
             refused: dict[str, int] = {}
@@ -162,7 +162,7 @@ class NativeStatistics:
                 self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns one entry for each event that is new."""
+        """Returns one (label, count) pair for each new event; count is the label's total."""
         found = []
         for label, count in document[name]:
             before = self._counted.get((name, label), 0)

@@ -44,7 +44,7 @@ class AdmissionCounter:
             logger.warning("overloaded: requests are refused", extra={"model": model, "refused_for": reason})
 
     def waited(self, model: str, seconds: float) -> None:
-        """See engine.admission_limits.AdmissionObserver."""
+        """Counts one request's wait for a thread; see engine.admission_limits.AdmissionObserver."""
         key = (get_ident(), model)
         cell = self._waits.get(key)
         if cell is None:

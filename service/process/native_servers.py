@@ -161,7 +161,7 @@ class NativeServers:
             self._publish_health()
 
     def _publish_health(self) -> None:
-        # The lock keeps the order: an older state must not replace a newer one.
+        # The lock keeps the order of set_health calls: an older health state must not replace a newer one.
         with self._health_lock:
             if self._edge is not None and self._grpc is not None and self._is_health_open:
                 self._edge.set_health(self._grpc.serving(), is_ready=self._engine.is_ready)

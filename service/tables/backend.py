@@ -18,9 +18,9 @@ from service.types import Array, SignatureSpec, TableCounts, Tensors
 
 
 class LookupBackend:
-    """Runs lookup signatures on mapped tables. Concurrency: any thread.
+    """The backend that runs lookup signatures on mapped tables. Concurrency: any thread.
 
-    vocabularies: by the table that their keys are looked up in.
+    vocabularies: by the table whose rows the vocabulary's keys name.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class LookupBackend:
 
     @property
     def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
-        """The vocabularies that count strangers, by the table that their keys are looked up in."""
+        """Returns the vocabularies, which count unknown keys, by the table whose rows their keys name."""
         return self._vocabularies
 
     def plan(self, signature_name: str) -> SignaturePlan:
-        """Returns how a signature is run."""
+        """Returns the compiled plan of a signature."""
         return self._plans[signature_name]
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> LookupBackend:
@@ -48,7 +48,7 @@ class LookupBackend:
         return self._plans[signature_name].run(inputs, outputs)
 
     def table_counts(self) -> dict[str, TableCounts]:
-        """Returns what was read of each table so far; a table that no lookup reads is not there."""
+        """Returns the counts of reads from each table so far; a table that no lookup reads is left out."""
         totals: dict[str, TableCounts] = {}
         for plan in self._plans.values():
             for table, more in plan.counts():
@@ -59,18 +59,18 @@ class LookupBackend:
         return totals
 
     def close(self) -> None:
-        """Nothing to do: the maps go when the last array that looks into them does."""
+        """Does nothing: each map is unmapped with the last array that views its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedLookups:
-    """What a manifest adds to a SavedModel.
+    """The tables, described signatures and lookups that a manifest adds to a SavedModel.
 
     signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
-    lookup_names: those that backend answers.
-    files: what all of it reads.
-    faults: why signatures that the manifest describes are not what it says, by name; they are as the SavedModel has
-      them.
+    lookup_names: the names of the signatures that backend answers.
+    files: the mapped files of the tables and vocabularies.
+    faults: why a signature does not fit its description in the manifest, by name; such a signature stays as the
+      SavedModel has it.
     """
 
     tables: Mapping[str, MappedTable]

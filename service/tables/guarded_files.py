@@ -1,9 +1,8 @@
-"""The files of one version under open maps, and what may become of them: cut short, overwritten, unreadable.
+"""Maps the files of one version, and marks the version when a file is cut short, overwritten or unreadable.
 
-A damaged version says so by a mark, one word of memory, that whoever read from a map looks at before it answers. Three
-things set it: the native core's handler of bus errors at once, `look` where a file's size or time has changed, and
-whoever finds that a table is not what its checksum says. Where the native core is not built, a bus error ends the
-process.
+The mark is one word of memory; each request that read from a map checks the mark before it answers. Three things set
+the mark: the native core's handler of bus errors, at once; `look`, if a file's size or time has changed; and the
+Verifier, if a table does not fit its checksum. Where the native core is not built, a bus error ends the process.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from service.native_tables import NATIVE_TABLES
 logger = logging.getLogger(__name__)
 
 _DONT_NEED = 4
-# So much of a map is given back at a time, with a break in which who waits for the memory map's lock may have it.
+# close() gives back this many bytes of a map at a time, with a break in which other threads get the memory map's lock.
 _SLICE_BYTES = 64 << 20
 _BREAK_S = 0.001
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,15 +33,15 @@ _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMap(mmap.mmap):
-    """A file mapped to be read, that reads as zeros once its bytes are gone; its version is marked first."""
+    """A read-only file map that reads as zeros once the file's bytes are gone; the version is marked before that."""
 
     _place: int | None = None
 
     def guard(self, mark: mmap.mmap) -> None:
-        """Asks for that; mark is where it is told."""
+        """Registers the map with the native core's handler of bus errors, which sets the mark."""
         if NATIVE_TABLES is None:
             return
-        # Held as long as the handler may write there.
+        # The map keeps a reference to the mark's memory as long as the handler may write there.
         self._mark = mark
         address = np.frombuffer(self, np.uint8).ctypes.data
         self._place = NATIVE_TABLES.add_guard(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
@@ -50,7 +49,7 @@ class GuardedMap(mmap.mmap):
             logger.warning("too many maps at a time: this one ends the process where its file is cut short")
 
     def __del__(self) -> None:
-        # Before it is unmapped, which the base class does behind this.
+        # The guard is removed before the base class unmaps the file: the address may be reused after that.
         if self._place is not None:
             NATIVE_TABLES.remove_guard(self._place)
 
@@ -67,13 +66,13 @@ class _Opened:
 class GuardedFiles:
     """The mapped files of one version. Concurrency: map by one caller at a time, the rest any thread.
 
-    mark: one word, other than 0 once what is read may not be what was opened.
-    is_verified: all that has a checksum was held against it. is_verification_due: that is still to be done, while the
-      version answers. is_closed: nobody asks any more.
+    mark: one word, other than 0 once the bytes of a file may differ from the opened bytes.
+    is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done,
+      while the version answers. is_closed: close() was called.
     """
 
     def __init__(self) -> None:
-        # Memory of its own, at one address for as long as anyone can write to it.
+        # The mark has a page of its own, whose address stays the same as long as the bus error handler may write to it.
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.mark = memoryview(self._memory).cast("q")
         self._opened: dict[Path, _Opened] = {}
@@ -88,22 +87,22 @@ class GuardedFiles:
                 found = os.fstat(file.fileno())
                 mapped = GuardedMap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 mapped.guard(self._memory)
-                # The file that is mapped, whatever its name means by then.
+                # The descriptor is kept for look(): the path may name another file by then.
                 kept = os.dup(file.fileno())
             self._opened[path] = _Opened(path, mapped, kept, found.st_size, found.st_mtime_ns)
         return self._opened[path].map
 
     @property
     def sizes(self) -> dict[Path, int]:
-        """Bytes of each file that is mapped."""
+        """Returns the size in bytes of each mapped file."""
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
-        """Has another map of one of the files tell of damage as those of map() do."""
+        """Makes another map of one of the files set this version's mark on damage."""
         mapped.guard(self._memory)
 
     def look(self) -> str:
-        """Returns what is wrong with the files, and marks them; "" where nothing is."""
+        """Checks the files for damage, and marks the version if there is any; returns the damage, else ""."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)
@@ -116,15 +115,15 @@ class GuardedFiles:
         return ""
 
     def damaged(self, why: str) -> None:
-        """Marks the version; the first reason counts."""
+        """Marks the version as damaged; the first reason is kept."""
         self._why = self._why or why
         self.mark[0] = 1
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Gives a descriptor of a mapped file, to be read at places that the reader says, and where it is mapped."""
+        """Opens a mapped file for reads at any offset; yields a descriptor and the address of the map."""
         opened = self._opened[path]
-        # Of its own: what is advised of reading it must not hold for the map. It is the same file, renamed or not.
+        # A new descriptor of the same file, renamed or not: the RANDOM advice below must not hold for the map.
         descriptor = os.open(f"/proc/self/fd/{opened.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -133,16 +132,16 @@ class GuardedFiles:
             os.close(descriptor)
 
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Gives the memory back, a slice at a time; whoever reads once more has the pages read again. Blocks.
+        """Gives the maps' memory back, a slice at a time; a later read of a map reads the pages from the file. Blocks.
 
-        The maps themselves go when the last array that looks into them does, wherever that is: it is quick then.
+        Each map is unmapped with the last array that views its memory; unmapping is quick after close().
         """
         self.is_closed = True
         for opened in self._opened.values():
             address = np.frombuffer(opened.map, np.uint8).ctypes.data
             for begin in range(0, opened.size, _SLICE_BYTES):
                 num_bytes = min(_SLICE_BYTES, opened.size - begin)
-                # What is locked can not be given back.
+                # Locked pages can not be given back.
                 _libc.munlock(address + begin, num_bytes)
                 _libc.madvise(address + begin, num_bytes, _DONT_NEED)
                 sleep(_BREAK_S)
@@ -150,6 +149,6 @@ class GuardedFiles:
         self._opened = {}
 
     def __del__(self) -> None:
-        # Of a version that was not loaded to its end.
+        # Closes the descriptors of a version whose load failed before close() could be called.
         for opened in self._opened.values():
             os.close(opened.descriptor)

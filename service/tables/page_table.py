@@ -1,4 +1,4 @@
-"""What the kernel holds of a map: which of its pages are huge, and which are in memory (Linux).
+"""Reads from the kernel which pages of a memory map are huge, and which are in memory (Linux).
 
 Source: PAGEMAP_SCAN(2const), struct pm_scan_arg and PAGE_IS_HUGE of include/uapi/linux/fs.h (Linux 6.7); mincore(2).
 """
@@ -26,7 +26,7 @@ _WALK_END = 4
 # _IOWR('f', 16, struct pm_scan_arg), as x86 and ARM put it together.
 _PAGEMAP_SCAN = 3 << 30 | _ARGUMENT.size << 16 | ord("f") << 8 | 16
 _IS_HUGE = 1 << 6
-# Ranges that one call tells of; those that meet are one.
+# Most address ranges that one PAGEMAP_SCAN call returns; the kernel joins adjacent ranges into one range.
 _NUM_RANGES = 256
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -36,12 +36,12 @@ class PageTable:
     """This process's page table; a context manager. Concurrency: one caller at a time.
 
     Raises:
-      OSError: the kernel does not show it, or (from huge_bytes) does not tell which pages are huge.
+      OSError: the kernel does not show the page table, or (from huge_bytes) does not tell which pages are huge.
     """
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        # Start, end, categories.
+        # Each row is one range: start, end, categories.
         self._ranges = np.zeros((_NUM_RANGES, 3), np.uint64)
 
     def __enter__(self) -> PageTable:
@@ -53,9 +53,9 @@ class PageTable:
         os.close(self._descriptor)
 
     def huge_bytes(self, address: int, nbytes: int) -> int:
-        """Returns how much of whole pages from an address on is mapped by huge ones.
+        """Returns how many bytes from an address on are mapped by huge pages; the range is of whole pages.
 
-        A page that this process did not read yet is not in its table, whatever the page cache holds of it.
+        A page that this process did not read yet is not in its page table, even if the page is in the page cache.
         """
         end, found = address + nbytes, 0
         while address < end:
@@ -70,7 +70,7 @@ class PageTable:
 
 
 def huge_bytes(array: Array) -> int | None:
-    """Returns how much of the pages that an array lies in is mapped by huge ones; None where the kernel is silent."""
+    """Returns how many bytes of an array's pages are mapped by huge pages; None if the kernel does not tell."""
     begin = array.ctypes.data & -mmap.PAGESIZE
     end = -(-(array.ctypes.data + array.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
@@ -83,7 +83,7 @@ def huge_bytes(array: Array) -> int | None:
 def pages_in_memory(address: int, nbytes: int) -> Array:
     """Returns which of the pages from an address on are in the page cache: [P] bool.
 
-    A kernel that does not tell says that all are: it tells of files that this user owns or may write to.
+    For a file that this user neither owns nor may write to, the kernel reports all pages as in the page cache.
     """
     pages = np.ones(-(-nbytes // mmap.PAGESIZE), np.uint8)
     _libc.mincore(address, nbytes, pages.ctypes.data)
@@ -97,7 +97,7 @@ _CHUNK_PAGES = 1 << 16
 
 
 def resident_bytes(array: np.ndarray[Any, Any]) -> int | None:
-    """Returns the bytes of the pages that an array lies in and that are present; None where the kernel does not say.
+    """Returns the bytes of an array's pages that are in memory; None if the kernel does not tell.
 
     A large table takes a while: 0.1 s for each 100 GB.
     """

@@ -1,8 +1,8 @@
-"""Where tables' pages are: read before a version answers, locked, or with advice to the kernel on how to read them.
+"""Reads tables' pages before a version answers, locks the pages, or advises the kernel on how to read them.
 
-A mapped table costs nothing to open; its pages come from the disk as they are asked for, and stay in the page cache
-that all processes share as long as nothing else needs the memory. What is here trades a slower start for no slow first
-requests. Linux only, as the constants are.
+A mapped table costs nothing to open. The kernel reads a page from the disk at its first use, and keeps the page in the
+shared page cache until other data needs the memory. This module trades a slower start for fast first requests. Linux
+only, as the constants are.
 
 Source: madvise(2), mlock(2) and the constants of include/uapi/asm-generic/mman-common.h (Linux 6.18).
 """
@@ -35,7 +35,7 @@ LockRule = Literal["off", "try", "require"]
 
 _ADVICE: Mapping[PageAdvice, int] = {"normal": 0, "random": 1, "huge": 14}
 _WILL_NEED, _POPULATE_READ = 3, 22
-# So much is read between two looks at the clock.
+# Bytes that are read between two looks at the clock.
 _CHUNK_BYTES = 16 << 20
 _PROGRESS_S = 5.0
 
@@ -49,9 +49,9 @@ for _name, _types in {
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What is done with tables' pages before a version answers; nothing by default.
+    """The preparation of tables' pages before a version answers; none by default.
 
-    is_prefaulted: every page is read. bytes_per_s: no faster than that; 0 is as fast as it goes.
+    is_prefaulted: every page is read. bytes_per_s: the highest rate of these reads; 0: no limit.
     lock: pages may not leave memory; "require" fails the load where the system does not allow it.
     advice: "random" turns reading ahead off, "huge" asks for huge pages where the kernel has them for files.
     is_warmed: the rows that the training's statistics name as hot are read.
@@ -71,14 +71,14 @@ class Residency:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Does it; raises ArtifactError where locking is required and not allowed. Blocks; any thread."""
+        """Prepares the tables' pages; raises ArtifactError if a required lock is not allowed. Blocks; any thread."""
         for name, table in tables.items():
             address, nbytes = _pages(table.weights)
             if self.advice == "huge":
                 _advise(name, address, nbytes, self.advice)
             if self.is_prefaulted:
                 self._prefault(name, address, nbytes, clock, sleep)
-            # Not before: a table without reading ahead is read page by page, 314 MB in a minute and not in 0.3 s.
+            # "random" comes after prefaulting: without reading ahead, 314 MB take a minute and not 0.3 s.
             if self.advice == "random":
                 _advise(name, address, nbytes, self.advice)
             if self.lock != "off":
@@ -136,7 +136,7 @@ def _read_pages(address: int, nbytes: int) -> None:
         return
     if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
         raise ArtifactError(f"a table can not be read: {os.strerror(ctypes.get_errno())}")
-    # Before Linux 5.14: ask for all of it at once, then look at one byte of each page.
+    # Before Linux 5.14: ask for all pages at once, then read one byte of each page.
     _libc.madvise(address, nbytes, _WILL_NEED)
     int(_octets(address, nbytes)[:: mmap.PAGESIZE].sum())
 
@@ -150,15 +150,15 @@ def _warm(artifact: Path, tables: Mapping[str, MappedTable]) -> None:
     num_rows = 0
     for name, rows in hot_rows(artifact):
         table = tables.get(name)
-        # Statistics of another table than the one that is served name other rows.
+        # The statistics may be of another table with this name, whose row numbers do not fit the served table.
         if table is None or not rows.size or rows[-1] >= table.info.vocabulary_size:
             continue
         row_bytes = table.weights.strides[0]
-        # All of them are asked for before the first is waited for.
+        # The kernel is asked for all pages before this thread waits for the first page.
         for page, size in _runs(table.weights.ctypes.data + rows * row_bytes, row_bytes):
             _libc.madvise(page, size, _WILL_NEED)
         octets = _octets(table.weights.ctypes.data, table.weights.nbytes)
-        # Both ends of each row: it may lie in two pages, and a row of many pages has its middle asked for.
+        # Both ends of each row are read, as a row may lie in two pages; the kernel was asked for pages between the two.
         int(octets[rows * row_bytes].sum())
         int(octets[(rows + 1) * row_bytes - 1].sum())
         num_rows += rows.size
@@ -167,7 +167,7 @@ def _warm(artifact: Path, tables: Mapping[str, MappedTable]) -> None:
 
 
 def _runs(starts: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields the pages of ascending rows, those that follow each other together."""
+    """Yields the address and size of each run of adjacent pages that hold the ascending rows."""
     begin = end = 0
     for start in starts.tolist():
         first, behind = start & -mmap.PAGESIZE, start + row_bytes
@@ -184,7 +184,7 @@ STATISTICS_PATH = "assets.extra/statistics"
 
 
 def hot_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
-    """Yields each table's name with [n] int64 ascending rows, none below 0."""
+    """Yields each table's name with its hot rows from the statistics: [n] int64, ascending, none below 0."""
     for file in sorted((artifact / STATISTICS_PATH).glob("*.json")):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))

@@ -36,7 +36,7 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that the part has in each row of its block."""
+        """Returns the bytes that the part has in each row of its block."""
         size: int = self.table.row_bytes * self.per_row
         return size
 
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
 
 
 class RowBlocks:
-    """Writes blocks of rows, each [B, bytes], parts side by side. Concurrency: any thread.
+    """A writer of blocks of rows; each block is [B, bytes], with its parts side by side. Concurrency: any thread.
 
     Args:
       blocks: for each block, its parts in order; an int is a gap of that many bytes per row, which the caller fills.
@@ -80,7 +80,7 @@ class RowBlocks:
         return table.info.dtype in _AS_STORED
 
     def lay_out(self, rows: Sequence[int]) -> BlockLayout:
-        """Returns where blocks of so many rows lie in their buffer."""
+        """Returns the layout of the buffer for blocks with these numbers of rows."""
         begins, end = [], 0
         for count, pitch in zip(rows, self._pitches, strict=True):
             begins.append(end)

@@ -17,13 +17,13 @@ from service.tables.guarded_files import GuardedFiles
 from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
 
 try:
-    # It gives numpy bfloat16, and comes with TensorFlow: where that is missing, no graph asks for it.
+    # The package gives numpy bfloat16 and comes with TensorFlow: without TensorFlow no graph asks for bfloat16.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
 _NO_SCALES = np.empty(0, np.float32)
-# The kernels' words for what a manifest says of a table's numbers.
+# The kernels' dtype numbers, by the dtype of a table in a manifest.
 _KERNEL_DTYPES = {
     "float32": kernels.FLOAT32,
     "float16": kernels.FLOAT16,
@@ -40,7 +40,7 @@ class MappedTable:
       is uint16, an int4 table's [V, ceil(D / 2)] uint8.
     scales: [V] float32 that the rows of an int8 or int4 table are multiplied by, else [0]; perhaps unaligned.
     place: the table as kernels take it, good for as long as this object is; kernels find no row in one of float64.
-    row_bytes: what is read of the file for one id.
+    row_bytes: the bytes that one id reads of the file.
     """
 
     __slots__ = ("info", "place", "row_bytes", "scales", "weights")
@@ -73,7 +73,7 @@ class MappedTable:
     def stored_rows(self, ids: Array) -> Array:
         """Returns [N, D] rows of [N] int64 ids with the bits that they are stored with; raises IdOutOfRange.
 
-        Those of bfloat16 are uint16 where no package gives numpy that dtype; those of int8 are without their scales.
+        bfloat16 rows are uint16 if ml_dtypes is missing; int8 rows are not multiplied by their scales.
         """
         bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
         if bad.size:
@@ -88,10 +88,11 @@ def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None
     """Maps every table of an artifact after manifest, index and file sizes have been found to agree.
 
     Args:
-      guarded: maps the files; whoever reads tables then looks at its mark.
+      guarded: maps the files; callers check its mark after they read tables.
 
     Raises:
-      ArtifactError: they do not agree, or a table can not be mapped; the message names the table and the difference.
+      ArtifactError: manifest, index and file sizes differ, or a table can not be mapped; the message names the table
+        and the difference.
     """
     check_files(artifact, manifest)
     files = _Files(artifact, guarded or GuardedFiles())
@@ -128,7 +129,7 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
 
 
 class _Files:
-    # Indexes and maps of an artifact, each opened once.
+    # The checkpoint indexes and file maps of an artifact; each file is opened once.
 
     def __init__(self, artifact: Path, guarded: GuardedFiles) -> None:
         self._artifact = artifact

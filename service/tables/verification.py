@@ -1,8 +1,8 @@
-"""Whether tables are what their checksums say: read at a bounded rate, beside the maps and without pushing pages out.
+"""Verifies the checksums of tables: reads the files at a bounded rate, and pushes no pages out of the page cache.
 
-The bytes come through a descriptor and a buffer of its own, not through the map: what nobody looked up does not become
-memory of this process. Pages that were in the page cache before stay there, the others are let go of at once, so that
-reading gigabytes takes no room from rows that are looked up.
+The bytes come through a descriptor and a buffer, not through the map: so rows that no request looked up do not become
+memory of this process. Pages that were in the page cache stay there, and other pages are dropped at once, so that
+reading gigabytes takes no room from rows that requests look up.
 
 Source: posix_fadvise(2), mincore(2); mm/readahead.c (Linux 6.18): with RANDOM advice a file is read no further than
 asked.
@@ -29,7 +29,7 @@ from service.tables.guarded_files import GuardedFiles
 
 logger = logging.getLogger(__name__)
 
-# Read, added up and let go of at a time: long enough to be worth a call, short enough to stay in a processor's cache.
+# Bytes that are read and added to the checksum at a time: enough to be worth a call, and few enough for the CPU cache.
 _CHUNK_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -47,14 +47,14 @@ class Stored:
 
 
 def nothing_before() -> None:
-    """Waits for nothing."""
+    """Returns at once; the default for `behind` in verify_later."""
 
 
 class Verifier:
-    """Holds stored bytes against their checksums, one version after the other. Concurrency: any thread.
+    """The checker of stored bytes against their checksums, one version after the other. Concurrency: any thread.
 
     Args:
-      bytes_per_s: reads no faster than that; 0 is as fast as it goes.
+      bytes_per_s: the highest rate of reading; 0: no limit.
     """
 
     def __init__(
@@ -68,21 +68,21 @@ class Verifier:
         self._clock = clock
         self._sleep = sleep
         self._is_stopped = False
-        # All of them share the rate.
+        # Held by the one verify() call that reads: so all versions together stay below the rate.
         self._one = threading.Lock()
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def verify(self, files: GuardedFiles, stored: Sequence[Stored]) -> None:
-        """Reads and compares; a difference is a damage of the files. Blocks.
+        """Reads stored bytes and compares their checksums; marks the files as damaged at a difference. Blocks.
 
         Raises:
-          NotReady: it was stopped before it came to an end.
+          NotReady: the verifier was stopped, or the files were closed, before the end.
         """
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
             for part in stored:
-                # No checksum: a writer that leaves it out.
+                # Some writers store no checksum: 0.
                 if not part.crc32c:
                     continue
                 found = 0
@@ -103,7 +103,7 @@ class Verifier:
                         f"{masked(found)}, its index says {part.crc32c}"
                     )
                     return
-            # What is written to from here on, looking at the files finds.
+            # Later writes to the files are found by files.look().
             files.is_verified = not files.look()
             extra = {"tables": len(stored), "bytes": done, "seconds": round(self._clock() - started_s, 3)}
             logger.info("verified tables", extra=extra)
@@ -115,10 +115,10 @@ class Verifier:
         on_damage: Callable[[], None],
         behind: Callable[[], object] = nothing_before,
     ) -> None:
-        """Does so in a thread of its own, after what it was given before; on_damage is called where it finds any.
+        """Verifies the files in the verifier's thread, after earlier files; calls on_damage if the files are damaged.
 
         Args:
-          behind: waits for what else must come first.
+          behind: called before the reads; waits for other work that must come first.
         """
 
         def run() -> None:
@@ -127,7 +127,7 @@ class Verifier:
                 self.verify(files, stored)
             except NotReady:
                 return
-            # One that could not be verified stays due.
+            # If verify() raised NotReady, is_verification_due stays True.
             files.is_verification_due = False
             if files.mark[0]:
                 on_damage()
@@ -139,7 +139,7 @@ class Verifier:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends what goes on, and all that follows."""
+        """Ends the verification that is going on, and all that wait."""
         self._is_stopped = True
 
     def _run(self) -> None:
@@ -158,7 +158,7 @@ class Verifier:
 
 
 def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yields where each chunk begins and its size; they meet where pages do, so that none reads another's page."""
+    """Yields the offset and size of each chunk; chunks meet at page boundaries, so that no two chunks share a page."""
     begin, end = offset, offset + nbytes
     while begin < end:
         behind = min(begin - begin % mmap.PAGESIZE + _CHUNK_BYTES, end)
@@ -167,12 +167,12 @@ def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
-    """Fills memory from a file; returns how many bytes there were. Leaves the page cache as it was."""
+    """Reads bytes of a file into memory; returns how many bytes were read. Leaves the page cache as it was."""
     begin = offset & -mmap.PAGESIZE
-    # Whole pages: part of one is not let go of.
+    # Whole pages: posix_fadvise does not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
     pages = np.zeros(num_pages, np.uint8)
-    # A kernel that does not tell says that all are there: then all stay.
+    # Where the kernel may not tell, mincore reports all pages as in the page cache: then no page is dropped.
     _libc.mincore(address + begin, num_pages * mmap.PAGESIZE, pages.ctypes.data)
     was_there = bool((pages & 1).any())
     done = 0
