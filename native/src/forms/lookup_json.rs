@@ -1,4 +1,4 @@
-//! `POST /v1/models/{model}:lookup`: embeddings by feature.
+//! `POST /v1/models/{model}:lookup`: returns embeddings by feature.
 //!
 //! The reference is `service/wire/json_lookup.py`.
 
@@ -45,6 +45,6 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
         }
         add_dense(&mut inputs, signature, number, column.value)?;
     }
-    // Weights without ids.
+    // The remaining weights have no ids.
     if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
 }

@@ -1,7 +1,7 @@
 //! Shares code between the wires of the Open Inference Protocol: datatypes, versions, and tensors in binary form.
 //!
-//! Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, then
-//! itself.
+//! Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, and
+//! then its bytes.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use super::{Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
 
-/// A request that names no signature runs this one where the model has no `serving_default`.
+/// The signature of a request that names no signature, where the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";
-/// The request parameter that chooses the signature, and the answer's that names it.
+/// The request parameter that chooses the signature, and the answer's parameter that names the signature.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
 /// Most dimensions of a tensor.
 const MAX_RANK: usize = 64;
 /// Bytes before each element of BYTES.
 const LENGTH_BYTES: usize = 4;
 
-/// Returns which version a request means: a number, a label, or none at all.
+/// Returns the version that a request asks for: a number, a label, or the latest.
 ///
 /// # Errors
-/// A number beyond 64 bits.
+/// The version is a number beyond 64 bits.
 pub fn version(text: &str) -> Result<Version<'_>, Declined> {
     if text.is_empty() {
         return Ok(Version::Latest);
@@ -35,7 +35,7 @@ pub fn version(text: &str) -> Result<Version<'_>, Declined> {
     text.parse().map(Version::Number).map_err(|_| Declined::Unusual)
 }
 
-/// Returns the dtype that a datatype names.
+/// Returns the dtype with this datatype's name in the protocol.
 pub(super) fn dtype_of(datatype: &[u8]) -> Option<DataType> {
     Some(match datatype {
         b"BOOL" => DataType::Bool,
@@ -56,7 +56,7 @@ pub(super) fn dtype_of(datatype: &[u8]) -> Option<DataType> {
     })
 }
 
-/// Returns the datatype that names a dtype.
+/// Returns the protocol's datatype name of a dtype.
 pub(super) fn datatype_of(dtype: DataType) -> &'static str {
     match dtype {
         DataType::Bool => "BOOL",
@@ -76,7 +76,7 @@ pub(super) fn datatype_of(dtype: DataType) -> &'static str {
     }
 }
 
-/// Returns how many elements a tensor of these sizes has; refuses the shapes that the reference refuses.
+/// Returns the number of elements in a tensor of these sizes; refuses the shapes that the reference refuses.
 pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
     if dims.len() > MAX_RANK {
         return Err(Declined::Unusual);
@@ -89,7 +89,7 @@ pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
     }
 }
 
-/// Returns the tensor of binary data.
+/// Returns the tensor that binary data holds.
 pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<Tensor<'_>, Declined> {
     let count = num_elements(&dims)?;
     let data = if dtype == DataType::String {
@@ -104,7 +104,7 @@ pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns booleans that are 0 or 1; on the wire any byte but 0 is true.
+/// Returns booleans as 0 or 1; in the request any byte but 0 is true.
 pub(super) fn booleans(data: &[u8]) -> Data<'_> {
     if data.iter().all(|&byte| byte <= 1) {
         Data::Raw(data)
@@ -114,7 +114,7 @@ pub(super) fn booleans(data: &[u8]) -> Data<'_> {
 }
 
 fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined> {
-    // Checked before the allocation, whose size is then bounded by the bytes that were received.
+    // This check precedes the allocation, so the received bytes bound the allocation's size.
     if count > data.len() / LENGTH_BYTES {
         return Err(Declined::Unusual);
     }
@@ -129,7 +129,7 @@ fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined>
     if data.is_empty() { Ok(Strings { parts }) } else { Err(Declined::Unusual) }
 }
 
-/// Returns the servable that a request means, and the number of its signature.
+/// Returns the servable that a request asks for, and the number of its signature.
 pub(super) fn find<'a>(
     call: &Call<'a>,
     model: &str,

@@ -142,7 +142,7 @@ pub fn call(routes: &Routes) -> Call<'_> {
     }
 }
 
-/// Answers what it is sent; an input that was not sent as one of no elements.
+/// A graph that answers with its inputs; for an input that was not sent it answers with a tensor of no elements.
 #[derive(Debug)]
 struct Echo;
 
@@ -184,7 +184,7 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// Binary data of the protocol.
+    /// Returns the elements as binary data of the protocol.
     pub fn binary(&self) -> Vec<u8> {
         match self {
             Elements::Numbers(bytes) => bytes.clone(),
@@ -197,7 +197,7 @@ impl Elements {
     }
 }
 
-/// Returns what a form found.
+/// Returns the elements of a tensor that a form read.
 pub fn elements(tensor: &Tensor<'_>) -> Elements {
     Elements::Numbers(match (&tensor.data, tensor.dtype) {
         (Data::Raw(bytes), _) => bytes.to_vec(),
@@ -248,7 +248,7 @@ pub fn tensors() -> impl Strategy<Value = Vec<Sent>> {
     some.prop_flat_map(move |dtypes| dtypes.into_iter().map(sent).collect::<Vec<_>>())
 }
 
-/// A request for "lookup": ids, and for the tags one list a row, perhaps with weights.
+/// A request for "lookup": ids, and for the tags one list for each row, perhaps with weights.
 #[derive(Clone, Debug)]
 pub struct Lookup {
     pub users: Vec<i64>,
@@ -258,7 +258,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// The tensors by name.
+    /// Returns the request's tensors by name.
     pub fn tensors(&self) -> Vec<(&'static str, Sent)> {
         let ids = |numbers: &[i64]| Sent {
             dtype: DataType::Int64,
@@ -284,7 +284,7 @@ impl Lookup {
         tensors
     }
 
-    /// The numbers of the three outputs, one after the other.
+    /// Returns the numbers of the three outputs, one output after the other.
     pub fn vectors(&self) -> [Vec<f32>; 3] {
         let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
             (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()
@@ -306,14 +306,14 @@ impl Lookup {
     }
 }
 
-/// Lookups that are answered.
+/// Lookups that the core answers.
 pub fn lookups() -> impl Strategy<Value = Lookup> {
     (0_usize..20).prop_flat_map(|rows| {
         let ids = |size: usize, rows: usize| vec(0..size as i64, rows);
         let tags = vec(vec(0..ITEMS as i64, 0..5), rows);
         (ids(USERS, rows), ids(ITEMS, rows), tags, any::<bool>()).prop_flat_map(|(users, items, tags, has_weights)| {
             let count = tags.concat().len();
-            // Eighths: their sums do not depend on the order.
+            // The weights are eighths: sums of eighths do not depend on the order.
             let weights = vec((-16_i8..16).prop_map(|eighths| f32::from(eighths) / 8.0), count);
             weights.prop_map(move |weights| Lookup {
                 users: users.clone(),
@@ -356,7 +356,7 @@ pub fn workloads() -> [(&'static str, Lookup); 2] {
     [("W1", of(1, 1)), ("W2", of(128, 10))]
 }
 
-/// Prints how much time of the processor a call takes: the best of several rounds.
+/// Prints how much processor time a call takes: the best of several rounds.
 pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, Declined>) {
     let mut best = f64::INFINITY;
     let mut size = 0;
@@ -371,7 +371,7 @@ pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, D
     println!("{name:>16}: {best:.0} ns, {size} bytes");
 }
 
-/// Returns the time of the processor that this thread has used; other processes do not change it.
+/// Returns the processor time that this thread has used; other processes do not change this time.
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes to one timespec.

@@ -1,7 +1,8 @@
-//! `POST /v2/models/{model}[/versions/{version}]/infer`: JSON, and behind it the binary data of the tensors that say so.
+//! `POST /v2/models/{model}[/versions/{version}]/infer`: JSON, and behind the JSON the binary data of its binary
+//! tensors.
 //!
-//! The reference is `service/wire/oip_json.py`. This form answers bodies of its plain kind: no key that the reference
-//! does not read holds a list or an object, no number is `NaN` or `Infinity`, and 16-bit floats are binary.
+//! The reference is `service/wire/oip_json.py`. This form answers bodies of a plain kind: a key that the reference
+//! ignores holds no list or object, no number is `NaN` or `Infinity`, and 16-bit floats are binary.
 
 mod request;
 
@@ -20,9 +21,9 @@ use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{DataType, Effort, OutputShape, Servable, Signature, Work};
 
-/// A longer JSON text is large work: it is read at some 500 MB a second.
+/// A longer JSON text is large work: the form reads some 500 MB of JSON in a second.
 const SMALL_JSON_BYTES: usize = 32 << 10;
-/// More numbers in the answer's JSON are large work: each takes some 15 ns.
+/// More numbers in the answer's JSON are large work: each number takes some 15 ns.
 const SMALL_JSON_NUMBERS: usize = 4096;
 /// Bytes to reserve for the text of one number.
 const NUMBER_BYTES: usize = 12;
@@ -73,7 +74,7 @@ pub fn answer(
         write_shape(&shape, &mut out);
         if forms.is_binary(shape.output) {
             let num_bytes = binary_size(&work, i);
-            // For a BYTES output of no elements the reference sends no header of the JSON's length.
+            // For a BYTES output without elements the reference sends no header with the JSON's length.
             has_binary |= shape.dtype != DataType::String || num_bytes > 0;
             out.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
             write_size(num_bytes, &mut out);
@@ -106,16 +107,16 @@ pub fn answer(
     Ok(Answered { body: Bytes::from(out), rows, servable: Arc::clone(servable), signature: number, ran, json_length })
 }
 
-/// In which form each output of an answer goes.
+/// The form, JSON or binary, of each output in an answer.
 struct Forms {
-    /// Whether outputs that do not say so themselves are binary.
+    /// Whether an output is binary if the request does not say so for this output.
     is_binary: bool,
-    /// Of the outputs that the request names: their numbers, and the form that it names.
+    /// Numbers of the outputs that the request names, each with the form that the request names for it.
     of_output: SmallVec<[(usize, Option<bool>); 8]>,
 }
 
 impl Forms {
-    /// `wanted` are the numbers of the outputs that the request names.
+    /// Finds the form of each output; `wanted` has the numbers of the outputs that the request names.
     fn of(request: &Request<'_>, wanted: &[usize]) -> Self {
         let own = request.outputs.iter().map(|output| output.is_binary);
         Forms { is_binary: request.is_binary, of_output: wanted.iter().copied().zip(own).collect() }
@@ -180,7 +181,7 @@ fn write_strings(strings: &[Vec<u8>], out: &mut Vec<u8>) -> Result<()> {
         if i > 0 {
             out.push(b',');
         }
-        // The reference tells the client to ask for binary data.
+        // A string that is not UTF-8 goes to the reference, whose error tells the client to ask for binary data.
         floats::write_string(std::str::from_utf8(string).map_err(|_| Declined::Unfit)?, out);
     }
     out.push(b']');
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
     use crate::forms::json::cursor::Cursor;
 
-    /// How a tensor travels.
+    /// The form in which a tensor is sent.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Form {
         Flat,
@@ -206,7 +207,7 @@ mod tests {
 
     fn data_text(sent: &Sent, form: Form) -> String {
         let count: usize = sent.dims.iter().product();
-        // A scalar travels in a list too.
+        // A scalar is sent in a list too.
         let is_nested = form == Form::Nested && !sent.dims.is_empty();
         let dims = if is_nested { sent.dims.clone() } else { vec![count] };
         let mut text = vec![];
@@ -226,7 +227,7 @@ mod tests {
         format!("{:?}", sent.dims).replace(' ', "")
     }
 
-    /// Returns JSON, and the binary data behind it. `names_first` puts the datatype behind the data.
+    /// Returns JSON, and the binary data behind the JSON. `names_last` puts the datatype behind the data.
     fn request(members: &str, tensors: &[(&str, Sent, Form)], names_last: bool, space: &str) -> (Vec<u8>, Vec<u8>) {
         let mut binary = vec![];
         let inputs: Vec<String> = tensors
@@ -292,7 +293,7 @@ mod tests {
         Ok(String::from_utf8(answered.body.to_vec()).unwrap())
     }
 
-    /// Tensors in a form that can carry them, with what JSON has: finite numbers and strings of UTF-8.
+    /// Returns tensors, each in a form that can carry it: in JSON only finite numbers and strings of UTF-8.
     fn formed() -> impl Strategy<Value = Vec<(&'static str, Sent, Form)>> {
         let forms = proptest::sample::select(vec![Form::Flat, Form::Nested, Form::Binary]);
         (tensors(), proptest::collection::vec(forms, oip_fixture::DTYPES.len())).prop_map(|(tensors, forms)| {
@@ -406,7 +407,7 @@ mod tests {
         }
     }
 
-    /// Compares with the bytes of `service/wire/oip_json.py` for the same arrays.
+    /// Compares answers with the bytes that `service/wire/oip_json.py` writes for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };

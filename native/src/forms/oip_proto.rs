@@ -1,4 +1,4 @@
-//! `inference.GRPCInferenceService/ModelInfer`: `ModelInferRequest` to `ModelInferResponse`.
+//! `inference.GRPCInferenceService/ModelInfer`: answers a `ModelInferRequest` with a `ModelInferResponse`.
 //!
 //! The reference is `service/wire/oip_proto.py`; field numbers are those of `service/artifact/open_inference.proto`.
 
@@ -20,9 +20,9 @@ use super::{Answered, Call};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Effort, Strings, Tensor, Work};
 
-/// A longer message is large work: integers of contents are read at some 1 GB a second.
+/// A longer message is large work: the form reads some 1 GB of integers in a second.
 const SMALL_MESSAGE_BYTES: usize = 64 << 10;
-/// More sizes than any tensor has.
+/// Most sizes of a tensor.
 const MAX_SIZES: usize = 64;
 
 type Result<T> = std::result::Result<T, Declined>;
@@ -87,7 +87,8 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     })
 }
 
-/// Returns the model that a request names, even if only its first bytes are there; "" if the name can not be read.
+/// Returns the model that a request names, even if only the first bytes of the request are there; "" for an unreadable
+/// name.
 #[must_use]
 pub fn model(message: &[u8]) -> &str {
     let named = Fields::of(message).map_while(std::result::Result::ok).find_map(|field| match field {
@@ -142,7 +143,7 @@ impl Output<'_> {
     }
 }
 
-/// A parsed `ModelInferRequest` whose tensors are still bytes. Of a field that comes twice the last counts.
+/// A parsed `ModelInferRequest` whose tensors are still bytes. If a field comes twice, the last value counts.
 #[derive(Default)]
 struct Request<'a> {
     model: &'a str,
@@ -224,7 +225,7 @@ impl<'a> Input<'a> {
         Ok(input)
     }
 
-    /// Adds a size; a negative one travels as a number beyond 63 bits.
+    /// Adds a size of the tensor; a negative size arrives as a number beyond 63 bits.
     fn add_size(&mut self, size: u64) -> Result<()> {
         let size = i64::try_from(size).ok().and_then(|size| usize::try_from(size).ok());
         if self.dims.len() == MAX_SIZES {
@@ -255,7 +256,8 @@ fn check_tensor_parameter(entry: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns the key of an entry of a map of parameters, and the value of its `InferParameter` if that is a `string_param`.
+/// Returns the key of an entry of a map of parameters, and the value of its `InferParameter` if the value is a
+/// `string_param`.
 fn parameter(entry: &[u8]) -> Result<(&str, Option<&str>)> {
     let (mut key, mut string, mut has_value) = ("", None, false);
     for field in Fields::of(entry) {
@@ -277,7 +279,7 @@ fn parameter(entry: &[u8]) -> Result<(&str, Option<&str>)> {
     Ok((key, string))
 }
 
-/// Returns the tensor of `InferTensorContents`.
+/// Returns the tensor that an `InferTensorContents` holds.
 fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<Tensor<'a>> {
     let wanted = match dtype {
         DataType::Bool => 1,
@@ -315,7 +317,7 @@ fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<T
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns the numbers of a packed field, and how many there are.
+/// Returns the numbers of a packed field, and their count.
 fn numbers(dtype: DataType, packed: &[u8]) -> Result<(Data<'_>, usize)> {
     let is_short = |byte: &u8| *byte < 0x80;
     let size = dtype.size();
@@ -347,7 +349,7 @@ fn numbers(dtype: DataType, packed: &[u8]) -> Result<(Data<'_>, usize)> {
     Ok((data, count))
 }
 
-/// Returns integers in as many bytes as their dtype has.
+/// Returns integers as little-endian bytes of the size of their dtype.
 fn narrowed<'a, N: TryFrom<i64>, const SIZE: usize>(found: &[i64], bytes: fn(N) -> [u8; SIZE]) -> Result<Data<'a>> {
     let mut data = Vec::with_capacity(found.len() * SIZE);
     for &number in found {
@@ -385,7 +387,7 @@ mod tests {
         })
     }
 
-    /// Whole numbers of a dtype, sign-extended to 64 bits as protobuf has them.
+    /// Returns whole numbers of a dtype, sign-extended to 64 bits as protobuf has them.
     fn whole(sent: &Sent, bytes: &[u8]) -> Vec<u64> {
         let is_signed = matches!(sent.dtype, DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64);
         let number = |bytes: &[u8]| {
@@ -532,7 +534,7 @@ mod tests {
         }
     }
 
-    /// Compares with the bytes of `service/wire/oip_proto.py` for the same arrays.
+    /// Compares answers with the bytes that `service/wire/oip_proto.py` writes for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };

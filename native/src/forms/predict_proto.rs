@@ -1,7 +1,7 @@
-//! `tensorflow.serving.PredictRequest` to `PredictResponse`, byte for byte as the reference answers.
+//! Answers a `tensorflow.serving.PredictRequest` with a `PredictResponse`, byte for byte as the reference answers.
 //!
-//! A plain request names each field once, but for repeated ones, and no input or output twice. Whatever else a stock
-//! parser takes (messages in pieces, fields of newer protos) is left to the reference.
+//! A plain request holds each field once, except repeated fields, and no input or output twice. All other messages
+//! that a stock parser takes (messages in pieces, fields of newer protos) go to the reference.
 //!
 //! Source: `tensorflow_serving/apis/{predict,model}.proto` (9d981c5).
 
@@ -22,7 +22,7 @@ use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
 /// A longer request is large work: its integers take some 50 microseconds to read.
 const SMALL_REQUEST: usize = 64 << 10;
 
-/// Answers a request. Messages come and go without gRPC's five-byte prefix.
+/// Answers a request. Request and answer are messages without gRPC's five-byte prefix.
 ///
 /// # Errors
 /// The reason why the reference must answer.
@@ -52,7 +52,8 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     })
 }
 
-/// Returns the model that a request names, even if only its first bytes are there; "" if the name can not be read.
+/// Returns the model that a request names, even if only the first bytes of the request are there; "" for an unreadable
+/// name.
 #[must_use]
 pub fn model(message: &[u8]) -> &str {
     let spec = Fields::of(message).map_while(Result::ok).find_map(|field| match field {
@@ -152,7 +153,7 @@ fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, Wan
     Ok((inputs, wanted))
 }
 
-/// Returns key and value of an entry of a map.
+/// Returns the key and the value of a map's entry.
 fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
     let (mut key, mut value) = (None, None);
     for field in Fields::of(entry) {
@@ -165,7 +166,7 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
     Ok((key.unwrap_or_default(), value.unwrap_or_default()))
 }
 
-/// Writes the answer in one piece of memory of its size.
+/// Writes the answer into one allocation of the answer's size.
 fn write(
     work: &mut Work<'_, '_>,
     servable: &Servable,
@@ -207,7 +208,7 @@ fn write(
 struct Output<'a> {
     name: &'a str,
     tensor: Layout,
-    /// Bytes of the entry.
+    /// Bytes of the output's entry in the map.
     entry_len: usize,
 }
 

@@ -1,13 +1,15 @@
-//! Protobuf's wire format: fields of a message in place, packed integers at memory speed, sizes before bytes.
+//! Reads and writes protobuf's wire format: fields of a message in place, packed integers at memory speed, sizes
+//! before bytes.
 //!
-//! Readers refuse what a stock parser refuses, and groups. They allocate nothing but the integers of a packed field.
+//! Readers refuse groups, and any message that a stock parser refuses. They allocate nothing but the integers of a
+//! packed field.
 //!
 //! Source: protobuf's encoding guide, "Base 128 Varints", "Length-Delimited Records" and "Message Structure".
 
 use crate::declined::Declined;
 
 const MORE: u64 = 0x8080_8080_8080_8080;
-/// Bytes that are searched at a time for where integers end, and the bytes behind them that one load may touch.
+/// Bytes that are searched at once for the ends of integers; also the bytes behind them that one load may touch.
 const BLOCK: usize = 64;
 const WORD: usize = 8;
 /// Bytes of the longest varint, and of the longest tag or length.
@@ -84,10 +86,10 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Keeps the value of a field that a plain message names once.
+/// Stores the value of a field that a plain message holds once.
 ///
 /// # Errors
-/// It was named before.
+/// The message held the field before.
 #[inline]
 pub fn once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
     match field.replace(value) {
@@ -99,7 +101,7 @@ pub fn once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
 /// Returns a string of proto3.
 ///
 /// # Errors
-/// It is not UTF-8, which stock parsers refuse.
+/// The bytes are not UTF-8; stock parsers refuse such a string too.
 #[inline]
 pub fn text(bytes: &[u8]) -> Result<&str, Malformed> {
     std::str::from_utf8(bytes).map_err(|_| Malformed)
@@ -108,10 +110,10 @@ pub fn text(bytes: &[u8]) -> Result<&str, Malformed> {
 /// Takes an integer of up to 64 bits from the front of the bytes.
 ///
 /// # Errors
-/// The bytes end within it, or it has more bits.
+/// The bytes end within the integer, or the integer has more than 64 bits.
 #[inline]
 pub fn take_varint(rest: &mut &[u8]) -> Result<u64, Malformed> {
-    // Nearly every one that is taken alone has one byte.
+    // Nearly every integer that is taken alone has one byte.
     match rest.split_first() {
         Some((&byte, after)) if byte < 0x80 => {
             *rest = after;
@@ -166,7 +168,7 @@ fn take_chunk<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Ma
     Ok(chunk)
 }
 
-/// Returns how many integers a packed field holds.
+/// Returns the number of integers in a packed field.
 #[must_use]
 pub fn count_varints(packed: &[u8]) -> usize {
     // One counter in each byte of a word, so that the loop becomes one of vectors: a plain count takes 1 ns for an
@@ -181,7 +183,7 @@ pub fn count_varints(packed: &[u8]) -> usize {
     parts.sum()
 }
 
-/// Returns the integer of the first eight bytes; every bit set where there are fewer.
+/// Returns the first eight bytes as a little-endian integer; every bit is set where there are fewer bytes.
 #[inline]
 fn little_end(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(u64::MAX, |word| u64::from_le_bytes(*word))
@@ -193,7 +195,7 @@ fn little_end(bytes: &[u8]) -> u64 {
 /// within 64 bytes are found first, and each integer is one load from behind the end before it.
 ///
 /// # Errors
-/// The bytes end within an integer, or one has more than 64 bits.
+/// The bytes end within an integer, or an integer has more than 64 bits.
 #[allow(clippy::cast_possible_wrap)] // Negative numbers travel as two's complement.
 pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malformed> {
     let before = numbers.len();
@@ -227,7 +229,7 @@ pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malfo
     if rest.is_empty() { Ok(()) } else { Err(Malformed) }
 }
 
-/// Returns one bit for each byte of a block: whether an integer ends there.
+/// Returns one bit for each byte of a block, which says whether an integer ends there.
 #[inline]
 fn ends_of(block: &[u8; BLOCK]) -> u64 {
     block.chunks_exact(WORD).rev().fold(0, |ends, word| {
@@ -237,7 +239,7 @@ fn ends_of(block: &[u8; BLOCK]) -> u64 {
     })
 }
 
-/// Returns the integer from `start` to `end`, its last byte; eight bytes may be read from `start` on.
+/// Returns the integer whose bytes are `start` to `end`; eight bytes may be read from `start` on.
 #[inline]
 fn one_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed> {
     let from = packed.get(start..).ok_or(Malformed)?;
@@ -261,29 +263,29 @@ fn one_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed>
     }
 }
 
-/// Returns how many bytes a varint has.
+/// Returns the number of bytes of a varint.
 #[must_use]
 #[inline]
 pub fn varint_len(value: u64) -> usize {
-    // One for each seven bits; 0 has one.
+    // A varint has one byte for each seven bits of the value; the value 0 has one byte.
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
 
-/// Returns how many bytes a tag has; its wire type does not matter.
+/// Returns the number of bytes of a tag; its wire type does not matter.
 #[must_use]
 #[inline]
 pub fn tag_len(field: u32) -> usize {
     varint_len(u64::from(field) << 3)
 }
 
-/// Returns how many bytes a length-delimited field of so many bytes takes, with its tag and length.
+/// Returns the number of bytes of a length-delimited field, with its tag and its length.
 #[must_use]
 #[inline]
 pub fn delimited_len(field: u32, length: usize) -> usize {
     tag_len(field) + varint_len(length as u64) + length
 }
 
-/// Returns how many bytes a varint field takes, with its tag.
+/// Returns the number of bytes of a varint field, with its tag.
 #[must_use]
 #[inline]
 pub fn varint_field_len(field: u32, value: u64) -> usize {
@@ -301,7 +303,7 @@ pub fn put_varint(to: &mut Vec<u8>, mut value: u64) {
     to.push(value as u8);
 }
 
-/// Writes the tag and the length of a length-delimited field; its bytes are to follow.
+/// Writes the tag and the length of a length-delimited field; the caller then writes the field's bytes.
 #[inline]
 pub fn put_head(to: &mut Vec<u8>, field: u32, length: usize) {
     put_varint(to, u64::from(field) << 3 | 2);

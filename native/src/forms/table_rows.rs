@@ -1,4 +1,4 @@
-//! `POST /v1/models/{model}/tables/{table}:rows`: rows of a table by their ids, as float32.
+//! `POST /v1/models/{model}/tables/{table}:rows`: returns rows of a table by their ids, as float32.
 //!
 //! The reference is `service/wire/json_lookup.py`.
 
@@ -13,7 +13,7 @@ use crate::declined::Declined;
 use crate::plan::DataType;
 use crate::tables::table::{Dtype, Ints, OnBadId, Out, Policy};
 
-/// Returns the body of an answer. No signature is run, so no signature's counts change.
+/// Returns the body of an answer. The function runs no signature, so no signature's counts change.
 ///
 /// `max_rows` is the server's limit on ids of one request.
 ///

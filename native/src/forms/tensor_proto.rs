@@ -1,4 +1,5 @@
-//! `tensorflow.TensorProto`: tensors of requests in place, outputs of answers byte for byte as the reference's.
+//! Reads and writes `tensorflow.TensorProto`: tensors of requests in place, outputs of answers byte for byte as the
+//! reference's.
 //!
 //! Source: `tensorflow/core/framework/{tensor,tensor_shape}.proto` and `Tensor::FromProto` in tensor.cc (2.21).
 
@@ -12,10 +13,10 @@ use super::protobuf::{
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, OutputShape, Strings, Tensor, Work};
 
-/// Elements over which the values of a request are spread here, and by the reference at least.
+/// Most elements that a request's tensors repeat here; the reference repeats at least as many.
 const MAX_SPREAD: usize = 1 << 16;
 const REFERENCE_SPREAD: usize = 1 << 20;
-/// As in the reference: the highest rank, and the largest product of the sizes that are not 0.
+/// Limits of the reference: the highest rank, and the largest product of the sizes that are not 0.
 const MAX_RANK: usize = 64;
 const MAX_PRODUCT: usize = usize::MAX >> 5;
 
@@ -26,15 +27,15 @@ const VERSION_NUMBER: u32 = 3;
 const CONTENT: u32 = 4;
 const STRING_VAL: u32 = 8;
 
-/// How many elements the tensors of a request may still have.
+/// Limits the elements that the tensors of a request may have.
 pub struct Allowance {
     elements: usize,
-    /// Elements that are not sent, because the last value stands for all that follow.
+    /// Number of elements that may still repeat a tensor's last value, which are not sent.
     spread: usize,
 }
 
 impl Allowance {
-    /// Takes how many bytes a request has: an element that was sent takes one at least.
+    /// Takes the number of bytes of a request: each sent element takes at least one byte.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
         Allowance { elements: num_bytes.max(REFERENCE_SPREAD), spread: MAX_SPREAD }
@@ -47,9 +48,9 @@ struct TensorProto<'a> {
     message: &'a [u8],
     shape: &'a [u8],
     content: &'a [u8],
-    /// Number of the field of its values; 0: it has none.
+    /// Number of the field with the tensor's values; 0 for a tensor without values.
     field: u32,
-    /// The last of the pieces that its values came in, and how many there are.
+    /// The last piece of the tensor's values, and the number of pieces.
     piece: Option<Value<'a>>,
     num_pieces: usize,
 }
@@ -81,7 +82,7 @@ impl<'a> TensorProto<'a> {
         Ok((dtype, tensor))
     }
 
-    /// Iterates over the pieces of its values.
+    /// Iterates over the pieces of the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
         // TensorProto::read has seen the end of the message.
@@ -94,7 +95,7 @@ impl<'a> TensorProto<'a> {
 /// Reads one tensor of a request.
 ///
 /// # Errors
-/// [`Declined::Unusual`]: its parts do not fit each other, or only the reference reads them.
+/// [`Declined::Unusual`]: the parts of the tensor do not fit each other, or only the reference reads them.
 pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<Tensor<'a>, Declined> {
     let (dtype, proto) = TensorProto::read(message)?;
     let (dims, size) = read_shape(proto.shape)?;
@@ -152,7 +153,7 @@ fn read_shape(message: &[u8]) -> Result<(Dims, usize), Declined> {
         if dims.len() == MAX_RANK || product > MAX_PRODUCT {
             return Err(Declined::Unusual);
         }
-        // No more than the product.
+        // `dim` is at most the product.
         size *= dim;
         dims.push(dim);
     }
@@ -171,7 +172,7 @@ fn read_dim(message: &[u8]) -> Result<usize, Declined> {
     usize::try_from(size.unwrap_or(0)).map_err(|_| Declined::Unusual)
 }
 
-/// Undoes `port::EncodeStringList`: all lengths as varints, then all bytes.
+/// Reads the strings that `port::EncodeStringList` wrote: all lengths as varints, then all bytes.
 fn split_strings(content: &[u8], size: usize) -> Result<Vec<Cow<'_, [u8]>>, Declined> {
     if size > content.len() {
         return Err(Declined::Unusual);
@@ -233,7 +234,7 @@ fn read_values<'a>(
     }
 }
 
-/// Returns packed and single values of four or eight bytes end to end.
+/// Returns the bytes of packed and of single values of four or eight bytes, end to end.
 fn fixed_values(proto: &TensorProto<'_>, width: usize) -> Result<Vec<u8>, Declined> {
     let mut bytes = Vec::new();
     for piece in proto.pieces() {
@@ -247,9 +248,9 @@ fn fixed_values(proto: &TensorProto<'_>, width: usize) -> Result<Vec<u8>, Declin
     Ok(bytes)
 }
 
-/// Brings values to the number that the shape asks for: the last one is repeated, or else the default.
+/// Brings values to the number that the shape asks for: repeats the last value, or `default` where there is none.
 fn spread<T: Clone>(values: &mut Vec<T>, default: T, size: usize, allowance: &mut Allowance) -> Result<(), Declined> {
-    // There may be no more values than the shape asks for.
+    // `values` may not be longer than the shape says.
     let lacking = size.checked_sub(values.len()).ok_or(Declined::Unusual)?;
     allowance.spread = allowance.spread.checked_sub(lacking).ok_or(Declined::Unusual)?;
     if lacking > 0 {
@@ -275,7 +276,7 @@ fn spread_fixed<'a>(
     Ok(Data::Bytes(bytes))
 }
 
-/// Returns decoded integers as numbers of their dtype; bits beyond it are lost, as in protobuf and numpy.
+/// Returns decoded integers as numbers of `dtype`; higher bits are lost, as in protobuf and numpy.
 #[allow(clippy::cast_possible_truncation)]
 fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     match dtype {
@@ -295,21 +296,21 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     }
 }
 
-/// The values of one output as they travel.
+/// The values of one output in the form of the message.
 enum Values {
-    /// There is no value and no field.
+    /// No value and no field.
     None,
-    /// As they lie in memory, so many bytes, in this field.
+    /// Number of the field, and number of bytes, of values that are sent as they lie in memory.
     Raw(u32, usize),
-    /// Varints, encoded, in this field.
+    /// Number of the field, and encoded varints.
     Packed(u32, Vec<u8>),
-    /// Each string in a field of its own.
+    /// Strings, each in a field of its own.
     Strings,
-    /// All strings in `tensor_content`, which has so many bytes.
+    /// Number of bytes of `tensor_content`, which holds all strings.
     JoinedStrings(usize),
 }
 
-/// One output laid out: how long its parts are.
+/// The lengths of the parts of one output's message.
 pub struct Layout {
     /// Bytes of the message.
     pub len: usize,
@@ -318,7 +319,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays output `number` out; one of varints is run and encoded, since nothing else tells how long it is.
+    /// Lays out output `number`. Runs and encodes an output of varints, since nothing else tells its length.
     ///
     /// # Errors
     /// As [`Work::fill`].
@@ -396,17 +397,17 @@ impl Layout {
     }
 }
 
-/// Bytes of a Dim message.
+/// Returns the bytes of a Dim message.
 fn dim_len(size: usize) -> usize {
     varint_field_len(1, size as u64)
 }
 
-/// Runs an output into the room behind `to`.
+/// Runs an output and appends its `num_bytes` bytes to `to`.
 fn fill(work: &mut Work<'_, '_>, number: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
     to.reserve(num_bytes);
     let room: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
     work.fill(number, room)?;
-    // SAFETY: so many bytes are reserved, and Work::fill has written each.
+    // SAFETY: `num_bytes` bytes are reserved, and Work::fill has written each.
     unsafe { to.set_len(to.len() + num_bytes) };
     Ok(())
 }

@@ -28,14 +28,14 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     outputs::answer(call, servable, number, inputs, layout)
 }
 
-/// What a column holds.
+/// The role of a column in the body of a predict.
 #[derive(Clone, Copy)]
 enum Role {
     /// Lists of ids for this feature.
     Ragged(usize),
-    /// Weights of a feature whose ids came in lists; they are taken with the ids.
+    /// Weights of a feature whose ids came in lists; the form reads these weights together with the ids.
     Weights,
-    /// All of this input.
+    /// The whole value of this input.
     Input(usize),
 }
 
@@ -79,7 +79,7 @@ pub(super) fn inputs_of<'a>(
     Ok(inputs)
 }
 
-/// Returns the feature, or the input of a single id for each row, that a signature has alone.
+/// Returns the only feature of a signature, or its only input with a single id for each row.
 fn only_feature(signature: &Signature) -> Result<Role, Declined> {
     let ragged = signature.features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
     let ragged = ragged.map(|(number, _)| Role::Ragged(number));
@@ -95,11 +95,11 @@ fn is_sent(columns: &[Column<'_>], name: &str) -> bool {
     columns.iter().any(|column| column.name == name)
 }
 
-/// Returns the feature whose ids come as lists under a name.
+/// Returns the feature whose ids come as lists under the name `name`.
 fn ragged(signature: &Signature, columns: &[Column<'_>], name: &str) -> Option<usize> {
     let feature = signature.ragged_feature(name.as_bytes())?;
     let splits = signature.features[feature].row_splits?;
-    // A feature may be called as the input of its ids is; with row splits beside them, those ids are flat.
+    // A feature may have the name of its ids input; if its row splits are sent too, the ids are flat.
     let is_flat = signature.input(name.as_bytes()).is_some() && is_sent(columns, &signature.inputs[splits].name);
     (!is_flat).then_some(feature)
 }

@@ -6,7 +6,7 @@ use super::inputs::DataType;
 use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
 use crate::tables::vocabulary;
 
-/// One servable. Numbers of tables, vocabularies, inputs and features are places in the lists of the same object.
+/// One servable. A number of a table, vocabulary, input or feature is its place in the list of the same object.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
@@ -16,14 +16,15 @@ pub struct Description {
     pub version: i64,
     /// All tables that lookups of this servable read.
     pub tables: Vec<TableDescription>,
-    /// All vocabularies that they use.
+    /// All vocabularies that signatures of this servable use.
     pub vocabularies: Vec<VocabularyDescription>,
-    /// The signatures that the core may answer; others are forwarded.
+    /// The signatures that the core may answer; other signatures go to the reference.
     pub signatures: Vec<SignatureDescription>,
     /// Whether the version has a signature `serving_default`, answered by the core or not.
     #[serde(default)]
     pub has_serving_default: bool,
-    /// Address of one 64-bit word in memory, other than 0 once a file of the servable was damaged; 0: there is none.
+    /// Address of one 64-bit word, which is not 0 once a file of the servable was damaged; 0 where there is no such
+    /// word.
     pub mark_at: usize,
 }
 
@@ -33,7 +34,7 @@ pub struct Description {
 pub struct TableDescription {
     /// Name of the table.
     pub name: String,
-    /// What its numbers are stored as.
+    /// The dtype of the stored numbers.
     pub dtype: Dtype,
     /// V, the number of rows.
     pub vocabulary_size: usize,
@@ -51,23 +52,23 @@ pub struct TableDescription {
 pub struct VocabularyDescription {
     /// Whether keys are strings; else they are int64.
     pub has_strings: bool,
-    /// Address and bytes of the file, of strings; 0 and 0 for int64 keys and for hashed ones.
+    /// Address and length in bytes of the file of strings; 0 and 0 for int64 keys and for hashed keys.
     pub data: (usize, usize),
     /// Address and length of the `[N + 1]` int64 where lines start, or of the `[N]` int64 keys.
     pub keys: (usize, usize),
     /// Address and length of the `[2^k]` int32 slots of the index.
     pub slots: (usize, usize),
-    /// How keys become rows.
+    /// The mapping from keys to rows.
     pub rows: vocabulary::Rows,
 }
 
-/// Whether a signature only reads tables.
+/// The kind of a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SignatureKind {
-    /// Ids to vectors; any of its features may be sent.
+    /// Maps ids to vectors; a request may send any of the features.
     Lookup,
-    /// A model's prediction; every input that is not optional must be sent.
+    /// Predicts with a model; a request must send every input that is not optional.
     Predict,
 }
 
@@ -75,25 +76,25 @@ pub enum SignatureKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SignatureDescription {
-    /// Its name.
+    /// Name of the signature.
     pub name: String,
-    /// Its kind.
+    /// Kind of the signature.
     pub kind: SignatureKind,
-    /// Its inputs; forms find them by name.
+    /// Inputs of the signature; forms find an input by its name.
     pub inputs: Vec<InputDescription>,
-    /// Its features: of a lookup those of the manifest; of a predict those whose rows are fed to what is left of its
-    /// graph.
+    /// Features of the signature: of a lookup the manifest's features; of a predict the features whose rows the rest
+    /// of the graph is fed.
     pub features: Vec<FeatureDescription>,
-    /// Its outputs, in the order of answers.
+    /// Outputs of the signature, in the order of answers.
     pub outputs: Vec<OutputDescription>,
     /// Bytes of one row of all outputs, for the limit on answers (`SignatureSpec.row_bytes`).
     pub row_bytes: usize,
-    /// Most rows of a request; None: no limit of its own.
+    /// Most rows of a request; None where the signature sets no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph of a predict computes itself, before rows are looked up.
     #[serde(default)]
     pub num_computed: usize,
-    /// Number of the graph session that runs the rest of a predict (see `towers`); None: a lookup.
+    /// Description of the graph that runs the rest of a predict (see `towers`); None for a lookup.
     pub graph: Option<serde_json::Value>,
 }
 
@@ -101,23 +102,23 @@ pub struct SignatureDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputDescription {
-    /// Its name.
+    /// Name of the input.
     pub name: String,
-    /// Its dtype.
+    /// Dtype of the input.
     pub dtype: DataType,
-    /// Its sizes; None where the rank, or a size, is open.
+    /// Sizes of the input; None where the rank, or a size, is open.
     pub shape: Option<Vec<Option<usize>>>,
-    /// Whether a request may leave it out.
+    /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// V of the table that its ids read, of a predict that judges them itself.
+    /// V of the table that the input's ids read, in a predict that judges the ids itself.
     pub vocabulary_size: Option<usize>,
-    /// Which ids of a predict are refused before it runs: "both", "upper" or "none".
+    /// The ids of a predict that the core refuses before it runs the graph: "both", "upper" or "none".
     pub bounds: String,
     /// Number of the vocabulary that maps keys to ids.
     pub vocabulary: Option<usize>,
-    /// Whether keys are sent and never ids.
+    /// Whether clients send keys and never ids.
     pub takes_keys: bool,
-    /// Whether strings may be sent, in place of ids or as keys.
+    /// Whether clients may send strings, in place of ids or as keys.
     pub takes_strings: bool,
 }
 
@@ -125,33 +126,34 @@ pub struct InputDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {
-    /// Name under which JSON takes its ids: `RaggedNames.feature`, or the ids input's name of a dense feature.
+    /// Name under which JSON takes the feature's ids: `RaggedNames.feature`, or the ids input's name of a dense
+    /// feature.
     pub name: String,
-    /// Number of the input with its ids; ids that the graph works out itself are numbered behind the inputs.
+    /// Number of the input with the feature's ids; ids that the graph computes itself are numbered behind the inputs.
     pub ids: usize,
-    /// Number of the input with its row splits; None: one id per row.
+    /// Number of the input with the feature's row splits; None for one id in each row.
     pub row_splits: Option<usize>,
-    /// Number of the input with its weights.
+    /// Number of the input with the feature's weights.
     pub weights: Option<usize>,
-    /// Number of its table.
+    /// Number of the feature's table.
     pub table: usize,
-    /// How its rows are combined; None: not at all.
+    /// Combiner of the feature's rows; None where rows are not combined.
     pub combiner: Option<Combiner>,
     /// The order of additions.
     pub summation: Summation,
-    /// As in the manifest.
+    /// `on_bad_id` of the manifest.
     pub on_bad_id: OnBadId,
-    /// As in the manifest.
+    /// `default_row` of the manifest.
     pub default_row: usize,
     /// Whether a mean divides by `max(sum(w), 1)`.
     pub at_least_one: bool,
-    /// Whether ids count only where their weight is above 0.
+    /// Whether an id counts only where its weight is above 0.
     pub positive_only: bool,
-    /// K, the most ids of a row; 0: no limit.
+    /// K, the most ids of a row; 0 for no limit.
     pub max_ids: usize,
     /// Whether a longer row is cut at K.
     pub truncates: bool,
-    /// L, the rows of a sequence; 0: it is no sequence.
+    /// L, the rows of a sequence; 0 for a feature that is no sequence.
     pub length: usize,
     /// Rank of the ids input: 1, or 2 for ids of shape `[B, K]`; None: any rank but 0.
     pub ids_rank: Option<usize>,
@@ -163,12 +165,12 @@ pub struct FeatureDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutputDescription {
-    /// Its name.
+    /// Name of the output.
     pub name: String,
-    /// Its dtype.
+    /// Dtype of the output.
     pub dtype: DataType,
-    /// Of a lookup, numbers of the features whose vectors stand side by side in it.
+    /// Numbers of the features whose vectors stand side by side in an output of a lookup.
     pub parts: Vec<usize>,
-    /// Whether vectors of shape `[K, D]` are answered as one of `K * D`.
+    /// Whether the answer has vectors of shape `[K, D]` as one vector of `K * D` numbers.
     pub is_flat: bool,
 }

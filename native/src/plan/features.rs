@@ -10,7 +10,7 @@ use super::servable::{FeaturePlan, NeedsIds, Reading, Servable, Signature};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, Out, Weights};
 
-/// Ids, row splits and weights of one feature. All but the range of the ids has been checked.
+/// Ids, row splits and weights of one feature. All is checked, except the range of the ids.
 pub(super) struct Sent<'r> {
     pub(super) ids: Octets<'r>,
     /// Sizes of the ids input, `[B]` or `[B, K]`.
@@ -103,7 +103,7 @@ pub(super) fn vector_dims(
     Ok(dims)
 }
 
-/// Returns how many numbers of an output's innermost dimension a feature fills.
+/// Returns how many numbers of an output's innermost dimension the feature fills.
 pub(super) fn vector_width(servable: &Servable, feature: &FeaturePlan, sent: &Sent<'_>, is_flat: bool) -> usize {
     vector_dims(servable, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
 }
@@ -159,7 +159,7 @@ pub(super) fn read(
     let missing = looked.map_err(|_| Declined::Unfit)?;
     let drops = matches!(policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
-        // All ids of a row may have been dropped; only the reference handles such a row.
+        // A policy may have dropped all ids of a row; only the reference handles such a row.
         return Err(Declined::Unfit);
     }
     Ok(missing)
@@ -176,7 +176,7 @@ impl<'s, 'r> Features<'s, 'r> {
     /// Takes the features from inputs that [`Work::prepare`] has checked, and from ids that the graph has computed.
     ///
     /// # Errors
-    /// Only the reference handles some of the rows, or the graph computed other tensors than the signature says.
+    /// Only the reference handles some of the rows, or the graph computed other tensors than the signature names.
     pub fn new(
         servable: &'s Servable,
         plan: &'s Signature,
@@ -194,7 +194,7 @@ impl<'s, 'r> Features<'s, 'r> {
         Ok(Features { servable, plan, sent })
     }
 
-    /// Returns the shape of a feature's vectors; `is_flat`: the vectors of a row count as one long vector.
+    /// Returns the shape of a feature's vectors; with `is_flat`, the vectors of a row count as one long vector.
     ///
     /// # Errors
     /// The feature was not sent, or its ids have another rank.
@@ -236,7 +236,7 @@ impl<'s, 'r> Features<'s, 'r> {
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], place: &Place) -> Result<(), Declined> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
         if sent.sizes.iter().product::<usize>() != sent.ids().len() {
-            // The ids have another dtype, so that fewer rows would be read than the memory has room for.
+            // The ids were sent in another dtype, so the lookup would read fewer rows than the memory has room for.
             return Err(Declined::NotNative);
         }
         read(self.servable, &self.plan.features[feature], sent, to, place).map(drop)

@@ -1,4 +1,4 @@
-//! Names the interface to a predict's graph, which `towers` runs in TensorFlow.
+//! Defines the interface to a predict's graph, which `towers` runs in TensorFlow.
 
 use super::inputs::{DataType, Dims, Inputs};
 use super::servable::{Servable, Signature};
@@ -8,29 +8,29 @@ use crate::declined::Declined;
 pub enum RanData {
     /// Little-endian numbers end to end, in memory that the graph's library gave.
     Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
-    /// Of dtype string.
+    /// Elements of a string output.
     Strings(Vec<Vec<u8>>),
 }
 
 /// One output of a graph.
 pub struct RanOutput {
-    /// Its dtype.
+    /// Dtype of the output.
     pub dtype: DataType,
-    /// Its sizes.
+    /// Sizes of the output.
     pub dims: Dims,
-    /// Its elements.
+    /// Elements of the output.
     pub data: RanData,
 }
 
 /// The part of a predict that TensorFlow computes. Concurrency: any thread.
 pub trait Graph: Send + Sync + std::fmt::Debug {
-    /// Looks up what the graph reads of tables, runs it, and returns one output for each number in `wanted`.
+    /// Looks up the rows that the graph is fed, runs the graph, and returns one output for each number in `wanted`.
     ///
-    /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature, and
-    /// each required input is there.
+    /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature,
+    /// and each required input is there.
     ///
     /// # Errors
-    /// [`Declined`]; the reference then answers or words the refusal.
+    /// [`Declined`]; the reference then answers, or refuses with its own message.
     fn run(
         &self,
         servable: &Servable,

@@ -28,7 +28,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Bytes of one number; 0 of a string.
+    /// Returns the bytes of one number; 0 for a string.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -40,7 +40,7 @@ impl DataType {
         }
     }
 
-    /// Returns the dtype of a number of `types.proto`; None for one that no signature of the core has.
+    /// Returns the dtype with this number in `types.proto`; None for a dtype that no signature of the core has.
     #[must_use]
     pub fn of_number(number: u64) -> Option<Self> {
         Some(match number {
@@ -88,13 +88,13 @@ pub enum Data<'a> {
 /// One tensor of a request.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
-    /// As it was sent.
+    /// Dtype of the tensor as it was sent.
     pub dtype: DataType,
-    /// As it was sent.
+    /// Sizes of the tensor as they were sent.
     pub dims: Dims,
-    /// Its elements.
+    /// Elements of the tensor.
     pub data: Data<'a>,
 }
 
-/// The tensors of a request by the signature's number of the input (see `Signature::input`); None: it was not sent.
+/// The tensors of a request by number of the input (see `Signature::input`); None for an input that was not sent.
 pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::servable::Servable;
 use crate::forms::Version;
 
-/// The versions of one model that may be asked.
+/// The versions of one model that a request may ask for.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// The servables that answer, by version; None: the core has no description of that version.
+    /// The servables that answer, by version; None for a version that the core has no description of.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
-    /// Label to version.
+    /// Pairs of a label and its version.
     pub labels: Vec<(String, i64)>,
     /// The rate of requests that are written to the model's request log, from 0 to 1.
     pub log_rate: f64,
@@ -30,14 +30,14 @@ impl ModelRoutes {
     }
 }
 
-/// All models. A request loads one snapshot and keeps it to its end.
+/// The routes of all models. A request loads one snapshot and keeps the snapshot to its end.
 #[derive(Default)]
 pub struct Routes {
     models: HashMap<String, ModelRoutes>,
 }
 
 impl Routes {
-    /// Takes the configured models by name; versions are sorted here.
+    /// Takes the configured models by name, and sorts their versions.
     #[must_use]
     pub fn new(mut models: HashMap<String, ModelRoutes>) -> Self {
         for model in models.values_mut() {
@@ -46,7 +46,7 @@ impl Routes {
         Routes { models }
     }
 
-    /// Returns a configured model.
+    /// Returns the routes of a configured model.
     #[must_use]
     pub fn model(&self, name: &str) -> Option<&ModelRoutes> {
         self.models.get(name)

@@ -14,7 +14,8 @@ use crate::declined::Declined;
 use crate::tables::table::{Combiner, Combining, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
-/// What an input is to the features of its signature. Of all but `Free`, int32 and int64 stand for each other.
+/// The role of an input for the features of its signature. A request may send int32 for int64 and the reverse, except
+/// for `Free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A tensor that no feature reads.
@@ -28,48 +29,48 @@ pub enum Role {
 /// One input of a signature.
 #[derive(Debug)]
 pub struct InputPlan {
-    /// Its name.
+    /// Name of the input.
     pub name: String,
-    /// Its dtype.
+    /// Dtype of the input.
     pub dtype: DataType,
-    /// Its sizes; None where the rank, or a size, is open.
+    /// Sizes of the input; None where the rank, or a size, is open.
     pub shape: Option<Vec<Option<usize>>>,
-    /// Whether a request may leave it out.
+    /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// What it is to the features.
+    /// Role of the input for the features.
     pub role: Role,
     /// Number of the vocabulary that maps keys to ids.
     pub vocabulary: Option<usize>,
-    /// Whether keys are sent and never ids.
+    /// Whether clients send keys and never ids.
     pub takes_keys: bool,
-    /// Whether strings may be sent, in place of ids or as keys.
+    /// Whether clients may send strings, in place of ids or as keys.
     pub takes_strings: bool,
-    /// The ids that are refused before a predict runs: those below the first number, and those from the second on.
+    /// Bounds of the ids before a predict runs: ids below the first number, and ids from the second on, are refused.
     pub bounds: (i64, i64),
 }
 
-/// When a feature whose rows hold no id is left to the reference, which treats such rows apart.
+/// The rows without ids for which the core leaves a feature to the reference, which treats such rows apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedsIds {
-    /// Never.
+    /// No row.
     None,
-    /// When the last row holds none.
+    /// The last row.
     Last,
-    /// When any row holds none.
+    /// Any row.
     All,
 }
 
-/// How the vectors of a feature are made.
+/// The way to make the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum Reading {
-    /// One row of the table for each id; ids of the given rank.
+    /// One row of the table for each id.
     Gather {
         /// The rank of the ids: 1, or 2 for shape `[B, K]`; None: any rank but 0.
         ids_rank: Option<usize>,
     },
     /// One vector for each row of ids.
     Combine(Combining),
-    /// L vectors for each row of ids; zeros fill a shorter row.
+    /// L vectors for each row of ids; zeros fill up a shorter row.
     Sequence {
         /// L, the vectors of a row.
         length: usize,
@@ -79,55 +80,55 @@ pub enum Reading {
 /// One feature of a signature.
 #[derive(Debug)]
 pub struct FeaturePlan {
-    /// Name under which JSON takes its ids.
+    /// Name under which JSON takes the feature's ids.
     pub name: String,
-    /// Number of the input with its ids.
+    /// Number of the input with the feature's ids.
     pub ids: usize,
-    /// Number of the input with its row splits.
+    /// Number of the input with the feature's row splits.
     pub row_splits: Option<usize>,
-    /// Number of the input with its weights.
+    /// Number of the input with the feature's weights.
     pub weights: Option<usize>,
-    /// Number of its table.
+    /// Number of the feature's table.
     pub table: usize,
-    /// How its vectors are made.
+    /// The way to make the feature's vectors.
     pub reading: Reading,
-    /// What an id without a row does.
+    /// The policy for an id without a row.
     pub policy: Policy,
-    /// Rows that the reference treats apart.
+    /// The rows without ids that the core leaves to the reference.
     pub needs_ids: NeedsIds,
 }
 
 /// One output of a signature.
 #[derive(Debug)]
 pub struct OutputPlan {
-    /// Its name.
+    /// Name of the output.
     pub name: String,
-    /// Its dtype.
+    /// Dtype of the output.
     pub dtype: DataType,
-    /// Numbers of the features side by side in it.
+    /// Numbers of the features that stand side by side in the output.
     pub parts: Vec<usize>,
-    /// Whether vectors of shape `[K, D]` are answered as one of `K * D`.
+    /// Whether the answer has vectors of shape `[K, D]` as one vector of `K * D` numbers.
     pub is_flat: bool,
 }
 
 /// One signature.
 #[derive(Debug)]
 pub struct Signature {
-    /// Its name.
+    /// Name of the signature.
     pub name: String,
-    /// Its kind.
+    /// Kind of the signature.
     pub kind: SignatureKind,
-    /// Its inputs.
+    /// Inputs of the signature.
     pub inputs: Vec<InputPlan>,
-    /// Its features.
+    /// Features of the signature.
     pub features: Vec<FeaturePlan>,
-    /// Its outputs, in the order of answers.
+    /// Outputs of the signature, in the order of answers.
     pub outputs: Vec<OutputPlan>,
     /// Bytes of one row of all outputs, for the limit on answers.
     pub row_bytes: usize,
     /// Most rows of a request.
     pub max_rows: Option<usize>,
-    /// Tensors of ids that the graph works out; features number them behind the inputs.
+    /// Number of id tensors that the graph computes; features number these tensors behind the inputs.
     pub num_computed: usize,
     /// The graph of a predict.
     pub graph: Option<Box<dyn Graph>>,
@@ -147,32 +148,32 @@ impl Signature {
         if self.graph.is_some() && effort == Effort::Small { Err(Declined::TooLarge) } else { Ok(()) }
     }
 
-    /// Returns the number of the input of this name.
+    /// Returns the number of the input with this name.
     #[must_use]
     #[inline]
     pub fn input(&self, name: &[u8]) -> Option<usize> {
         self.input_names.number(name)
     }
 
-    /// Returns the number of the feature under this name in JSON bodies, of a feature with row splits.
+    /// Returns the number of the feature with row splits that JSON bodies call by this name.
     #[must_use]
     pub fn ragged_feature(&self, name: &[u8]) -> Option<usize> {
         self.ragged_names.number(name)
     }
 
-    /// Returns the number of the output of this name.
+    /// Returns the number of the output with this name.
     #[must_use]
     pub fn output(&self, name: &[u8]) -> Option<usize> {
         self.output_names.number(name)
     }
 }
 
-/// What lookups of one feature read so far.
+/// Counts of the ids that lookups of one feature read.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Ids as they were sent.
+    /// Number of ids that were sent.
     pub ids: AtomicU64,
-    /// Those of them that have no row.
+    /// Number of sent ids without a row.
     pub missing: AtomicU64,
 }
 
@@ -185,7 +186,7 @@ impl std::fmt::Debug for Keep {
     }
 }
 
-/// What stays the same when rows of a version change: everything but where its tables lie.
+/// The parts of a version that stay the same when its rows change: everything but its tables' addresses.
 #[derive(Debug)]
 pub struct Shared {
     /// Name of the model.
@@ -200,7 +201,7 @@ pub struct Shared {
     pub vocabularies: Vec<Vocabulary>,
     /// Counts of the ids that lookups read, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
-    /// By vocabulary: keys that it lacks, each counted once for the input that it was sent in.
+    /// Number of sent keys that each vocabulary lacks; a key counts once for the input that it was sent in.
     pub strangers: Vec<AtomicU64>,
     mark: *const AtomicU64,
     has_serving_default: bool,
@@ -208,7 +209,7 @@ pub struct Shared {
     _keep: Keep,
 }
 
-// SAFETY: the word behind mark is only read, atomically, and its publisher keeps it.
+// SAFETY: threads only read the word behind mark, atomically, and its publisher keeps it.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -223,14 +224,14 @@ pub struct Servable {
 }
 
 impl Servable {
-    /// Compiles a description; `keep` owns all memory that it names.
+    /// Compiles a description; `keep` owns all memory that the description names.
     ///
     /// # Safety
-    /// The addresses in it are what [`Table::new`] and [`Vocabulary::new`] ask for, and stay so until the servable and
-    /// all that came of [`Servable::on_tables`] are dropped.
+    /// The addresses in `description` are what [`Table::new`] and [`Vocabulary::new`] ask for, and stay so until the
+    /// servable and all servables that came of [`Servable::on_tables`] are dropped.
     ///
     /// # Errors
-    /// A sentence on a number in the description that does not fit the rest of it.
+    /// A sentence about a number in the description that does not fit the rest of the description.
     pub unsafe fn compile(description: Description, keep: Keep, open_graph: &OpenGraph<'_>) -> Result<Self, String> {
         let Description { model, version, tables, vocabularies, signatures, mark_at, has_serving_default } =
             description;
@@ -242,13 +243,13 @@ impl Servable {
                 let data = (v.data.0 as *const u8, v.data.1);
                 let keys = (v.keys.0 as *const i64, v.keys.1);
                 let slots = (v.slots.0 as *const i32, v.slots.1);
-                // SAFETY: the caller promises it.
+                // SAFETY: the caller promises that the addresses are what `Vocabulary::new` asks for.
                 unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
             })
             .collect();
         let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
         let strangers = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises that the addresses are what `Table::new` asks for.
         let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
         let mark = mark_at as *const AtomicU64;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
@@ -267,42 +268,43 @@ impl Servable {
         Ok(Servable { shared: Arc::new(shared), tables: mapped, _keep: None })
     }
 
-    /// Returns the same servable on other tables of the same shapes, whose memory `keep` owns; both count together.
+    /// Returns the same servable on other tables of the same shapes, whose memory `keep` owns; both servables share
+    /// their counts.
     ///
     /// # Safety
     /// As [`Servable::compile`], for the addresses of rows and scales, one pair for each table.
     ///
     /// # Panics
-    /// There are not as many pairs as tables.
+    /// The number of pairs is not the number of tables.
     #[must_use]
     pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], keep: Keep) -> Self {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises that the addresses are what `Table::new` asks for.
         let tables = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         Servable { shared: Arc::clone(&self.shared), tables, _keep: Some(keep) }
     }
 
-    /// Name of the model.
+    /// Returns the name of the model.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.shared.model
     }
 
-    /// Number of the version.
+    /// Returns the number of the version.
     #[must_use]
     pub fn version(&self) -> i64 {
         self.shared.version
     }
 
-    /// The signatures that the core answers.
+    /// Returns the signatures that the core answers.
     #[must_use]
     pub fn signatures(&self) -> &[Signature] {
         &self.shared.signatures
     }
 
-    /// Returns the number of a signature; the empty name means `serving_default`, or the fallback in a version without
-    /// one. None also where the version has the signature and only the reference runs it.
+    /// Returns the number of a signature; the empty name means `serving_default`, or `fallback` in a version without
+    /// `serving_default`. None also for a signature that only the reference runs.
     #[must_use]
     pub fn signature(&self, name: &str, fallback: &str) -> Option<usize> {
         let wanted = match name {
@@ -313,47 +315,47 @@ impl Servable {
         self.shared.signatures.iter().position(|signature| signature.name == wanted)
     }
 
-    /// The tables, in the order of the description.
+    /// Returns the tables, in the order of the description.
     #[must_use]
     pub fn tables(&self) -> &[Table] {
         &self.tables
     }
 
-    /// Returns the number of the table of this name.
+    /// Returns the number of the table with this name.
     #[must_use]
     pub fn table(&self, name: &str) -> Option<usize> {
         self.shared.tables.iter().position(|table| table.name == name)
     }
 
-    /// The vocabularies, in the order of the description.
+    /// Returns the vocabularies, in the order of the description.
     #[must_use]
     pub fn vocabularies(&self) -> &[Vocabulary] {
         &self.shared.vocabularies
     }
 
-    /// What was read so far, by signature and feature.
+    /// Returns the counts of ids, by signature and feature.
     #[must_use]
     pub fn counts(&self) -> &[Vec<Counts>] {
         &self.shared.counts
     }
 
-    /// How many keys that a vocabulary lacks were sent so far, by vocabulary.
+    /// Returns for each vocabulary how many keys were sent that it lacks.
     #[must_use]
     pub fn strangers(&self) -> &[AtomicU64] {
         &self.shared.strangers
     }
 
-    /// Says whether a file of the servable was damaged. Ask after the rows were read.
+    /// Says whether a file of the servable was damaged. Call this after the rows were read.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        // SAFETY: the publisher keeps the word, if there is one.
+        // SAFETY: the publisher keeps the word, if `mark` is not null.
         !self.shared.mark.is_null() && unsafe { (*self.shared.mark).load(Ordering::Acquire) != 0 }
     }
 }
 
 unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
     let TableDescription { dtype, vocabulary_size, embedding_dim, .. } = *table;
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that the addresses are what `Table::new` asks for.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

@@ -1,4 +1,4 @@
-//! Plans against rows worked out by hand: row `i` of every table is `[10 i, 10 i + 1]`.
+//! Tests plans against rows worked out by hand: row `i` of every table is `[10 i, 10 i + 1]`.
 
 use std::mem::MaybeUninit;
 
@@ -12,7 +12,7 @@ fn small(number: usize) -> f32 {
     number as f32
 }
 
-/// A servable over tables that live as long as it does.
+/// Returns a servable over tables that live as long as the servable.
 pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable {
     servable_with(signatures, tables, json!([]))
 }
@@ -111,7 +111,7 @@ fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<F
         let shape = work.outputs()[number].clone();
         let mut bytes = vec![MaybeUninit::new(0xFF_u8); shape.num_bytes()];
         work.fill(number, &mut bytes)?;
-        // SAFETY: all of it was initialised above.
+        // SAFETY: every byte was initialised above.
         let bytes: Vec<u8> = bytes.into_iter().map(|byte| unsafe { byte.assume_init() }).collect();
         let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect();
         found.push((plan.outputs[shape.output].name.clone(), shape.dims.to_vec(), numbers));

@@ -1,4 +1,4 @@
-//! One request on its way through a plan: judged, run, and written into an answer.
+//! Judges one request, runs the request, and writes its answer.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
@@ -12,16 +12,16 @@ use super::judging::{Strangers, check_names, count_rows, judge_tensors};
 use super::servable::{Servable, Signature};
 use crate::declined::Declined;
 
-/// More bytes than this, read of tables and written to an answer, are large work. A request of this size takes some
-/// 100 microseconds, about what a thread change in both directions and a wait for the pool cost others.
+/// A request that reads from tables and writes to its answer more bytes than this is large work. A request of this
+/// size takes some 100 microseconds, about as long as a thread change in both directions and a wait for the pool.
 const SMALL_BYTES: usize = 512 << 10;
 
 /// The most work that the calling thread may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Some tens of microseconds: the thread serves connections. More is [`Declined::TooLarge`].
+    /// Some tens of microseconds, because the thread serves connections. More work is [`Declined::TooLarge`].
     Small,
-    /// Any: the thread is one of the pool for large work.
+    /// Any amount of work, because the thread is one of the pool for large work.
     Any,
 }
 
@@ -30,14 +30,14 @@ pub enum Effort {
 pub struct OutputShape {
     /// Number of the output in the signature.
     pub output: usize,
-    /// Its dtype.
+    /// Dtype of the output.
     pub dtype: DataType,
-    /// Its sizes.
+    /// Sizes of the output.
     pub dims: Dims,
 }
 
 impl OutputShape {
-    /// Bytes of its numbers; 0 of strings.
+    /// Returns the bytes of the output's numbers; 0 for strings.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         self.dims.iter().product::<usize>() * self.dtype.size()
@@ -47,9 +47,9 @@ impl OutputShape {
 #[allow(clippy::large_enum_variant, reason = "a box would cost each lookup an allocation")]
 enum Content<'r> {
     Lookup {
-        /// By feature; None: it was not sent.
+        /// The sent tensors of each feature; None for a feature that was not sent.
         sent: SmallVec<[Option<Sent<'r>>; 8]>,
-        /// By feature: ids without a row so far, and whether it was read.
+        /// The number of ids without a row of each feature; None for a feature that was not read yet.
         missing: SmallVec<[Option<usize>; 8]>,
     },
     Predict(Vec<RanOutput>),
@@ -71,8 +71,9 @@ pub struct Work<'s, 'r> {
 impl<'s, 'r> Work<'s, 'r> {
     /// Judges the inputs of a request, and runs a predict.
     ///
-    /// Arguments: `signature` is its number in the servable; `inputs` has one element for each of its inputs; `wanted`
-    /// are the numbers of the outputs that the request names, none twice, or none for all that it can have.
+    /// Arguments: `signature` is the signature's number in the servable; `inputs` has one element for each input of
+    /// the signature; `wanted` has the numbers of the outputs that the request names, each once, or none for all
+    /// outputs.
     ///
     /// # Errors
     /// The reason why the reference must answer.
@@ -120,7 +121,7 @@ impl<'s, 'r> Work<'s, 'r> {
         self.rows
     }
 
-    /// The outputs of the answer, in its order.
+    /// Returns the outputs, in the order of the answer.
     #[must_use]
     pub fn outputs(&self) -> &[OutputShape] {
         &self.outputs
@@ -145,7 +146,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 if from.len() != to.len() {
                     return Err(Declined::Graph);
                 }
-                // SAFETY: both have as many bytes, and a MaybeUninit<u8> lies in memory as a u8 does.
+                // SAFETY: both slices have as many bytes, and a MaybeUninit<u8> lies in memory as a u8 does.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
                 Ok(())
             }
@@ -169,7 +170,7 @@ impl<'s, 'r> Work<'s, 'r> {
         }
     }
 
-    /// Returns the strings of output `number` of [`Work::outputs`], none where it is of another dtype.
+    /// Returns the strings of output `number` of [`Work::outputs`]; empty for an output of another dtype.
     #[must_use]
     pub fn strings(&self, number: usize) -> &[Vec<u8>] {
         match &self.content {
@@ -181,12 +182,12 @@ impl<'s, 'r> Work<'s, 'r> {
         }
     }
 
-    /// Counts what was read, and says whether the files were sound to the end. To be called after all `fill`s.
+    /// Counts the ids that were read, and says whether the files were sound to the end. Call this after all `fill`s.
     ///
     /// # Errors
     /// [`Declined::Damaged`].
     pub fn finish(self) -> Result<(), Declined> {
-        // After the last read: a page that could not be read was taken for zeros.
+        // This check follows the last read, because a page that could not be read gave zeros.
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
         }
@@ -205,7 +206,7 @@ impl<'s, 'r> Work<'s, 'r> {
         Ok(())
     }
 
-    /// Bytes that a lookup reads of tables and writes to its answer.
+    /// Returns the number of bytes that a lookup reads from tables and writes to its answer.
     fn cost_bytes(&self) -> usize {
         let Content::Lookup { sent, .. } = &self.content else {
             return 0;

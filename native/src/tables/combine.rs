@@ -30,7 +30,7 @@ pub(super) struct Combine<'a> {
 /// Returns row split `r`.
 ///
 /// # Panics
-/// It does not lie within the ids.
+/// Row split `r` does not lie within the ids.
 #[inline(always)]
 pub(super) fn split(splits: Ints<'_>, r: usize, ids: Ints<'_>) -> usize {
     let at = splits.get(r);
@@ -38,7 +38,7 @@ pub(super) fn split(splits: Ints<'_>, r: usize, ids: Ints<'_>) -> usize {
     at as usize
 }
 
-/// Sums of a row's weights and of their squares, of which a combiner makes its divisor.
+/// Sums of a row's weights and of their squares; a combiner makes its divisor of these sums.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     weights: f32,
@@ -53,7 +53,7 @@ impl Totals {
     }
 }
 
-/// The ids of one row that count, where not all of them do as they are.
+/// The ids of one row that count, where some ids of the row are dropped or replaced.
 #[derive(Default)]
 struct Judged {
     rows: Vec<i64>,
@@ -61,7 +61,7 @@ struct Judged {
 }
 
 impl Combine<'_> {
-    /// Sums the weights of a row whose ids all have rows; None where one of them does not count.
+    /// Sums the weights of a row whose ids all have rows; None if `positive_only` drops an id for its weight.
     #[inline(always)]
     fn totals_of_all(&self, begin: usize, end: usize) -> Option<Totals> {
         let mut totals = Totals::default();
@@ -75,7 +75,8 @@ impl Combine<'_> {
             }
         } else {
             let count = end - begin;
-            // In the other orders ones are added up, which ends where a float32 has no bit for one more.
+            // In the other orders the sum grows by 1.0 for each id and stops at 2^24, where a float32 has no bit for
+            // one more.
             let most = if self.how.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;
@@ -129,7 +130,7 @@ impl Kernel for Combine<'_> {
         assert!(self.weights.is_none_or(|weights| weights.len() >= self.ids.len()));
         let (first, last) = (split(self.splits, 0, self.ids), split(self.splits, rows, self.ids));
         assert!(first <= last);
-        // Where all ids have rows, which is nearly always so, none is looked at again.
+        // Where all ids have rows, which is nearly always so, the kernel judges no single id.
         let have_rows = self.place.has_all(self.ids.slice(first, last));
         for i in 0..AHEAD {
             self.place.ask_for_nth::<S>(self.ids, first + i);
@@ -185,11 +186,11 @@ impl Kernel for Combine<'_> {
 
 #[inline(always)]
 fn is_above_0(weight: f32) -> bool {
-    // False for NaN.
+    // A NaN weight gives false.
     weight > 0.0
 }
 
-/// Divides the sum in D float32 as the combiner says; a divisor of 0 gives zeros.
+/// Divides the D float32 of the sum by the combiner's divisor; a divisor of 0 gives zeros.
 ///
 /// # Safety
 /// `to` is the address of `dim` float32 that may be read and written, at any alignment.
@@ -203,7 +204,7 @@ unsafe fn divide(to: *mut u8, dim: usize, totals: Totals, how: &Combining) {
         Combiner::Mean if how.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };
-    // SAFETY: the caller gives D float32.
+    // SAFETY: the caller promises that `to` is the address of D float32.
     unsafe {
         if divisor == 0.0 {
             to.write_bytes(0, dim * 4);
@@ -216,14 +217,14 @@ unsafe fn divide(to: *mut u8, dim: usize, totals: Totals, how: &Combining) {
     }
 }
 
-/// Changes each of D float32.
+/// Applies `change` to each of D float32.
 ///
 /// # Safety
-/// As of [`divide`].
+/// `to` is the address of D float32, as [`divide`] says.
 #[inline(always)]
 unsafe fn each(to: *mut u8, dim: usize, change: impl Fn(f32) -> f32) {
     for d in 0..dim {
-        // SAFETY: the caller gives D float32.
+        // SAFETY: the caller promises that `to` is the address of D float32.
         unsafe {
             let at = to.add(d * 4).cast::<f32>();
             at.write_unaligned(change(at.read_unaligned()));

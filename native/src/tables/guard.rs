@@ -1,13 +1,13 @@
-//! Keeps the process alive when a mapped file loses bytes: reads give zeros, and a mark says so.
+//! Keeps the process alive when a mapped file loses bytes: reads give zeros, and a mark says that the map is damaged.
 //!
 //! The kernel answers a read of a page behind a file's end, or of one that the disk does not give, with SIGBUS. The
-//! handler here looks whether the address lies in a map that asked for this. If so it marks the map as damaged, puts
-//! zeros in place of the whole map, and lets the reader go on; the reader must look at the mark before it answers. The
-//! mark is there before the zeros are, so no zero is read without it. Any other bus error goes on to the handler that
-//! was installed before.
+//! The handler here looks whether the address lies in a guarded map. If so, the handler marks the map as damaged, puts
+//! zeros in place of the whole map, and lets the reader go on. The reader must look at the mark before it answers. The
+//! handler sets the mark before it puts the zeros there, so no reader reads a zero without the mark. Any other bus
+//! error goes on to the handler that was installed before.
 //!
-//! The whole map is replaced and not the page alone: each page would be a mapping of its own, and a process may have
-//! some 65,000 of them.
+//! The handler replaces the whole map and not one page alone: each page would be a mapping of its own, and a process
+//! may have some 65,000 mappings.
 //!
 //! The handler uses nothing but system calls, atomics and static memory, so it may run in any thread at any place.
 //!
@@ -19,7 +19,7 @@ use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// How many maps can be guarded at a time. A map beyond them is not guarded.
+/// Most maps that can be guarded at a time. A further map is not guarded.
 pub const MAX_MAPS: usize = 1 << 14;
 
 /// One guarded map. The version is odd while the row is changed; a row whose end is 0 is free.
@@ -30,7 +30,7 @@ struct Row {
     mark_at: AtomicUsize,
 }
 
-/// Static memory that nobody writes takes none.
+/// A row that nobody writes takes no memory.
 static ROWS: [Row; MAX_MAPS] = [const {
     Row {
         version: AtomicU64::new(0),
@@ -40,21 +40,21 @@ static ROWS: [Row; MAX_MAPS] = [const {
     }
 }; MAX_MAPS];
 
-/// Rows that were ever in use.
+/// Number of rows of `ROWS` that were ever in use.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The handler of bus errors before ours; None where the handler could not be installed.
+/// The handler of bus errors before this module's handler; None where this handler could not be installed.
 static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
-/// Lets a map survive the loss of its file's bytes, and returns what [`remove`] takes; None where there are too many
-/// maps. The first call installs the handler.
+/// Guards a map against the loss of its file's bytes, and returns the map's place, which [`remove`] takes. Returns
+/// None where there are too many maps. The first call installs the handler.
 ///
 /// # Errors
 /// The system does not take the handler.
 ///
 /// # Safety
-/// Until `remove`, the map of whole pages from `begin` on is readable and nobody else's, and `mark_at` is the address of
-/// an aligned word of 64 bits that may be written: 1 is put there once the map is damaged.
+/// Until `remove`, the map of whole pages from `begin` on is readable and nobody else's, and `mark_at` is the address
+/// of an aligned word of 64 bits that may be written: the handler stores 1 there once the map is damaged.
 pub unsafe fn add(begin: usize, num_bytes: usize, mark_at: usize) -> io::Result<Option<usize>> {
     install()?;
     for (place, row) in ROWS.iter().enumerate() {
@@ -76,15 +76,15 @@ pub unsafe fn add(begin: usize, num_bytes: usize, mark_at: usize) -> io::Result<
     Ok(None)
 }
 
-/// Forgets a map; call it before the map is unmapped, for its addresses may then be another's.
+/// Forgets a map. Call this before you unmap the map, because its addresses may then become another map's.
 ///
 /// # Panics
-/// There is no such place.
+/// No map has this place.
 pub fn remove(place: usize) {
     ROWS[place].end.store(0, Ordering::Release);
 }
 
-/// Returns begin, end and mark of the map that holds an address.
+/// Returns begin, end and mark address of the map that holds an address.
 fn find(address: usize) -> Option<(usize, usize, usize)> {
     ROWS[..COUNT.load(Ordering::Acquire)].iter().find_map(|row| {
         // A row that another thread changes meanwhile is not the map that this thread reads.
@@ -116,42 +116,42 @@ fn install() -> io::Result<()> {
 
 extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let error = errno();
-    // SAFETY: the system gives the information of a signal to a handler with SA_SIGINFO.
+    // SAFETY: the system gives a handler with SA_SIGINFO a valid `siginfo_t`.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // A bus error that a process sends has a code up to 0, and none of a map's addresses.
+    // A bus error that a process sends has a code of 0 or less, and no address of a map.
     if code <= 0 || !replaced(address) {
         pass_on(number, info, context, code <= 0);
     }
     set_errno(error);
 }
 
-/// Marks the map that holds the address, and puts zeros in its place; says whether there was one.
+/// Marks the map that holds the address, and puts zeros in the map's place; says whether there was such a map.
 fn replaced(address: usize) -> bool {
     let Some((begin, end, mark_at)) = find(address) else {
         return false;
     };
-    // SAFETY: who added the map promised that the word is there until it is removed.
+    // SAFETY: the caller of `add` promised that the word stays there until `remove`.
     unsafe { (*(mark_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
-    // To be written to as well, for maps of changed rows are.
+    // The zeros can be written too, because maps of changed rows are written.
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
-    // SAFETY: who added the map promised that its pages are nobody else's.
+    // SAFETY: the caller of `add` promised that the map's pages are nobody else's.
     let mapped = unsafe { libc::mmap(begin as *mut libc::c_void, end - begin, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 
 /// Calls the handler from before; where there was none, has the system end the process.
 fn pass_on(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_sent: bool) {
-    // A signal may come before the cell is filled; the default is right then.
+    // A signal may come before `BEFORE` is filled; the default is right then.
     let before = BEFORE.get().copied().flatten();
     let handler = before.map_or(libc::SIG_DFL, |before| before.sa_sigaction);
     if handler == libc::SIG_IGN && is_sent {
         return;
     }
-    // SAFETY: the address is of the function that sigaction returned, of the type that its flags say.
+    // SAFETY: the address is that of the function that sigaction returned, of the type that its flags say.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-            // The read is done once more, and finds the default; a signal that was sent is sent again.
+            // The thread repeats the read and meets the default handler; a signal that a process sent is sent again.
             libc::signal(number, libc::SIG_DFL);
             if is_sent {
                 libc::raise(number);
@@ -167,13 +167,13 @@ fn pass_on(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
 
 #[cfg(target_os = "linux")]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: it has no conditions.
+    // SAFETY: the function `__errno_location` has no conditions.
     unsafe { libc::__errno_location() }
 }
 
 #[cfg(not(target_os = "linux"))]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: it has no conditions.
+    // SAFETY: the function `__error` has no conditions.
     unsafe { libc::__error() }
 }
 
@@ -226,7 +226,7 @@ mod tests {
 
     impl Drop for Mapped {
         fn drop(&mut self) {
-            // SAFETY: nobody reads it any more.
+            // SAFETY: nobody reads the map any more.
             unsafe { libc::munmap(self.at.cast(), self.size) };
         }
     }
@@ -272,7 +272,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             foreign.read(0);
-            // SAFETY: it ends the child.
+            // SAFETY: `_exit` only ends the child.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;

@@ -9,11 +9,11 @@
 /// The processor has the instructions of the implementation. Addresses hold as many bytes as eight numbers take; they
 /// need no alignment.
 pub(super) trait Lanes: Copy {
-    /// Eight times zero.
+    /// Returns eight zeros.
     unsafe fn zero() -> Self;
-    /// Eight times one number.
+    /// Returns one number eight times.
     unsafe fn splat(number: f32) -> Self;
-    /// Reads 32 bytes.
+    /// Reads 32 bytes: eight float32.
     unsafe fn float32(at: *const u8) -> Self;
     /// Reads 16 bytes of IEEE halves.
     unsafe fn float16(at: *const u8) -> Self;
@@ -41,7 +41,7 @@ pub(super) struct Plain([f32; LANES]);
 impl Plain {
     #[inline(always)]
     unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
-        // SAFETY: the caller of the trait's method gives an address of so many bytes.
+        // SAFETY: the caller of the trait's method gives an address of N bytes.
         unsafe { at.cast::<[u8; N]>().read_unaligned() }
     }
 
@@ -64,34 +64,34 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn float32(at: *const u8) -> Self {
-        // SAFETY: the caller gives 32 bytes.
+        // SAFETY: the caller gives the address of 32 bytes.
         Plain(unsafe { at.cast::<[f32; LANES]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn float16(at: *const u8) -> Self {
-        // SAFETY: the caller gives 16 bytes.
+        // SAFETY: the caller gives the address of 16 bytes.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| widened(halves[i]))
     }
 
     #[inline(always)]
     unsafe fn bfloat16(at: *const u8) -> Self {
-        // SAFETY: the caller gives 16 bytes.
+        // SAFETY: the caller gives the address of 16 bytes.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| f32::from_bits(u32::from(halves[i]) << 16))
     }
 
     #[inline(always)]
     unsafe fn int8(at: *const u8) -> Self {
-        // SAFETY: the caller gives 8 bytes.
+        // SAFETY: the caller gives the address of 8 bytes.
         let bytes: [u8; LANES] = unsafe { Self::read(at) };
         Self::each(|i| signed_byte(bytes[i]))
     }
 
     #[inline(always)]
     unsafe fn int4(at: *const u8) -> Self {
-        // SAFETY: the caller gives 4 bytes.
+        // SAFETY: the caller gives the address of 4 bytes.
         let bytes: [u8; LANES / 2] = unsafe { Self::read(at) };
         Self::each(|i| half_of_byte(bytes[i / 2], i))
     }
@@ -108,15 +108,15 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn write(self, at: *mut u8) {
-        // SAFETY: the caller gives 32 bytes.
+        // SAFETY: the caller gives the address of 32 bytes.
         unsafe { at.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
 }
 
-/// Returns the number of an IEEE half; a signalling NaN becomes quiet, as the processors' instructions make it.
+/// Converts an IEEE half to float32; a signalling NaN becomes quiet, as the processors' instructions make it.
 ///
-/// Without branches, so that a loop of it becomes vector instructions. Source: `fp16_ieee_to_fp32_value` of
-/// github.com/Maratyszcza/FP16, `include/fp16/fp16.h`.
+/// The function has no branches, so the compiler makes vector instructions of a loop of it. Source:
+/// `fp16_ieee_to_fp32_value` of github.com/Maratyszcza/FP16, `include/fp16/fp16.h`.
 #[inline(always)]
 pub(super) fn widened(half: u16) -> f32 {
     let word = u32::from(half) << 16;
@@ -128,14 +128,15 @@ pub(super) fn widened(half: u16) -> f32 {
     f32::from_bits(sign | number.to_bits())
 }
 
-/// Returns the signed number of four bits in the low half of a byte for an even column, in the high half for an odd.
+/// Returns the signed four-bit number in the low half of a byte for an even column, in the high half for an odd
+/// column.
 #[inline(always)]
 pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
     let low_half_up = if column.is_multiple_of(2) { byte << 4 } else { byte };
     f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
 }
 
-/// Returns the number of a signed byte.
+/// Converts a signed byte to float32.
 #[inline(always)]
 pub(super) fn signed_byte(byte: u8) -> f32 {
     f32::from(i8::from_ne_bytes([byte]))
@@ -203,7 +204,7 @@ mod avx2 {
         unsafe fn int4(at: *const u8) -> Self {
             // SAFETY: see above.
             let word = unsafe { at.cast::<i32>().read_unaligned() };
-            // Each lane has its four bits shifted to the top, and back with their sign.
+            // The shifts move the four bits of each lane to the top, and back with their sign.
             // SAFETY: see above.
             Avx2(unsafe {
                 let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);

@@ -1,4 +1,4 @@
-//! What tables store: five kinds of numbers, each read as float32, one at a time or eight.
+//! Reads the five kinds of numbers that tables store as float32, one number or eight at a time.
 
 use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 
@@ -7,13 +7,13 @@ use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 /// # Safety
 /// `row` is the address of a row that has the columns asked for; it needs no alignment.
 pub(super) trait Stored {
-    /// Whether a row is multiplied by the float32 scale of its number.
+    /// Whether the row's float32 scale multiplies each number.
     const IS_SCALED: bool = false;
-    /// Bytes of a row of `dim` numbers.
+    /// Returns the bytes of a row of `dim` numbers.
     fn row_bytes(dim: usize) -> usize;
-    /// Reads one number.
+    /// Reads the number of one column.
     unsafe fn one(row: *const u8, column: usize) -> f32;
-    /// Reads eight numbers from a column on that is a multiple of eight.
+    /// Reads the numbers of eight columns from `column` on; `column` is a multiple of eight.
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
 }
 

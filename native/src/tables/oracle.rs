@@ -58,7 +58,7 @@ pub(super) fn half(bits: u16) -> f32 {
     if bits >> 15 == 0 { size } else { -size }
 }
 
-/// Rows, and how many ids had none.
+/// Vectors that a lookup found, and the number of ids without a row.
 pub(super) type Found = Result<(Vec<f32>, usize), Stopped>;
 
 pub(super) fn gather(table: &Numbers, ids: &[i64], rows: usize, policy: Policy) -> Found {

@@ -1,4 +1,4 @@
-//! Compiles each kernel once for each instruction set and kind of numbers, and calls the best that the processor has.
+//! Compiles each kernel once for each instruction set and dtype, and calls the best that the processor has.
 
 use super::lanes::{Lanes, Plain};
 use super::numbers::{Bfloat16, Float16, Float32, Int4, Int8, Stored};
@@ -6,7 +6,7 @@ use super::table::{Dtype, Looked};
 
 /// One lookup with its arguments.
 pub(super) trait Kernel {
-    /// Runs it.
+    /// Runs the lookup.
     ///
     /// # Safety
     /// The processor has the instructions of `L`, and the table stores `S`.
@@ -16,7 +16,7 @@ pub(super) trait Kernel {
 /// Instructions that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
-    /// The ones that the whole crate is compiled for.
+    /// The instructions that the whole crate is compiled for.
     Any,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -24,7 +24,7 @@ pub(super) enum Processor {
 }
 
 impl Processor {
-    /// Returns the best that this processor has.
+    /// Returns the best instruction set that this processor has.
     pub(super) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c") {
@@ -36,13 +36,13 @@ impl Processor {
     /// Runs a kernel on a table of this dtype.
     ///
     /// # Safety
-    /// The processor is one that `best` returned, or `Any`.
+    /// `self` is the result of `best`, or `Any`.
     pub(super) unsafe fn run(self, dtype: Dtype, kernel: impl Kernel) -> Looked {
         match self {
             // SAFETY: plain lanes need no instruction of their own.
             Processor::Any => unsafe { by_dtype::<Plain>(dtype, kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the processor has them, as the caller promises.
+            // SAFETY: the caller promises that `best` returned Avx2, so the processor has AVX2 and F16C.
             Processor::Avx2 => unsafe { with_avx2(dtype, kernel) },
         }
     }
@@ -57,8 +57,8 @@ unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> Looked {
 
 #[inline(always)]
 unsafe fn by_dtype<L: Lanes>(dtype: Dtype, kernel: impl Kernel) -> Looked {
-    // SAFETY: the caller's processor has the instructions; each arm names what the table stores. A float64 table has
-    // no row for a kernel (`Place::new`), so nothing is read of it.
+    // SAFETY: the caller's processor has the instructions; each arm names the type that the table stores. A float64
+    // table has no row for a kernel (`Place::new`), so no kernel reads its numbers.
     unsafe {
         match dtype {
             Dtype::Float32 | Dtype::Float64 => kernel.run::<L, Float32>(),

@@ -22,7 +22,7 @@ use super::table::{
 };
 use super::vocabulary::Rows;
 
-// As in service/tables/kernel_codes.py and service/tables/key_index.py.
+// These codes equal those of service/tables/kernel_codes.py and service/tables/key_index.py.
 const OK: i64 = -1;
 const TOO_MANY: i64 = -2;
 const MISSING: i64 = -(1 << 40);
@@ -73,7 +73,8 @@ impl<const SIZE: usize> Array<SIZE> {
     fn bytes(&self) -> &[u8] {
         match self.0.len_bytes() {
             0 => &[],
-            // SAFETY: the buffer is held and contiguous; the caller in Python does not write to it meanwhile.
+            // SAFETY: `self.0` holds the buffer, which is contiguous; the caller in Python does not write to the
+            // buffer meanwhile.
             length => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), length) },
         }
     }
@@ -84,14 +85,14 @@ impl<const SIZE: usize> Array<SIZE> {
         }
         match self.0.len_bytes() {
             0 => Ok(&mut []),
-            // SAFETY: as in bytes(); nobody else reads or writes it meanwhile.
+            // SAFETY: as in bytes(); nobody else reads or writes the buffer meanwhile.
             length => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), length) }),
         }
     }
 
-    /// Returns the numbers of an array that is aligned for them.
+    /// Returns the numbers of an array; the array must be aligned for them.
     fn numbers<T: Copy>(&self) -> PyResult<&[T]> {
-        // SAFETY: any bytes are a T, which is i64 or i32.
+        // SAFETY: T is i64 or i32, so any bytes are a valid T.
         match unsafe { self.bytes().align_to() } {
             ([], numbers, []) => Ok(numbers),
             _ => Err(PyValueError::new_err("expected an aligned array")),
@@ -99,7 +100,7 @@ impl<const SIZE: usize> Array<SIZE> {
     }
 
     fn numbers_to_write<T: Copy>(&mut self) -> PyResult<&mut [T]> {
-        // SAFETY: numpy's memory is initialised as far as Rust can see; any bytes are a T, which is i64 or i32.
+        // SAFETY: numpy's memory is initialised as far as Rust can see; T is i64 or i32, so any bytes are a valid T.
         match unsafe { self.bytes_to_write()?.align_to_mut() } {
             ([], numbers, []) => Ok(numbers),
             _ => Err(PyValueError::new_err("expected an aligned array")),
@@ -119,7 +120,7 @@ fn nth<T: Copy>(all: &[T], number: usize, what: &str) -> PyResult<T> {
 fn table(dtype: usize, rows_at: usize, scales_at: usize, size: usize, dim: usize) -> PyResult<Table> {
     let dtypes = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
     let dtype = nth(&dtypes, dtype, "dtype")?;
-    // SAFETY: the caller in Python gives the place of a MappedTable, and holds it.
+    // SAFETY: the caller in Python gives the addresses of a MappedTable, and holds the MappedTable.
     Ok(unsafe { Table::new(dtype, size, dim, rows_at as *const u8, scales_at as *const f32) })
 }
 
@@ -381,14 +382,14 @@ fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
     Ok(fingerprint::fingerprint64(text))
 }
 
-/// Goes on from the checksum of what came before, which is 0 for nothing.
+/// Continues a CRC-32C over more bytes; `before` is the checksum of the bytes before them, 0 for none.
 #[pyfunction]
 #[pyo3(name = "crc32c")]
 fn checksum(py: Python<'_>, address: usize, num_bytes: usize, before: u32) -> u32 {
     if num_bytes == 0 {
         return before;
     }
-    // SAFETY: the caller in Python gives the place of an array, and holds it.
+    // SAFETY: the caller in Python gives the address of an array, and holds the array.
     let data = unsafe { std::slice::from_raw_parts(address as *const u8, num_bytes) };
     py.detach(|| crc32c::crc32c_append(before, data))
 }

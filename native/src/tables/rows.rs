@@ -1,4 +1,4 @@
-//! Rows of one table copied or added up as float32, whatever they are stored as, in vector instructions.
+//! Copies or adds up rows of one table as float32, for every dtype, in vector instructions.
 //!
 //! The sum of 64 columns stays in registers; columns that are left over go 32, then 8, then one at a time. Every column
 //! is added in the order of the ids, so the width does not show in the answer.
@@ -9,16 +9,16 @@ use super::lanes::{LANES, Lanes};
 use super::numbers::Stored;
 use super::table::{Dtype, Ints, OnBadId, Policy, Stopped, Table};
 
-/// How many rows ahead of the current one are prefetched. Measured on gathers of 4096 x 256 bytes from 256 MB: none
-/// 219 us, 8 ahead 156 us, 16 ahead 160 us, 32 ahead 170 us.
+/// Number of rows between the current row and the prefetched row. Measured on gathers of 4096 x 256 bytes from 256 MB:
+/// none 219 us, 8 ahead 156 us, 16 ahead 160 us, 32 ahead 170 us.
 pub(super) const AHEAD: usize = 16;
 
-/// Where a table lies, as kernels take it.
+/// Addresses and sizes of one table, for kernels.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     rows: *const u8,
     scales: *const u8,
-    /// V, the number of rows; 0 where kernels do not read the dtype.
+    /// V, the number of rows; 0 for a dtype that no kernel reads.
     size: u64,
     /// D, the numbers of a row.
     pub(super) dim: usize,
@@ -26,7 +26,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Takes a table, and what an id without a row does.
+    /// Takes a table, and the policy for an id without a row.
     ///
     /// # Panics
     /// The default row is not in the table.
@@ -46,11 +46,11 @@ impl Place {
     /// Says whether all ids have rows.
     #[inline(always)]
     pub(super) fn has_all(&self, ids: Ints<'_>) -> bool {
-        // No early end: without a branch in it the loop becomes vector instructions.
+        // The loop has no early end: without a branch it becomes vector instructions.
         ids.iter().fold(true, |all, id| all & self.has(id))
     }
 
-    /// Returns the row that an id without a row reads instead, None for zeros; or the refusal of position `at`.
+    /// Returns the row to read for an id without a row, None for zeros; or an error that refuses position `at`.
     #[cold]
     pub(super) fn instead(&self, id: i64, at: usize) -> Result<Option<i64>, Stopped> {
         let size = self.size as i64;
@@ -89,7 +89,8 @@ impl Place {
 
     #[inline(always)]
     fn row<S: Stored>(&self, id: i64) -> *const u8 {
-        // The multiplication fits: rows lie in memory. Wrapping, for prefetches take any address.
+        // The product fits for a real row, because rows lie in memory. It may wrap for a prefetch, which takes any
+        // address.
         self.rows.wrapping_add((id as usize).wrapping_mul(S::row_bytes(self.dim)))
     }
 
@@ -98,7 +99,7 @@ impl Place {
         self.scales.wrapping_add((id as usize).wrapping_mul(4))
     }
 
-    /// Reads what a row is multiplied by; 1 where the dtype has no scales.
+    /// Reads the scale that multiplies a row; 1 where the dtype has no scales.
     #[inline(always)]
     unsafe fn scale<S: Stored>(&self, id: i64) -> f32 {
         if S::IS_SCALED {
@@ -109,7 +110,7 @@ impl Place {
         }
     }
 
-    /// Writes one row as float32.
+    /// Writes one row to `to` as float32.
     ///
     /// # Safety
     /// The id has a row, the table stores `S`, and `to` takes D float32.
@@ -117,7 +118,7 @@ impl Place {
     pub(super) unsafe fn copy<L: Lanes, S: Stored>(&self, id: i64, to: *mut u8) {
         let (row, dim) = (self.row::<S>(id), self.dim);
         let mut column = 0;
-        // SAFETY: the id has a row, as the caller says; columns end at D.
+        // SAFETY: the caller promises that the id has a row; the columns end at D.
         unsafe {
             let scale = self.scale::<S>(id);
             while column + 8 * LANES <= dim {
@@ -148,7 +149,7 @@ impl Place {
     /// `to` takes D float32, initialised where the sum is added.
     #[inline(always)]
     pub(super) unsafe fn sum<L: Lanes, S: Stored>(&self, terms: &Terms, columns: Range<usize>, to: To) {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises the conditions above, and `sum_columns` asks for no others.
         unsafe {
             if terms.weights.is_null() {
                 self.sum_columns::<L, S, false>(terms, columns, to);
@@ -167,7 +168,7 @@ impl Place {
     ) {
         let (mut column, end) = (columns.start, columns.end);
         let mut asks = !terms.ids_end.is_null();
-        // SAFETY: columns end by D; the caller promises the rest.
+        // SAFETY: the columns end at or before D; the caller promises the rest.
         unsafe {
             while column + 8 * LANES <= end {
                 self.sum_lanes::<L, S, 8, WEIGHTED>(terms, column, to, asks);
@@ -251,7 +252,7 @@ impl Place {
         }
     }
 
-    /// Prefetches the row of the id that lies the prefetch distance behind term `i`.
+    /// Prefetches the row of the id that lies [`AHEAD`] ids behind term `i`.
     #[inline(always)]
     pub(super) unsafe fn ask_ahead<S: Stored>(&self, terms: &Terms, i: usize) {
         let at = terms.ids.wrapping_add((i + AHEAD) * 8);
@@ -283,11 +284,11 @@ pub(super) struct Terms {
     pub(super) ids: *const u8,
     /// The weight of the first id; null for 1 everywhere.
     pub(super) weights: *const u8,
-    /// How many ids there are.
+    /// Number of ids.
     pub(super) count: usize,
-    /// How many numbers lie from one id to the next, and from one weight to the next.
+    /// Distance from one id to the next, and from one weight to the next, in numbers.
     pub(super) stride: usize,
-    /// End of the ids whose rows are prefetched on the way; null: none is. Needs a stride of 1.
+    /// End of the ids whose rows are prefetched on the way; null for no prefetch. Needs a stride of 1.
     pub(super) ids_end: *const u8,
 }
 
@@ -295,11 +296,11 @@ impl Terms {
     /// Returns `count` of the terms from number `begin` on, `stride` apart.
     ///
     /// # Safety
-    /// These terms have a stride of 1 and reach so far.
+    /// These terms have a stride of 1 and hold all of the returned terms.
     #[inline(always)]
     pub(super) unsafe fn part(&self, begin: usize, stride: usize, count: usize) -> Terms {
         let is_weighted = !self.weights.is_null();
-        // SAFETY: the caller promises that term `begin` is one, or that the end is meant.
+        // SAFETY: the caller promises that term `begin` is one of the terms, or their end.
         unsafe {
             Terms {
                 ids: self.ids.add(begin * 8),
@@ -313,27 +314,27 @@ impl Terms {
 
     #[inline(always)]
     pub(super) unsafe fn id(&self, i: usize) -> i64 {
-        // SAFETY: the caller gives a number below count.
+        // SAFETY: the caller gives an `i` below `count`.
         unsafe { self.ids.add(i * self.stride * 8).cast::<i64>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn weight(&self, i: usize) -> f32 {
-        // SAFETY: the caller gives a number below count, of terms with weights.
+        // SAFETY: the caller gives an `i` below `count`, and these terms have weights.
         unsafe { self.weights.add(i * self.stride * 4).cast::<f32>().read_unaligned() }
     }
 }
 
-/// Where a sum goes.
+/// The place that a sum is written to.
 #[derive(Clone, Copy)]
 pub(super) struct To {
-    /// Column 0.
+    /// Address of column 0.
     pub(super) at: *mut u8,
-    /// Whether the sum is added to what is there.
+    /// Whether the kernel adds the sum to the float32 at `at`.
     pub(super) adds: bool,
 }
 
-/// Prefetches the cache lines of some bytes.
+/// Prefetches the cache lines of `num_bytes` bytes at `at`.
 #[inline(always)]
 fn prefetch(at: *const u8, num_bytes: usize) {
     // Most rows lie in two lines or three: a loop over all of them would take twice as long.

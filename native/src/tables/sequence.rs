@@ -32,19 +32,20 @@ impl Kernel for Sequence<'_> {
             for k in 0..count {
                 place.ask_for_nth::<S>(ids, begin + k + AHEAD);
                 let mut id = ids.get(begin + k);
-                // SAFETY: k is below the length, and `out` takes so many rows of the table, as was checked above.
+                // SAFETY: k is below the length, and a row of `out` takes `length` rows of the table, as was checked
+                // above.
                 let to = unsafe { to.add(k * row_bytes) };
                 if !place.has(id) {
                     missing += 1;
                     if let Some(row) = place.instead(id, begin + k)? {
                         id = row;
                     } else {
-                        // SAFETY: as above.
+                        // SAFETY: as above, `to` takes one row of the table.
                         unsafe { to.write_bytes(0, row_bytes) };
                         continue;
                     }
                 }
-                // SAFETY: the id has a row now; the memory as above.
+                // SAFETY: the id has a row now; `to` takes one row of the table, as above.
                 unsafe { place.copy::<L, S>(id, to) };
             }
             // SAFETY: the rest of the row lies in `out`, as was checked above.

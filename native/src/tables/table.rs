@@ -1,4 +1,4 @@
-//! Reads one embedding table in memory.
+//! Embedding tables in memory, and lookups in them.
 
 use std::marker::PhantomData;
 
@@ -8,43 +8,43 @@ use super::processor::{Kernel, Processor};
 use super::rows::Place;
 use super::sequence::Sequence;
 
-/// What the numbers of a table are stored as.
+/// The dtype of a table's stored numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
-    /// Four bytes a number.
+    /// Four bytes for each number.
     Float32,
     /// IEEE half precision.
     Float16,
     /// The upper half of a float32.
     Bfloat16,
-    /// Signed bytes; a row is multiplied by its float32 scale.
+    /// Signed bytes; the float32 scale of a row multiplies its numbers.
     Int8,
-    /// Two numbers a byte, the even column in the low half, in two's complement; scaled as `Int8`.
+    /// Two numbers in each byte, the even column in the low half, in two's complement; scaled as in `Int8`.
     Int4,
-    /// Eight bytes a number; kernels do not read it.
+    /// Eight bytes for each number; no kernel reads this dtype.
     Float64,
 }
 
-/// What an id outside `[0, V)` does.
+/// The policy for an id outside `[0, V)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadId {
     /// Stops the lookup.
     Error,
-    /// Counts as if it were not sent; zeros in its place in a gather or a sequence.
+    /// Ignores the id; a gather or a sequence has zeros in the id's place.
     Drop,
     /// Drops an id below 0; any other stops the lookup.
     DropNegative,
     /// Reads the default row.
     DefaultRow,
-    /// Reads the nearest row.
+    /// Reads the row nearest to the id.
     Clamp,
-    /// An id from -V to -1 counts from the table's end; any other stops the lookup.
+    /// Counts an id from -V to -1 from the table's end; any other id stops the lookup.
     Wrap,
 }
 
-/// How the vectors of a row are combined.
+/// The way to combine the vectors of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Combiner {
@@ -63,9 +63,9 @@ pub enum Combiner {
 pub enum Summation {
     /// One vector after the other.
     InOrder,
-    /// As `tf.sparse.segment_sum` adds.
+    /// Adds blocks of eight vectors, as `tf.sparse.segment_sum` does.
     BlocksOf8,
-    /// As `tf.math.segment_sum` adds.
+    /// Adds four partial sums, as `tf.math.segment_sum` does.
     FourLanes,
 }
 
@@ -74,26 +74,26 @@ pub enum Summation {
 pub struct Ints<'a>(&'a [u8]);
 
 impl<'a> Ints<'a> {
-    /// Takes bytes; what is left of a last number that is not whole is ignored.
+    /// Takes little-endian bytes, and ignores an incomplete last number.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Ints(&bytes[..bytes.len() / 8 * 8])
     }
 
-    /// Takes numbers.
+    /// Takes a slice of int64.
     #[must_use]
     pub fn of(numbers: &'a [i64]) -> Self {
         // SAFETY: eight bytes of an i64 are eight initialised u8, which need no alignment.
         Ints(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len() * 8) })
     }
 
-    /// How many numbers there are.
+    /// Returns the number of integers.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.len() / 8
     }
 
-    /// Whether there are none.
+    /// Says whether there are no integers.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
@@ -102,7 +102,7 @@ impl<'a> Ints<'a> {
     /// Returns number `i`.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no number `i`.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> i64 {
@@ -124,7 +124,7 @@ impl<'a> Ints<'a> {
         })
     }
 
-    /// The bytes of the numbers.
+    /// Returns the bytes of the numbers.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
@@ -136,7 +136,7 @@ impl<'a> Ints<'a> {
 pub struct Weights<'a>(&'a [u8]);
 
 impl<'a> Weights<'a> {
-    /// Takes bytes; what is left of a last number that is not whole is ignored.
+    /// Takes little-endian bytes, and ignores an incomplete last number.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Weights(&bytes[..bytes.len() / 4 * 4])
@@ -145,7 +145,7 @@ impl<'a> Weights<'a> {
     /// Returns weight `i`.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no weight `i`.
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> f32 {
@@ -167,19 +167,19 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// How many weights there are.
+    /// Returns the number of weights.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.len() / 4
     }
 
-    /// Whether there are none.
+    /// Says whether there are no weights.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// The bytes of the weights.
+    /// Returns the bytes of the weights.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
@@ -196,14 +196,14 @@ pub struct Out<'a> {
     lives: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: it is a mutable borrow of plain bytes.
+// SAFETY: `Out` is a mutable borrow of plain bytes.
 unsafe impl Send for Out<'_> {}
 
 impl<'a> Out<'a> {
     /// Takes `rows` rows of `width` bytes each, beginning `skip` bytes into the memory and `stride` bytes apart.
     ///
     /// # Panics
-    /// The memory is too short for them.
+    /// The memory is too short for the rows.
     #[must_use]
     pub fn new(
         memory: &'a mut [std::mem::MaybeUninit<u8>],
@@ -219,13 +219,13 @@ impl<'a> Out<'a> {
         Out { start, stride, width, rows, lives: PhantomData }
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Bytes of a row.
+    /// Returns the bytes of a row.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
@@ -234,7 +234,7 @@ impl<'a> Out<'a> {
     /// Returns where row `r` begins; `width` bytes may be written there.
     ///
     /// # Panics
-    /// There is no such row.
+    /// There is no row `r`.
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> *mut u8 {
         assert!(r < self.rows);
@@ -243,7 +243,7 @@ impl<'a> Out<'a> {
     }
 }
 
-/// Where a kernel stopped.
+/// The reason why a kernel stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// The id at this position has no row, and the policy refuses it.
@@ -252,19 +252,19 @@ pub enum Stopped {
     TooMany(usize),
 }
 
-/// How many ids had no row, in a lookup that came to its end.
+/// The number of ids without a row in a complete lookup, or the reason why the lookup stopped.
 pub type Looked = Result<usize, Stopped>;
 
-/// What to do with an id that has no row.
+/// The policy for an id that has no row.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// The rule.
+    /// The rule for such an id.
     pub on_bad_id: OnBadId,
     /// The row that `OnBadId::DefaultRow` reads; inside the table.
     pub default_row: usize,
 }
 
-/// How the rows of a feature are combined; fields as in `LookupFeature` of service/artifact/manifest.py.
+/// Settings for combining the vectors of a feature; fields as in `LookupFeature` of service/artifact/manifest.py.
 #[derive(Clone, Copy, Debug)]
 pub struct Combining {
     /// The combiner.
@@ -275,16 +275,16 @@ pub struct Combining {
     pub at_least_one: bool,
     /// Whether an id counts only where its weight is above 0.
     pub positive_only: bool,
-    /// K, the most ids of a row; 0: no limit.
+    /// K, the most ids of a row; 0 for no limit.
     pub max_ids: usize,
-    /// Whether a longer row is cut at K; else it stops the lookup.
+    /// Whether a longer row is cut at K; else a longer row stops the lookup.
     pub truncates: bool,
 }
 
 /// One `[V, D]` table. The publisher keeps its memory mapped for as long as the table lives.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// What its numbers are stored as.
+    /// The dtype of the stored numbers.
     pub dtype: Dtype,
     /// V, the number of rows.
     pub vocabulary_size: usize,
@@ -303,8 +303,8 @@ impl Table {
     /// Takes a table that lies in memory.
     ///
     /// # Safety
-    /// `rows` points to V rows of D numbers, `scales` to V float32 where the dtype is scaled; both stay readable as long
-    /// as any copy of the table lives. Nothing needs to be aligned.
+    /// `rows` points to V rows of D numbers, `scales` to V float32 where the dtype is scaled; both stay readable as
+    /// long as any copy of the table lives. Neither address needs to be aligned.
     #[must_use]
     pub unsafe fn new(
         dtype: Dtype,
@@ -316,7 +316,7 @@ impl Table {
         Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
-    /// Bytes that are read of the file for one id, its scale included.
+    /// Returns the number of file bytes that one id reads, with its scale.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         let d = self.embedding_dim;
@@ -394,9 +394,9 @@ impl Table {
         self.run_on(Processor::best(), kernel)
     }
 
-    /// Runs a kernel compiled for a processor that `Processor::best` returned, or for any.
+    /// Runs a kernel compiled for `Any` processor, or for one that `Processor::best` returned.
     pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> Looked {
-        // SAFETY: the processor has the instructions, and new() took rows of this dtype.
+        // SAFETY: the processor has the instructions, and the caller of `new` gave rows of this dtype.
         unsafe { processor.run(self.dtype, kernel) }
     }
 }

@@ -2,23 +2,23 @@
 
 use super::key_index::{Integers, Lines, Strangers, find};
 
-/// How keys become rows. Line `i` of a vocabulary is row `first_id + i`.
+/// The mapping from keys to rows. Line `i` of a vocabulary is row `first_id + i`.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
     /// Row of the key in line 0.
     pub first_id: i64,
-    /// Row of the first bucket for other keys.
+    /// Row of the first OOV bucket, for keys that the vocabulary lacks.
     pub first_bucket: i64,
-    /// How many buckets there are.
+    /// Number of OOV buckets.
     pub num_oov_buckets: u64,
-    /// Row of any other key where there are no buckets; -1: it is dropped, or refused.
+    /// Row of a key that the vocabulary lacks, where there are no buckets; -1 drops or refuses the key.
     pub oov_id: i64,
-    /// Whether any other key is refused.
+    /// Whether a key that the vocabulary lacks is refused.
     pub refuses_strangers: bool,
-    /// Row of the empty string, where it has one of its own.
+    /// Row of the empty string, where the empty string has a row of its own.
     pub empty_id: Option<i64>,
-    /// Whether there is no list of keys: each goes to its bucket and none is a stranger.
+    /// Whether the vocabulary has no list of keys: each key goes to its bucket, and no key is missing.
     pub is_hashed: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct Vocabulary {
     rows: Rows,
 }
 
-// SAFETY: the memory is only read, and its publisher keeps it.
+// SAFETY: all threads only read the vocabulary's memory, and its publisher keeps it.
 unsafe impl Send for Vocabulary {}
 // SAFETY: as above.
 unsafe impl Sync for Vocabulary {}
@@ -46,8 +46,9 @@ impl Vocabulary {
     /// Takes the arrays of service/tables/vocabulary.py by their addresses and lengths.
     ///
     /// # Safety
-    /// They are what `service/tables/key_index.py` made of one file, and stay readable as long as any copy lives: the
-    /// bytes of the file, the starts of its lines or its int64 keys, and the slots, a power of two of them.
+    /// The arrays are those that `service/tables/key_index.py` made of one file, and stay readable as long as any copy
+    /// of the vocabulary lives: the bytes of the file, the starts of its lines or its int64 keys, and the slots, a
+    /// power of two of them.
     #[must_use]
     pub unsafe fn new(
         has_strings: bool,
@@ -59,27 +60,28 @@ impl Vocabulary {
         Vocabulary { has_strings, data, keys, slots, rows }
     }
 
-    /// Returns the row of each string, -1 for one that is dropped, and how many strings the vocabulary lacks (0 where
+    /// Returns the row of each string, -1 for a dropped string, and how many strings the vocabulary lacks (0 where
     /// keys are hashed).
     ///
     /// # Errors
-    /// [`Refused`]: the first key without a row, where the vocabulary refuses such.
+    /// [`Refused`]: the position of the first key without a row, where the vocabulary refuses such keys.
     pub fn rows_of_strings<'k>(
         &self,
         keys: impl ExactSizeIterator<Item = &'k [u8]>,
     ) -> Result<(Vec<i64>, usize), Refused> {
-        // SAFETY: new() was given them, and their publisher keeps them. The data lives no longer here than the keys.
+        // SAFETY: the caller of new() gave these arrays, and their publisher keeps them. The data lives no longer here
+        // than the keys.
         let (data, starts, slots): (&'k [u8], _, _) =
             unsafe { (array(self.data), array(self.keys), array(self.slots)) };
         self.judged(find(&Lines { data, starts }, slots, &self.rows, keys))
     }
 
-    /// Returns what `rows_of_strings` does, of int64 keys.
+    /// Returns the row of each int64 key, -1 for a dropped key, and how many keys the vocabulary lacks.
     ///
     /// # Errors
     /// As `rows_of_strings`.
     pub fn rows_of_integers(&self, keys: impl ExactSizeIterator<Item = i64>) -> Result<(Vec<i64>, usize), Refused> {
-        // SAFETY: new() was given them, and their publisher keeps them.
+        // SAFETY: the caller of new() gave these arrays, and their publisher keeps them.
         let (known, slots) = unsafe { (array(self.keys), array(self.slots)) };
         self.judged(find(&Integers(known), slots, &self.rows, keys))
     }
@@ -95,15 +97,15 @@ impl Vocabulary {
     }
 }
 
-/// Returns an array by its address and length; whatever the address of an empty one is.
+/// Returns an array by its address and length; an empty array may have any address.
 ///
 /// # Safety
-/// It stays readable for as long as the caller says.
+/// The array stays readable for all of the lifetime `'a`.
 unsafe fn array<'a, T>((at, length): (*const T, usize)) -> &'a [T] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that the array stays readable for `'a`.
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 
@@ -209,7 +211,7 @@ mod tests {
             is_ended in any::<bool>(),
             rows in rows(),
         ) {
-            // What a line ends with is not part of it; so neither is a key's own.
+            // A key that ends in CR would lose the CR, because CR LF ends a line; so the test leaves out such keys.
             let known: Vec<String> = known.into_iter().filter(|key| !key.ends_with('\r')).collect();
             prop_assume!(!known.is_empty());
             let mut data = known.join(ending);
@@ -277,7 +279,7 @@ mod tests {
             empty_id: Some(1),
             is_hashed: true,
         };
-        // SAFETY: no array has anything to read.
+        // SAFETY: all arrays are empty, so nothing is read.
         let vocabulary =
             unsafe { Vocabulary::new(true, (std::ptr::null(), 0), (std::ptr::null(), 0), (std::ptr::null(), 0), rows) };
         let found = vocabulary.rows_of_strings([&b"red"[..], b""].into_iter());

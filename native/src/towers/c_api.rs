@@ -63,9 +63,9 @@ pub struct SessionOptions {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Output {
-    /// The operation that computes it.
+    /// The operation that computes the tensor.
     pub operation: *mut Operation,
-    /// Which of the operation's outputs.
+    /// Number of the tensor among the operation's outputs.
     pub index: c_int,
 }
 
@@ -75,7 +75,7 @@ pub struct TString {
     _bytes: [u8; 24],
 }
 
-/// Frees the memory that was given to `TF_NewTensor`: its address, its bytes, and the third argument.
+/// Frees the memory that was given to `TF_NewTensor`; takes the address, the bytes, and the third argument.
 pub type Deallocator = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
 
 /// `TF_OK`.
@@ -83,7 +83,7 @@ pub const OK: c_int = 0;
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions, by what they are called behind `TF_`.
+        /// The C functions, named without the prefix `TF_`.
         #[allow(missing_docs)]
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -144,14 +144,14 @@ functions! {
     string_dealloc = b"TF_StringDealloc\0": fn(*mut TString);
 }
 
-/// The library that is open, and the path that it was opened by.
+/// The open library, with its path.
 static OPEN: Mutex<Option<(PathBuf, &'static Api)>> = Mutex::new(None);
 
 impl Api {
     /// Returns the functions of the library at this path, which stays loaded until the process ends.
     ///
     /// # Errors
-    /// A sentence: the library is not there, lacks a function, or another one is open already.
+    /// A sentence: the library is not there or lacks a function, or another library is open already.
     pub fn open(path: &Path) -> Result<&'static Api, String> {
         let mut open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some((opened, api)) = &*open {

@@ -8,29 +8,29 @@ use serde::Deserialize;
 pub struct GraphDescription {
     /// Number of the open session.
     pub session: u64,
-    /// The part of the graph that works out ids, and so runs before the lookups; None: requests bring all ids.
+    /// The part of the graph that computes ids, and so runs before the lookups; None: requests bring all ids.
     pub computing: Option<ComputingDescription>,
-    /// Tensors that are fed rows of tables.
+    /// Tensors that the run feeds with rows of tables.
     pub rows: Vec<FedRows>,
-    /// Tensors that are fed inputs of the request as they are.
+    /// Tensors that the run feeds with unchanged inputs of the request.
     pub inputs: Vec<FedInput>,
     /// The tensor of each output of the signature.
     pub outputs: Vec<String>,
-    /// Operations that run besides, because they may refuse a request.
+    /// Operations that run besides the outputs, because they may refuse a request.
     pub targets: Vec<String>,
-    /// Most rows of a run that several waiting requests share; 0: each request has a run of its own.
+    /// Most rows of a run that several waiting requests share; 0 gives each request a run of its own.
     pub batch_rows: usize,
 }
 
-/// The part of a graph that computes ids. It runs first, before rows are looked up.
+/// The part of a graph that computes ids. This part runs before rows are looked up.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComputingDescription {
-    /// Tensors that this part is fed, from inputs of the request.
+    /// Tensors that the first run feeds with inputs of the request.
     pub inputs: Vec<FedInput>,
-    /// The id tensors that it computes, in the order in which the signature numbers them behind its inputs.
+    /// The id tensors that this part computes, in the order in which the signature numbers them behind its inputs.
     pub ids: Vec<String>,
-    /// Further tensors that this run fetches and the second run is fed.
+    /// Further tensors that the first run fetches and the second run is fed.
     pub carried: Vec<String>,
 }
 
@@ -38,11 +38,11 @@ pub struct ComputingDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedRows {
-    /// Its name.
+    /// Name of the tensor.
     pub tensor: String,
     /// The features in their order.
     pub parts: Vec<FedPart>,
-    /// Shape of one row; None: that of the one feature, which differs from request to request.
+    /// Shape of one row; None: the shape of the only feature's rows, which differs from request to request.
     pub shape: Option<Vec<usize>>,
 }
 
@@ -50,9 +50,9 @@ pub struct FedRows {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedPart {
-    /// Its number.
+    /// Number of the feature.
     pub feature: usize,
-    /// How many numbers of a row are its own; None where it is alone and that differs from request to request.
+    /// Number of the feature's columns in a row; None for an only feature whose width differs from request to request.
     pub width: Option<usize>,
 }
 
@@ -60,7 +60,7 @@ pub struct FedPart {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedInput {
-    /// Its name.
+    /// Name of the tensor.
     pub tensor: String,
     /// Number of the input.
     pub input: usize,

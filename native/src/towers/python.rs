@@ -1,4 +1,4 @@
-//! Gives Python the sessions, so that the reference and the core share one copy of a graph's variables.
+//! Gives Python the sessions, so that the reference servers and the core share one copy of a graph's variables.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,10 +27,10 @@ fn failure(error: GraphError) -> PyErr {
     GraphFailure::new_err((error.code, error.message))
 }
 
-/// Operations, each with the strings for its scalar inputs by tensor.
+/// Operations to run first, each with the names of its scalar string inputs and the strings for them.
 type PythonSteps = Vec<(String, Vec<(String, Vec<u8>)>)>;
 
-/// A session until it is closed.
+/// A session; None after `close`.
 type Held = Arc<Mutex<Option<Arc<Session>>>>;
 
 fn held(session: &Held) -> PyResult<Arc<Session>> {
@@ -42,7 +42,7 @@ fn held(session: &Held) -> PyResult<Arc<Session>> {
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphSession {
     session: Held,
-    /// Number under which the core finds it.
+    /// Number by which the core finds the session.
     #[pyo3(get)]
     number: u64,
 }
@@ -66,9 +66,10 @@ impl GraphSession {
         Ok(GraphSession { number: session.number, session: Arc::new(Mutex::new(Some(session))) })
     }
 
-    /// Returns what runs a part of the graph; feeds and fetches are names of tensors, targets those of operations.
+    /// Returns a call that runs a part of the graph; feeds and fetches are names of tensors, targets those of
+    /// operations.
     ///
-    /// Raises `GraphFailure`: the graph lacks one of them.
+    /// Raises `GraphFailure` where the graph lacks one of the names.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
         let session = held(&self.session)?;
@@ -76,8 +77,7 @@ impl GraphSession {
         Ok(GraphCall { session: Arc::clone(&self.session), call })
     }
 
-    /// Lets go of the graph; calls fail from now on, and its variables are freed
-    /// once no request holds it.
+    /// Closes the session: calls fail from now on, and the variables are freed once no request holds the session.
     fn close(&self, py: Python<'_>) {
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(session));
@@ -100,8 +100,8 @@ impl GraphCall {
     /// Returns the fetched tensors.
     ///
     /// Args:
-    ///   feeds: for each fed tensor its dtype's number, its shape, and its numbers as contiguous bytes or its strings as
-    ///     a list.
+    /// feeds: for each fed tensor the number of its dtype, its shape, and its numbers as contiguous bytes or its
+    /// strings as a list.
     ///
     /// Raises `GraphFailure`.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
@@ -112,7 +112,7 @@ impl GraphCall {
             feeds.iter().map(|(dtype, dims, data)| fed(api, *dtype, dims, data)).collect::<PyResult<Vec<_>>>()?;
         let found = py.detach(|| {
             let found = session.run(&self.call, &given);
-            // Perhaps the last holder of the session: its variables are freed without the interpreter lock.
+            // This drop may free the session's variables, so it runs without the interpreter lock.
             drop((given, session));
             found
         });
@@ -140,7 +140,7 @@ fn fed(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAny>) -> 
     tensor.ok_or_else(|| PyValueError::new_err("a tensor does not have as many elements as its shape says"))
 }
 
-/// A tensor that a run made; numbers are read through the buffer protocol, without a copy.
+/// A tensor that a run made; Python reads its numbers through the buffer protocol, without a copy.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphTensor {
     tensor: Tensor,
@@ -148,19 +148,19 @@ pub struct GraphTensor {
 
 #[pymethods]
 impl GraphTensor {
-    /// Its dtype's number.
+    /// Returns the number of the tensor's dtype.
     #[getter]
     fn dtype(&self) -> u32 {
         self.tensor.dtype()
     }
 
-    /// Its shape.
+    /// Returns the tensor's shape.
     #[getter]
     fn shape(&self) -> Vec<usize> {
         self.tensor.dims()
     }
 
-    /// Its strings.
+    /// Returns the tensor's strings.
     fn strings<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
         let strings = self.tensor.strings();
         strings.into_iter().map(|string| PyBytes::new(py, string)).collect()
@@ -179,16 +179,16 @@ impl GraphTensor {
     }
 }
 
-/// What `predict` returns of one output: its dtype's number, its shape, its numbers or its strings.
+/// One output that `predict` returns: the number of its dtype, its shape, its numbers or its strings.
 type Predicted<'py> = (u32, Vec<usize>, Bound<'py, PyAny>);
 
-/// Answers a predict without a wire, for tests that hold it against the reference.
+/// Answers a predict without a wire, for tests that compare the answer with the reference's.
 ///
 /// Args:
-///   inputs: name, dtype's number, shape, and bytes or strings.
-///   outputs: names; none: all.
+/// inputs: name, number of the dtype, shape, and bytes or strings.
+/// outputs: names of outputs; an empty list asks for all outputs.
 ///
-/// Raises `ValueError` with the reason why the reference has to answer.
+/// Raises `ValueError` with the reason why the reference must answer.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
 fn predict<'py>(
@@ -241,10 +241,10 @@ fn predict<'py>(
     Ok(found)
 }
 
-/// Adds the classes to the module.
+/// Adds the classes of this file to the module.
 ///
 /// # Errors
-/// Python's.
+/// Python could not add a class.
 pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     parent.add_class::<GraphSession>()?;
     parent.add_class::<GraphCall>()?;

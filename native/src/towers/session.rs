@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::c_api::{Api, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
 
-/// A failure of TensorFlow.
+/// An error that TensorFlow returned, or one in its form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphError {
     /// A number of google.rpc.Code.
     pub code: u32,
-    /// TensorFlow's words.
+    /// TensorFlow's message.
     pub message: String,
 }
 
 impl GraphError {
-    /// Returns an `INVALID_ARGUMENT` error, as Python's session raises for a call that does not fit the graph.
+    /// Returns an `INVALID_ARGUMENT` error; Python's session raises the same for a call that does not fit the graph.
     fn invalid(message: impl Into<String>) -> Self {
         GraphError { code: 3, message: message.into() }
     }
@@ -50,13 +50,13 @@ struct StatusGuard {
 
 impl StatusGuard {
     fn new(api: &'static Api) -> Self {
-        // SAFETY: it asks nothing.
+        // SAFETY: the function has no conditions.
         let raw = unsafe { (api.new_status)() };
         StatusGuard { api, raw }
     }
 
     fn result(&self) -> Result<(), GraphError> {
-        // SAFETY: the status lives, and the message lives as long as it does.
+        // SAFETY: the status lives, and the message lives as long as the status.
         let (code, message) = unsafe { ((self.api.get_code)(self.raw), CStr::from_ptr((self.api.message)(self.raw))) };
         if code == OK {
             return Ok(());
@@ -68,14 +68,14 @@ impl StatusGuard {
 
 impl Drop for StatusGuard {
     fn drop(&mut self) {
-        // SAFETY: nobody else has it.
+        // SAFETY: nobody else holds the status.
         unsafe { (self.api.delete_status)(self.raw) };
     }
 }
 
 /// An open session. Dropping it frees the variables. Concurrency: any thread.
 pub struct Session {
-    /// Tells sessions of this process apart; Python names a session to the core by it.
+    /// Number of the session in this process; Python names a session to the core by this number.
     pub number: u64,
     api: &'static Api,
     graph: NonNull<Graph>,
@@ -87,7 +87,7 @@ unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
 
-/// Sessions by their number, for as long as somebody holds them.
+/// Open sessions by their number, each for as long as somebody holds it.
 static OPEN: Mutex<Option<HashMap<u64, Weak<Session>>>> = Mutex::new(None);
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
@@ -97,7 +97,7 @@ impl Session {
     /// `graph_def` is a `GraphDef`, `config` a `ConfigProto`.
     ///
     /// # Errors
-    /// [`GraphError`], of whatever fails first.
+    /// [`GraphError`]: the first failure of the open or of a step.
     pub fn open(
         api: &'static Api,
         graph_def: &[u8],
@@ -105,14 +105,15 @@ impl Session {
         steps: &[Step],
     ) -> Result<Arc<Session>, GraphError> {
         let status = StatusGuard::new(api);
-        // SAFETY: it asks nothing.
+        // SAFETY: the function has no conditions.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
             return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
-        // From here on dropping it frees the graph.
+        // From here on, dropping the session frees the graph.
         let mut session = Session { number, api, graph, raw: None };
-        // SAFETY: TensorFlow copies the bytes of the graph and of the config; what is made here is freed here.
+        // SAFETY: TensorFlow copies the bytes of the graph and of the config; this block frees all objects that it
+        // makes.
         unsafe {
             let buffer = (api.new_buffer_from_string)(graph_def.as_ptr().cast(), graph_def.len());
             let options = (api.new_import_options)();
@@ -148,20 +149,20 @@ impl Session {
         Ok(session)
     }
 
-    /// Returns the open session of this number.
+    /// Returns the open session with this number.
     #[must_use]
     pub fn of_number(number: u64) -> Option<Arc<Session>> {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.as_ref()?.get(&number)?.upgrade()
     }
 
-    /// The library that runs it.
+    /// Returns the library that runs the session.
     #[must_use]
     pub fn api(&self) -> &'static Api {
         self.api
     }
 
-    /// Returns what runs a part of the graph.
+    /// Returns a call that runs a part of the graph.
     ///
     /// feeds, fetches: tensors, "operation:output". targets: operations that run besides.
     ///
@@ -192,15 +193,15 @@ impl Session {
     fn operation(&self, name: &str) -> Result<NonNull<Operation>, GraphError> {
         let missing = || GraphError::invalid(format!("the graph has no operation {name:?}"));
         let text = CString::new(name).map_err(|_| missing())?;
-        // SAFETY: the graph lives as long as the session.
+        // SAFETY: the graph lives as long as the session, and `text` outlives the call.
         let found = unsafe { (self.api.operation_by_name)(self.graph.as_ptr(), text.as_ptr()) };
         NonNull::new(found).ok_or_else(missing)
     }
 
-    /// Runs a call on one tensor for each fed one and returns one for each fetched one.
+    /// Runs a call: takes one tensor for each feed, and returns one tensor for each fetch.
     ///
     /// # Errors
-    /// The graph refuses the tensors, or fails; or the call is another session's.
+    /// The graph refuses the tensors or fails, or the call belongs to another session.
     pub fn run(&self, call: &Call, feeds: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
         let (api, Some(session)) = (self.api, self.raw.filter(|_| call.session == self.number)) else {
             return Err(GraphError::invalid("the call belongs to another session"));
@@ -231,7 +232,7 @@ impl Session {
                 status.raw,
             );
         }
-        // SAFETY: what a run leaves here is the caller's, also of a run that failed.
+        // SAFETY: the tensors that a run leaves in `found` belong to the caller, also those of a failed run.
         let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::own(api, raw) }).collect();
         status.result()?;
         let found: Option<Vec<_>> = found.into_iter().collect();
@@ -242,7 +243,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let status = StatusGuard::new(self.api);
-        // SAFETY: who runs something holds the session, so no run is in progress and none begins.
+        // SAFETY: whoever runs a call holds the session, so no run is in progress and none begins.
         unsafe {
             if let Some(session) = self.raw {
                 (self.api.close_session)(session.as_ptr(), status.raw);
@@ -267,7 +268,7 @@ pub struct Call {
     targets: Vec<*const Operation>,
 }
 
-// SAFETY: its pointers are used by Session::run alone, of the session that they are of.
+// SAFETY: only Session::run uses the call's pointers, and only on the session that they belong to.
 unsafe impl Send for Call {}
 // SAFETY: as above.
 unsafe impl Sync for Call {}

@@ -1,4 +1,4 @@
-//! Makes tensors of TensorFlow; aligned memory becomes one without a copy.
+//! Makes tensors of TensorFlow; an aligned block becomes a tensor without a copy.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{c_int, c_void};
@@ -10,7 +10,8 @@ use super::c_api::{Api, RawTensor, TString};
 
 /// `TF_STRING`.
 const STRING: u32 = 7;
-/// TensorFlow copies the memory of a tensor that is aligned to less (`EIGEN_MAX_ALIGN_BYTES`).
+/// Bytes to which a tensor's memory is aligned (`EIGEN_MAX_ALIGN_BYTES`). TensorFlow copies memory with less
+/// alignment.
 const ALIGNMENT: usize = 64;
 
 /// Memory for one tensor, aligned as TensorFlow's kernels want it. Its bytes are not initialised.
@@ -25,10 +26,10 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Allocates so many bytes.
+    /// Allocates `len` bytes.
     ///
     /// # Panics
-    /// They are more than half of what an address can reach.
+    /// `len` is more than half of what an address can reach.
     #[must_use]
     pub fn new(len: usize) -> Self {
         let layout = layout_of(len);
@@ -60,7 +61,7 @@ impl Block {
         block
     }
 
-    /// The memory. Write all of it before it becomes a tensor.
+    /// Returns the block's memory. Write all of the memory before you make the block a tensor.
     #[must_use]
     pub fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
         // SAFETY: the block owns len bytes at start, and MaybeUninit asks nothing of their values.
@@ -273,7 +274,7 @@ impl AsRef<[u8]> for Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // SAFETY: the tensor was not deleted before.
+        // SAFETY: only this drop deletes the tensor, and it runs once.
         unsafe { (self.api.delete_tensor)(self.raw()) };
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions and tensors. What needs TensorFlow runs where `TENSORFLOW_LIBRARY` names its library.
+//! Tests of sessions and tensors. Tests that need TensorFlow run where `TENSORFLOW_LIBRARY` names its library.
 
 use std::path::Path;
 

@@ -14,12 +14,12 @@ use super::tensor::{Block, Tensor};
 use crate::declined::Declined;
 use crate::plan::{self, Data, DataType, Dims, Features, Inputs, RanData, RanOutput, Servable, Signature};
 
-/// Most sets of outputs for which a graph is prepared. A client chooses the outputs, and each set takes memory.
+/// Most sets of outputs for which a graph is prepared. Clients choose the outputs, and each set takes memory.
 const MOST_CALLS: usize = 64;
 
 type Wanted = SmallVec<[usize; 8]>;
 
-/// The graph of one predict: a cut one, fed rows of tables, or a whole one. Concurrency: any thread.
+/// The graph of one predict: a cut graph, which is fed rows of tables, or a whole graph. Concurrency: any thread.
 pub struct Tower {
     session: Arc<Session>,
     description: GraphDescription,
@@ -45,7 +45,7 @@ impl fmt::Debug for Tower {
 /// Opens the graph of a predict from its part of a description.
 ///
 /// # Errors
-/// A sentence: the description is none, or its session is not open.
+/// A sentence: the description is not valid, or its session is not open.
 pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, String> {
     let description = GraphDescription::deserialize_from(description)?;
     let number = description.session;
@@ -58,7 +58,7 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let computing = computing.transpose().map_err(|error| error.to_string())?;
     let shared = (description.batch_rows > 0).then(|| SharedRuns::new(description.batch_rows));
     let tower = Tower { session, description, computing, calls: RwLock::default(), shared };
-    // Names that the graph lacks are found now.
+    // This call fails now, and not at a request, if the graph lacks a name.
     let all = (0..tower.description.outputs.len()).collect();
     tower.call(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     Ok(Box::new(tower))
@@ -71,7 +71,7 @@ impl GraphDescription {
 }
 
 impl Tower {
-    /// Returns what fetches these outputs, which are sorted.
+    /// Returns the call that fetches these outputs, which are sorted.
     fn call(&self, wanted: &Wanted) -> Result<Arc<Call>, Declined> {
         let known = self.calls.read().unwrap_or_else(PoisonError::into_inner).get(wanted).cloned();
         if let Some(call) = known {
@@ -155,7 +155,7 @@ impl Tower {
         found.into_iter().map(ran_output).collect::<Option<_>>().ok_or(Declined::NotNative)
     }
 
-    /// Runs requests of the same call as one, and returns the outputs of each.
+    /// Runs requests of the same call in one run, and returns the outputs of each request.
     fn run_together(&self, requests: &[Request]) -> Vec<Result<Vec<RanOutput>, Declined>> {
         if let [only] = requests {
             return vec![self.run_alone(&only.call, &only.feeds)];
@@ -212,7 +212,7 @@ fn split(found: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<RanOutput>>
 
 type Numbers = dyn AsRef<[u8]> + Send + Sync;
 
-/// One request's rows of an output.
+/// The rows of an output that belong to one request.
 struct Part {
     whole: Arc<Numbers>,
     range: Range<usize>,
@@ -232,7 +232,7 @@ impl plan::Graph for Tower {
         inputs: &Inputs<'_>,
         wanted: &[usize],
     ) -> Result<Vec<RanOutput>, Declined> {
-        // One order for each set of outputs, so that a client's orders prepare nothing.
+        // The outputs are sorted, so a client that asks for them in another order prepares no further call.
         let mut sorted: Wanted = wanted.iter().copied().collect();
         sorted.sort_unstable();
         let call = self.call(&sorted)?;
@@ -259,7 +259,8 @@ impl plan::Graph for Tower {
     }
 }
 
-/// Returns the number of rows, which all tensors share; None if it differs, or a tensor can not be joined to others.
+/// Returns the number of rows, which all tensors share; None if the number differs, or a tensor can not be joined to
+/// others.
 fn rows_of(feeds: &[Tensor]) -> Option<usize> {
     let mut rows = None;
     for tensor in feeds {
@@ -277,7 +278,7 @@ fn fits(one: &Request, other: &Request) -> bool {
     Arc::ptr_eq(&one.call, &other.call) && one.feeds.iter().zip(&other.feeds).all(is_like)
 }
 
-/// Reads the rows of a fed tensor into new memory; returns it with the tensor's shape.
+/// Reads the rows of a fed tensor into a new block; returns the block with the tensor's shape.
 fn gathered(features: &Features<'_, '_>, fed: &FedRows) -> Result<(Block, Dims), Declined> {
     if let [part] = fed.parts[..] {
         let vectors = features.dims(part.feature, false)?;
@@ -298,7 +299,7 @@ fn gathered(features: &Features<'_, '_>, fed: &FedRows) -> Result<(Block, Dims),
     let mut width = 0_usize;
     for part in &fed.parts {
         let vectors = features.dims(part.feature, true)?;
-        // The graph refuses requests whose shapes do not fit each other, in its own words.
+        // If the shapes do not fit each other, the reference runs the graph, whose error the client then receives.
         let [of_part, numbers] = vectors[..] else {
             return Err(Declined::Unfit);
         };
@@ -324,7 +325,7 @@ fn product(sizes: &[usize]) -> Result<usize, Declined> {
     sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::OverLimit)
 }
 
-/// Returns the bytes of so many float32.
+/// Returns the bytes of `numbers` float32.
 fn bytes_of(numbers: usize) -> Result<usize, Declined> {
     numbers
         .checked_mul(4)
@@ -336,7 +337,7 @@ fn signed(dims: &[usize]) -> Result<SmallVec<[i64; 4]>, Declined> {
     dims.iter().map(|&size| i64::try_from(size).map_err(|_| Declined::Unfit)).collect()
 }
 
-/// Returns aligned little-endian numbers of the dtype that the graph wants.
+/// Returns the tensor's numbers, aligned and little-endian, in the dtype that the graph wants.
 fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Block, Declined> {
     match &tensor.data {
         Data::Raw(bytes) if tensor.dtype == wanted => Ok(Block::copy_of(bytes)),

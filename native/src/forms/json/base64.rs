@@ -1,8 +1,8 @@
-//! Bytes in JSON: `{"b64": "..."}`.
+//! Reads and writes base64, which JSON has in `{"b64": "..."}`.
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// No letter of base64.
+/// Marks a byte that is no letter of base64.
 const NONE: u8 = 255;
 
 const VALUES: [u8; 256] = {
@@ -18,7 +18,7 @@ const VALUES: [u8; 256] = {
     values
 };
 
-/// Appends bytes with padding.
+/// Appends the base64 text of bytes, with padding.
 pub fn encode(bytes: &[u8], out: &mut Vec<u8>) {
     for chunk in bytes.chunks(3) {
         let at = |i: usize| chunk.get(i).copied().map_or(0, u32::from);
@@ -30,8 +30,8 @@ pub fn encode(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Returns the bytes of a text with or without padding; None for any other, also for one with white space, which the
-/// reference skips.
+/// Decodes a text with or without padding; None for any other text, also for one with white space, which the reference
+/// skips.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let letters = text.trim_end_matches('=').as_bytes();

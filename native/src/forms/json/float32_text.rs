@@ -12,17 +12,17 @@ use std::hint::select_unpredictable;
 
 use super::floats::NonFinite;
 
-/// Bytes that a number and the comma behind it may use. The widest, such as `-0.000012345679,`, take one fewer; the
-/// eight bytes behind the point of `-12345679.0` use all.
+/// Most bytes that one number, with the comma behind it, may write. The longest text, such as `-0.000012345679,`,
+/// takes one byte fewer; `-12345679.0` takes all, because eight bytes are stored behind its point.
 const ROOM: usize = 18;
 
-/// Numbers whose digits are found before the first of them is written. One loop for both steps took 13 ns a number, two
-/// take 10 ns: the processor overlaps more short chains of instructions than long ones.
+/// Numbers whose digits are found before the text of the first number is written. One loop for both steps took 13 ns a
+/// number; two loops take 10 ns: the processor overlaps more short chains of instructions than long ones.
 const BLOCK: usize = 16;
 
-/// Bits behind the point of a [`Scale::step`].
+/// Bits behind the binary point of a [`Scale::step`].
 const POINT: u32 = 60;
-/// A difference in units of 2^-60 that the error of x, below 2^25 units, may have turned.
+/// A difference below this, in units of 2^-60, may have the wrong sign: the error of x is below 2^25 units.
 const UNSURE: u64 = 1 << 26;
 
 const MANTISSA: u32 = 0x7F_FFFF;
@@ -30,12 +30,12 @@ const IMPLICIT: u32 = 0x80_0000;
 const ZEROS: u64 = u64::from_le_bytes(*b"00000000");
 const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 
-/// How floats of one exponent become digits.
+/// The scale that turns floats of one exponent into digits.
 #[derive(Clone, Copy)]
 struct Scale {
     /// 2^q 10^-k, in units of 2^-60, rounded down.
     step: u64,
-    /// A power of ten. All x have as many digits as it has, or one fewer.
+    /// A power of ten: each x of this exponent has as many digits as the threshold, or one digit fewer.
     threshold: u32,
     /// Factor that gives nine digits to an x below the threshold.
     if_below: u8,
@@ -45,7 +45,7 @@ struct Scale {
     exponent: i8,
 }
 
-/// By biased exponent.
+/// Scales by the biased exponent of a float32.
 static SCALES: [Scale; 256] = scales();
 
 const fn scales() -> [Scale; 256] {
@@ -302,7 +302,7 @@ mod tests {
         let mut used = 0;
         for number in of_all_exponents().into_iter().chain(widest) {
             let mut room = [UNTOUCHED; 2 * ROOM];
-            // SAFETY: there are twice the ROOM bytes.
+            // SAFETY: `room` holds twice ROOM bytes.
             let length = unsafe { write(nine_digits(number), NonFinite::Tokens, room.as_mut_ptr()) };
             assert!(length <= ROOM, "{number:e}");
             assert_eq!(room[length - 1], b',', "{number:e}");

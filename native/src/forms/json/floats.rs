@@ -9,14 +9,14 @@ use crate::plan::DataType;
 /// Text for NaN and infinite numbers, which plain JSON does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
-    /// `NaN`, `Infinity` and `-Infinity`, as TensorFlow Serving writes them.
+    /// The words `NaN`, `Infinity` and `-Infinity`, which TensorFlow Serving writes too.
     Tokens,
-    /// `null`.
+    /// The word `null`.
     Null,
 }
 
 impl NonFinite {
-    /// Returns what the server's setting `strict_json` asks for.
+    /// Returns `Null` where the server's setting `strict_json` is on, else `Tokens`.
     #[must_use]
     pub fn of(strict_json: bool) -> Self {
         if strict_json { NonFinite::Null } else { NonFinite::Tokens }
@@ -33,10 +33,10 @@ impl NonFinite {
     }
 }
 
-/// Room that is kept for a number and the comma behind it.
+/// Bytes to reserve for a number and the comma behind the number.
 const MOST_CHARS: usize = 17;
 
-/// A number or a boolean of a tensor.
+/// The dtype of a tensor of numbers or booleans, which knows how to write its elements.
 trait Element {
     /// Bytes of one element in a tensor.
     const SIZE: usize;
@@ -45,7 +45,7 @@ trait Element {
     fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>);
 }
 
-/// A half of a float32: its value is written as that of a float32.
+/// IEEE halves: each is written with the text of the same value as float32.
 struct Float16;
 struct Bfloat16;
 struct Bool;
@@ -127,13 +127,13 @@ impl Element for Bool {
     }
 }
 
-/// Returns the value of an IEEE half.
+/// Converts an IEEE half to float32.
 fn of_half(half: u16) -> f32 {
     let sign = u32::from(half >> 15) << 31;
     let exponent = u32::from(half >> 10) & 31;
     let fraction = u32::from(half) & 0x3FF;
     match exponent {
-        // Multiples of 2^-24: exact.
+        // Subnormal halves are multiples of 2^-24, so the division is exact.
         #[allow(clippy::cast_precision_loss)]
         0 => f32::from_bits(sign | (fraction as f32 / 16_777_216.0).to_bits()),
         31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
@@ -141,7 +141,7 @@ fn of_half(half: u16) -> f32 {
     }
 }
 
-/// Appends a short text by copies of fixed sizes: a call of memmove took a quarter of an answer of floats.
+/// Appends a short text by copies of fixed sizes. A call of memmove took a quarter of the time of an answer of floats.
 #[inline(always)]
 fn append_short(text: &[u8], out: &mut Vec<u8>) {
     let (Some(first), Some(last)) = (text.first_chunk::<8>(), text.last_chunk::<8>()) else {
@@ -202,13 +202,13 @@ pub fn write_string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Appends a tensor's numbers as nested lists without white space, one level for each of its sizes; a scalar bare.
+/// Appends a tensor's numbers as nested lists without white space, one level for each size; a scalar without a list.
 ///
 /// `bytes` are the little-endian numbers of the tensor, as many as `dims` say. Returns false, and appends nothing, for
 /// strings, which [`write_strings`] writes.
 ///
 /// # Panics
-/// There are fewer bytes than `dims` say.
+/// `bytes` is shorter than `dims` say.
 pub fn write_numbers(dtype: DataType, dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) -> bool {
     match dtype {
         DataType::String => return false,
@@ -257,8 +257,8 @@ fn write_level<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, 
     out.push(b']');
 }
 
-/// Appends strings as nested lists, one level for each size. One that is not UTF-8, and all where `as_bytes`, go as
-/// `{"b64":"..."}`.
+/// Appends strings as nested lists, one level for each size. A string that is not UTF-8, and every string with
+/// `as_bytes`, is written as `{"b64":"..."}`.
 ///
 /// # Panics
 /// There are fewer strings than `dims` say.

@@ -7,27 +7,28 @@ use smallvec::SmallVec;
 use super::cursor::Read;
 use crate::declined::Declined;
 
-/// More levels of lists than tensors have that anyone looks up; the reference takes 64.
+/// Most levels of nested lists in a tensor; the reference takes 64.
 pub const MAX_DEPTH: usize = 8;
 
-/// The leaves of a value, in the order of the text. All are of one kind; whole numbers become floats beside a float.
+/// The leaves of a value, in the order of the text. All leaves are of one kind; whole numbers become floats beside a
+/// float.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Leaves<'a> {
-    /// There are none.
+    /// No leaves.
     #[default]
     None,
     /// Whole numbers.
     Ints(Vec<i64>),
     /// Numbers, some of which have a point, an exponent or more than 63 bits.
     Floats(Vec<f64>),
-    /// 0 or 1.
+    /// Booleans, as 0 or 1.
     Bools(Vec<u8>),
     /// Strings, and bytes that came in base64.
     Strings(Vec<Cow<'a, [u8]>>),
 }
 
 impl Leaves<'_> {
-    /// How many there are.
+    /// Returns the number of leaves.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -39,32 +40,32 @@ impl Leaves<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Says whether there are no leaves.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Length of lists of a level before the first of them has ended.
+/// Length of a depth's lists before the first list of that depth has ended.
 const OPEN: usize = usize::MAX;
 
 /// A value that is read element by element. Depth counts the lists around an element.
 #[derive(Clone, Debug, Default)]
 pub struct Nested<'a> {
     leaves: Leaves<'a>,
-    /// Of each depth at which lists stand: the length of the first of them.
+    /// Length of the first list at each depth that has lists.
     sizes: SmallVec<[usize; 4]>,
-    /// Whether lists of one depth differ in their lengths, by depth.
+    /// For each depth, whether lists of this depth differ in their lengths.
     is_uneven: [bool; MAX_DEPTH],
-    /// At which depth leaves stand.
+    /// Depth of the leaves; None before the first leaf.
     leaf_depth: Option<usize>,
-    /// How many leaves had come when each list at depth 1 ended.
+    /// Number of leaves at the end of each list of depth 1.
     ends: Vec<i64>,
 }
 
 impl<'a> Nested<'a> {
-    /// Returns a list of elements that come one by one, at depth 1.
+    /// Returns a list at depth 1 whose elements are added one by one.
     #[must_use]
     pub fn column() -> Self {
         let mut column = Nested::default();
@@ -72,7 +73,7 @@ impl<'a> Nested<'a> {
         column
     }
 
-    /// Notes that a list begins.
+    /// Begins a list.
     ///
     /// # Errors
     /// The value mixes lists and leaves, or kinds of leaves, or nests too deeply.
@@ -87,7 +88,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Notes that a list of so many elements ends.
+    /// Ends a list of `length` elements.
     #[inline]
     pub fn close(&mut self, depth: usize, length: usize) {
         let size = &mut self.sizes[depth];
@@ -135,7 +136,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds any other number.
+    /// Adds a number that is not whole.
     ///
     /// # Errors
     /// As `open`.

@@ -11,14 +11,14 @@ use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::plan::{DataType, Effort, Inputs, OutputShape, Servable, Work};
 
-/// A longer body is large work: an id takes 10 ns to read, and its row takes more.
+/// A longer body is large work: each id takes 10 ns to read, and each row takes more.
 const SMALL_BODY_BYTES: usize = 8 << 10;
-/// More numbers in an answer are large work: each takes some 10 to 20 ns to write.
+/// More numbers in an answer are large work: each number takes some 10 to 20 ns to write.
 const SMALL_NUMBERS: usize = 4096;
 /// Bytes of text to reserve for each number.
 const NUMBER_BYTES: usize = 12;
 
-/// How the outputs stand in an answer.
+/// The JSON layout of an answer's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// `{"embeddings": {name: [...]}}`
@@ -29,7 +29,7 @@ pub enum Layout {
     Rows,
 }
 
-/// Says whether a body may be read on this thread.
+/// Checks that this thread may read a body.
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
@@ -40,7 +40,7 @@ pub fn check_body(effort: Effort, body: &[u8]) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Says whether so many numbers may be written on this thread.
+/// Checks that this thread may write `count` numbers.
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
@@ -51,13 +51,13 @@ pub fn check_numbers(effort: Effort, count: usize) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Returns memory for the text of so many numbers.
+/// Returns memory for the text of `count` numbers.
 #[must_use]
 pub fn text_of(count: usize) -> Vec<u8> {
     Vec::with_capacity(count.saturating_mul(NUMBER_BYTES).saturating_add(64))
 }
 
-/// Runs a signature on the inputs of a request, and writes all of its outputs.
+/// Runs a signature on the inputs of a request, and writes all outputs of the signature.
 ///
 /// # Errors
 /// The reason why the reference must answer.
@@ -133,7 +133,7 @@ fn content(work: &mut Work<'_, '_>, number: usize, shape: &OutputShape) -> Resul
     let num_bytes = shape.num_bytes();
     let mut bytes = Vec::with_capacity(num_bytes);
     work.fill(number, &mut bytes.spare_capacity_mut()[..num_bytes])?;
-    // SAFETY: fill has written all of it.
+    // SAFETY: fill has written all `num_bytes` bytes.
     unsafe { bytes.set_len(num_bytes) };
     Ok(Content::Numbers(bytes))
 }
@@ -144,7 +144,7 @@ impl Output<'_> {
         self.write_part(&self.shape.dims, 0, non_finite, out);
     }
 
-    /// Appends the part of these sizes that stands at this place among parts of that size.
+    /// Appends one part of the output: the part number `place` among parts of the sizes `dims`.
     fn write_part(&self, dims: &[usize], place: usize, non_finite: NonFinite, out: &mut Vec<u8>) {
         let count: usize = dims.iter().product();
         let begin = place * count;

@@ -1,6 +1,6 @@
-//! Reads the body of a request in one pass, without a tree of values: names, and numbers end to end.
+//! Reads the body of a request in one pass, without a tree of values.
 //!
-//! It reads strict JSON without an unknown or a repeated key. Any other body goes to the reference.
+//! This reader takes strict JSON without an unknown or a repeated key. Any other body goes to the reference.
 
 use std::borrow::Cow;
 
@@ -8,24 +8,24 @@ use super::cursor::{Cursor, Read};
 use super::nested::Nested;
 use crate::declined::Declined;
 
-/// More inputs than signatures have; each name is held against all others.
+/// Most columns of a body, more than any signature has; each name is compared with all others.
 const MAX_COLUMNS: usize = 256;
 
 /// The value of one input or feature.
 #[derive(Debug)]
 pub struct Column<'a> {
-    /// Its name.
+    /// Name of the input or feature.
     pub name: Cow<'a, str>,
-    /// Its value.
+    /// Value of the input or feature.
     pub value: Nested<'a>,
-    /// How many rows gave an element of it.
+    /// Number of rows that gave an element of the column.
     rows: usize,
 }
 
 /// The tensors of a predict.
 #[derive(Debug)]
 pub enum Payload<'a> {
-    /// By name.
+    /// Inputs by name.
     Columns(Vec<Column<'a>>),
     /// The tensor of the only input.
     Value(Nested<'a>),
@@ -34,7 +34,7 @@ pub enum Payload<'a> {
 /// The body of a `:predict`.
 #[derive(Debug)]
 pub struct PredictBody<'a> {
-    /// Empty where the client named none.
+    /// Name of the signature; empty where the client named none.
     pub signature_name: Cow<'a, str>,
     /// Whether tensors came in `instances`, so that the answer goes by row.
     pub is_by_row: bool,
@@ -45,7 +45,7 @@ pub struct PredictBody<'a> {
 /// The body of a `:lookup`.
 #[derive(Debug)]
 pub struct LookupBody<'a> {
-    /// Empty where the client named none.
+    /// Name of the signature; empty where the client named none.
     pub signature_name: Cow<'a, str>,
     /// Ids by feature.
     pub features: Vec<Column<'a>>,
@@ -157,7 +157,8 @@ fn inputs<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
     Ok(Payload::Value(value))
 }
 
-/// Reads `instances`: a list of objects, or of values of the only input. The first row says of which.
+/// Reads `instances`: a list of objects, or of values of the only input. The first row says which of the two the list
+/// holds.
 fn instances<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
     cursor.expect(b'[')?;
     let mut rows = 0;
@@ -196,7 +197,7 @@ fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -
         let column = if row == 0 {
             add(columns, name, Nested::column())?
         } else {
-            // The order is mostly that of the first row.
+            // Most rows have the keys in the order of the first row.
             let is_next = columns.get(count).is_some_and(|column| column.name == name);
             let number = if is_next { Some(count) } else { columns.iter().position(|column| column.name == name) };
             &mut columns[number.ok_or(Declined::Unusual)?]
@@ -277,7 +278,7 @@ mod tests {
             let text = if pretty { serde_json::to_string_pretty(&document) } else { serde_json::to_string(&document) };
             let text = text.expect("text");
             let Ok(body) = read_predict(text.as_bytes()) else {
-                // Only what mixes its leaves is refused while it is read.
+                // `read_predict` refuses only a value that mixes kinds of leaves.
                 return Ok(());
             };
             let Payload::Columns(mut columns) = body.payload else { panic!("columns") };

@@ -6,7 +6,7 @@ use super::nested::{Leaves, Nested};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, InputPlan, Inputs, Role, Signature, Strings, Tensor};
 
-/// Returns inputs of which none was sent.
+/// Returns a signature's inputs, none of them sent.
 #[must_use]
 pub fn nothing<'a>(signature: &Signature) -> Inputs<'a> {
     let mut inputs = Inputs::new();
@@ -101,14 +101,14 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         (DataType::Uint8, Leaves::Ints(numbers)) => bytes(&numbers, u8::to_le_bytes)?,
         (DataType::Bool, Leaves::Bools(bools)) => Data::Bytes(bools),
         (DataType::Float32, leaves) => {
-            // By way of float64, as numpy does: two roundings.
+            // As numpy does, the text is rounded to float64 and then to float32.
             #[allow(clippy::cast_possible_truncation)]
             let floats = floats(leaves)?.into_iter().map(|number| number as f32);
             Data::Floats(floats.collect())
         }
         (DataType::Float64, leaves) => Data::Bytes(floats(leaves)?.into_iter().flat_map(f64::to_le_bytes).collect()),
         (DataType::String, Leaves::None) => Data::Strings(Strings::default()),
-        // Only numpy, in the reference, rounds numbers to 16 bits.
+        // Only the reference, with numpy, rounds JSON numbers to 16 bits.
         (DataType::Float16 | DataType::Bfloat16 | DataType::String, _) => return Err(Declined::Unusual),
         (_, Leaves::None) => Data::Bytes(Vec::new()),
         _ => return Err(Declined::Unfit),

@@ -1,4 +1,5 @@
-//! Bodies to bodies, on the small servable of the plans' tests: row `i` of its table is `[10 i, 10 i + 1]`.
+//! Tests from request body to answer body, on the small servable of the plans' tests: row `i` of its table is `[10 i,
+//! 10 i + 1]`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, output, servable, toy};
 use crate::plan::{Data, DataType, Effort, ModelRoutes, Routes, Servable, Tensor};
 
-/// Which form reads a body.
+/// The form that reads a body.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Lookup,
@@ -48,7 +49,7 @@ fn ask(routes: &Routes, form: Form, effort: Effort, body: &[u8]) -> Result<Strin
     Ok(String::from_utf8(body.to_vec()).expect("text"))
 }
 
-/// What the toy answers to one body.
+/// Returns the toy servable's answer to one body.
 fn answer(form: Form, body: &str) -> Result<String, Declined> {
     ask(&routes(toy()), form, Effort::Any, body.as_bytes())
 }
@@ -188,7 +189,7 @@ fn a_predict_answers_by_row_and_by_column() {
     for body in bodies {
         assert!(answer(Form::Predict, body).is_err(), "{body}");
     }
-    // By row, outputs must agree in their rows.
+    // In an answer by row, all outputs must have equally many rows.
     let body = r#"{"signature_name":"lookup","inputs":{"one":[1,2],"bag":[[1]]}}"#;
     assert!(answer(Form::Predict, body).is_err());
 }
@@ -237,7 +238,7 @@ fn large_work_is_left_to_the_pool() {
     assert!(ask(&routes, Form::Predict, Effort::Any, body.as_bytes()).is_ok());
 }
 
-/// A lookup of the toy as a value, with its rows in lists or not.
+/// A lookup body for the toy servable as a JSON value, with its rows in lists or not.
 fn bodies() -> impl Strategy<Value = Value> {
     let ids = prop::collection::vec(-2_i64..7, 0..5);
     let lists = prop::collection::vec(prop::collection::vec(-2_i64..7, 0..4), 0..5);
@@ -323,7 +324,7 @@ fn time_of_requests() {
     }
 }
 
-/// Holds the text of numbers against orjson's: `TEXT_PARITY` names a file of lines `[dtype, bytes in hexadecimal
+/// Compares the text of numbers with orjson's: `TEXT_PARITY` names a file of lines `[dtype, bytes in hexadecimal
 /// digits, text]`.
 #[test]
 #[ignore = "needs the file that TEXT_PARITY names"]
@@ -360,8 +361,8 @@ fn shown(tensor: &Tensor<'_>) -> Value {
     json!([format!("{:?}", tensor.dtype).to_lowercase(), tensor.dims.to_vec(), data])
 }
 
-/// Holds what is read of bodies against what the reference reads: a file of lines `[signature, form, body, arrays]`,
-/// null for arrays that it refuses.
+/// Compares the arrays that this form reads from bodies with the reference's: `JSON_PARITY` names a file of lines
+/// `[signature, form, body, arrays]`, with null for arrays that the reference refuses.
 #[test]
 #[ignore = "needs the file that JSON_PARITY names"]
 fn bodies_mean_what_they_mean_to_the_reference() {

@@ -1,4 +1,4 @@
-//! The body of an inference request, up to its tensors.
+//! Reads the body of an inference request, up to its tensors.
 
 use std::borrow::Cow;
 
@@ -10,39 +10,40 @@ use crate::declined::Declined;
 use crate::forms::json::cursor::Cursor;
 use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
-/// One input.
+/// One input of the request.
 pub struct Input<'a> {
-    /// Its name.
+    /// Name of the input.
     pub name: Cow<'a, str>,
-    /// Its dtype, sizes and elements.
+    /// Dtype, sizes and elements of the input.
     pub tensor: Tensor<'a>,
 }
 
 /// An output that the request names.
 pub struct Output<'a> {
-    /// Its name.
+    /// Name of the output.
     pub name: Cow<'a, str>,
-    /// Whether it goes in the binary form, where the request says so of it alone.
+    /// Whether the output is binary; None where the request does not say so for this output alone.
     pub is_binary: Option<bool>,
 }
 
 /// A parsed body.
 #[derive(Default)]
 pub struct Request<'a> {
-    /// None where the client sent none.
+    /// Id of the request; None where the client sent none.
     pub id: Option<Cow<'a, str>>,
-    /// Empty where the client named none.
+    /// Name of the signature; empty where the client named none.
     pub signature: Cow<'a, str>,
-    /// Whether outputs go in the binary form, where they do not say so themselves.
+    /// Whether an output is binary where the request says nothing for this output alone.
     pub is_binary: bool,
-    /// The inputs in their order.
+    /// Inputs in the order of the request.
     pub inputs: SmallVec<[Input<'a>; 4]>,
-    /// The outputs that the request names; none means all.
+    /// Outputs that the request names; an empty list means all outputs.
     pub outputs: SmallVec<[Output<'a>; 4]>,
 }
 
 impl<'a> Request<'a> {
-    /// Reads JSON, and the tensors whose data lies in `binary`, all of which must belong to a tensor.
+    /// Reads a request: its JSON, and tensors whose data lies in `binary`. Each byte of `binary` must belong to a
+    /// tensor.
     pub fn read(json: &'a [u8], mut binary: &'a [u8], has_header: bool) -> Result<Self> {
         let mut request = Request::default();
         let mut has_inputs = false;
@@ -82,12 +83,12 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where the elements of an input are.
+/// The place of an input's elements.
 enum Sent<'a> {
     Nowhere,
-    /// In JSON that was read: the elements and their number.
+    /// Elements that were read from JSON, and their number.
     Elements(Data<'a>, usize),
-    /// In JSON that begins here and was skipped, because the datatype stands behind it.
+    /// Position of a JSON list that was skipped, because the datatype stands behind the list.
     Later(Cursor<'a>),
 }
 
@@ -186,9 +187,9 @@ fn size(cursor: &mut Cursor<'_>) -> Result<usize> {
     cursor.whole::<i64>()?.try_into().map_err(|_| Declined::Unusual)
 }
 
-/// Reads a list of elements, flat or nested regularly; returns them and their number.
+/// Reads a list of elements, flat or nested regularly; returns the elements and their number.
 fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -> Result<(Data<'a>, usize)> {
-    // The shape may lie: an element takes two bytes at least.
+    // The shape may be wrong, so the bytes bound the allocation: an element takes at least two bytes.
     let most = cursor.num_left() / 2 + 1;
     let capacity = dims.and_then(|dims| num_elements(dims).ok()).unwrap_or(0).min(most);
     Ok(match dtype {
@@ -197,7 +198,7 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
         DataType::Float32 => {
             let mut numbers = Vec::with_capacity(capacity);
             cursor.even_list(|cursor| {
-                // By way of float64, as numpy converts a list of Python's floats.
+                // The text is rounded to float64 and then to float32, as numpy converts a list of Python's floats.
                 #[allow(clippy::cast_possible_truncation)]
                 numbers.push(cursor.float()? as f32);
                 Ok(())

@@ -1,4 +1,4 @@
-//! Whole requests against answers that the reference's encoder wrote.
+//! Tests whole requests against answers that the reference's encoder wrote.
 
 use std::collections::HashMap;
 
@@ -203,7 +203,7 @@ fn long_requests_are_large_work() {
     assert!(answer(&small, &short).is_ok());
 }
 
-/// Gives one output of each dtype.
+/// A graph with one output of each dtype.
 #[derive(Debug)]
 struct EveryDtype;
 
@@ -242,7 +242,7 @@ const EVERY_DTYPE: [(&str, DataType, &[usize], &[u8]); 16] = [
     ("empty", DataType::Float32, &[0, 200], b""),
 ];
 
-/// What `encode_response` of `service/wire/predict_proto.py` makes of these arrays.
+/// The answer that `encode_response` of `service/wire/predict_proto.py` writes for these arrays.
 const IN_VALUES: &str = "\
     0a210a07666c6f6174333212160801120812020801120208022a080000c03f000000c00a1d0a07666c6f61743634121208021204120208\
     013208000000000000d03f0a1f0a05696e743332121608031204120208023a0cffffffffffffffffff01ac020a1a0a0575696e74381211\
@@ -277,7 +277,7 @@ fn every_dtype_travels_as_the_reference_writes_it() {
     let description = json!({"model": "m", "version": 300, "tables": [], "vocabularies": [],
         "signatures": [signature], "mark_at": 0});
     let description: Description = serde_json::from_value(description).expect("a description");
-    // SAFETY: there is no address in it.
+    // SAFETY: the description holds no address.
     let servable = unsafe { Servable::compile(description, Keep(Box::new(())), &|_| Ok(Box::new(EveryDtype))) };
     let routes = routes_to(servable.expect("fits"));
     let message = StockRequest {

@@ -1,4 +1,4 @@
-//! Tensors against what a stock generator of protobuf makes of them.
+//! Compares tensors with those of a stock protobuf library.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ pub struct Shape {
     unknown_rank: bool,
 }
 
-/// The oracle: what a stock generator makes of the proto.
+/// The oracle: the message type that a stock generator makes of the proto.
 #[derive(Clone, PartialEq, Message)]
 pub struct Stock {
     #[prost(int32, tag = "1")]
