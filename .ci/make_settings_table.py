@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
-from service.configuration.settings import ENV_PREFIX, Settings
+from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
 
 TARGET = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -55,7 +55,7 @@ def table() -> str:
 
 def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
     about = setting.metadata
-    head = SECTION_HEAD % about["section"] if about["section"] else ""
+    head = SECTION_HEAD % SECTIONS[setting.name] if setting.name in SECTIONS else ""
     if get_origin(kind) is Literal:
         type_name, allowed = "choice", ", ".join(f"`{choice}`" for choice in get_args(kind))
     else:

@@ -21,7 +21,6 @@ class ServerSettings:
     model_base_path: str = setting(
         "",
         "Folder of the model, with one sub-folder per version named by an integer; not used with a model_config_file.",
-        section="Models",
     )
     model_name: str = setting("default", "Name under which the model is served; not used with a model_config_file.")
     model_config_file: str = setting(
@@ -47,19 +46,13 @@ class ServerSettings:
         "one they are at /metrics and /monitoring/prometheus/metrics.",
     )
     auth_config: str = setting(
-        "",
-        "TOML file that says who may do what with which models; see docs/security.md. Without one everybody may.",
-        section="Callers",
+        "", "TOML file that says who may do what with which models; see docs/security.md. Without one everybody may."
     )
     auth_config_poll_wait_seconds: float = setting(
         1.0, "Seconds between looks at that file and those of tokens; 0 reads them once, at the start.", 0, 86400
     )
     admin_port: int = setting(
-        -1,
-        "HTTP port of the admin routes, which change the server; 0 picks a free one, -1: there are none.",
-        -1,
-        65535,
-        section="Addresses and certificates",
+        -1, "HTTP port of the admin routes, which change the server; 0 picks a free one, -1: there are none.", -1, 65535
     )
     admin_host: str = setting(
         "127.0.0.1", "Address to listen on for them; one that others can reach needs an auth_config."
@@ -82,15 +75,10 @@ class ServerSettings:
         "auto",
         "Threads of the native core that serve connections; 'auto' is one for each processor. Python has one event "
         "loop for HTTP, and grpc_max_threads.",
-        section="Threads of the native core",
     )
     workers: str = setting("", "The same as threads, which it was called once; not used with threads.")
     file_system_poll_wait_seconds: float = setting(
-        1.0,
-        "Seconds between looks for new versions; 0 looks once, at the start.",
-        0,
-        86400,
-        section="Loading of versions",
+        1.0, "Seconds between looks for new versions; 0 looks once, at the start.", 0, 86400
     )
     num_load_threads: int = setting(
         0, "How many versions may load at the same time, all models together; 0: one of each model.", 0, 1024
@@ -136,7 +124,6 @@ class ServerSettings:
         "auto",
         "Signatures that need TensorFlow: 'auto' loads their graph with the version where TensorFlow is installed, "
         "'lazy' at the first request for one, 'off' never.",
-        section="TensorFlow graphs",
     )
     graph_threads: int = setting(
         _num_processors(),
@@ -166,11 +153,7 @@ class ServerSettings:
     tensorflow_inter_op_parallelism: int = setting(
         0, "Operations that TensorFlow runs side by side; 0: chosen by it where the one before is given.", 0, 1024
     )
-    enable_batching: bool = setting(
-        False,
-        "Whether requests that wait for the same graph are run together.",
-        section="Batching of TensorFlow graphs",
-    )
+    enable_batching: bool = setting(False, "Whether requests that wait for the same graph are run together.")
     batching_parameters_file: str = setting(
         "", "File that says how: the text form of TensorFlow Serving's BatchingParameters; empty: its defaults."
     )
@@ -185,7 +168,6 @@ class ServerSettings:
         "processors to spare.",
         1,
         64,
-        section="Limits and overload",
     )
     grpc_max_threads: int = setting(8, "gRPC requests handled at the same time in Python.", 1, 1024)
     max_request_bytes: int = setting(
@@ -216,7 +198,7 @@ class ServerSettings:
         1_000_000,
     )
     rest_api_max_head_bytes: int = setting(
-        65536, "Largest request line with headers (HTTP), in bytes; by the native core.", 1024, 1 << 24, section="HTTP"
+        65536, "Largest request line with headers (HTTP), in bytes; by the native core.", 1024, 1 << 24
     )
     rest_api_head_timeout_s: float = setting(
         10.0,
@@ -246,7 +228,7 @@ class ServerSettings:
     rest_api_gzip_min_bytes: int = setting(
         32768, "Size from which HTTP answers are compressed for clients that accept gzip; 0 is never.", 0, 2**31 - 1
     )
-    grpc_socket_path: str = setting("", "Unix socket to serve gRPC on, beside the port.", section="gRPC")
+    grpc_socket_path: str = setting("", "Unix socket to serve gRPC on, beside the port.")
     grpc_channel_arguments: str = setting(
         "", "Comma-separated settings of gRPC itself, such as grpc.max_connection_age_ms=2000."
     )
@@ -254,22 +236,14 @@ class ServerSettings:
         False, "Answer Predict over gRPC in tensor_content instead of the *_val fields."
     )
     shutdown_delay_s: float = setting(
-        0.0,
-        "Seconds between failing /readyz and no longer accepting, for load balancers to notice.",
-        0,
-        3600,
-        section="Shutdown and memory",
+        0.0, "Seconds between failing /readyz and no longer accepting, for load balancers to notice.", 0, 3600
     )
     keep_freed_mib: int = setting(
         64, "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: as it is.", 0, 1024
     )
     drain_timeout_s: float = setting(30.0, "Seconds that requests in flight get to finish at shutdown.", 0, 3600)
     request_log_file_mib: int = setting(
-        64,
-        "MiB of a file of a model's request log, see logging_config, beyond which the next is begun.",
-        1,
-        4096,
-        section="Logs and traces",
+        64, "MiB of a file of a model's request log, see logging_config, beyond which the next is begun.", 1, 4096
     )
     request_log_files: int = setting(16, "Files of a request log that are kept; the oldest are removed.", 1, 100_000)
     request_log_answers: bool = setting(True, "Whether a request log holds answers beside the requests.")

@@ -7,20 +7,12 @@ from typing import Any
 
 
 def setting(
-    default: Any,
-    about: str,
-    low: float | None = None,
-    high: float | None = None,
-    *,
-    default_about: str = "",
-    section: str = "",
+    default: Any, about: str, low: float | None = None, high: float | None = None, *, default_about: str = ""
 ) -> Any:
     """Returns a field of a settings class.
 
     Args:
       about: what `--help` says. low, high: what a number may be.
       default_about: the words for a default that depends on the machine.
-      section: title of the section that begins with this setting, in `--help` and docs/settings.md; "": no new section.
     """
-    about_it = {"about": about, "low": low, "high": high, "default_about": default_about, "section": section}
-    return field(default=default, metadata=about_it)
+    return field(default=default, metadata={"about": about, "low": low, "high": high, "default_about": default_about})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,24 @@ from service.configuration.server_settings import ServerSettings
 from service.configuration.setting_fields import setting
 
 ENV_PREFIX = "EMB_"
+# The sections of `--help` and docs/settings.md: the first setting of each, and its title.
+SECTIONS: Mapping[str, str] = {
+    "model_base_path": "Models",
+    "auth_config": "Callers",
+    "admin_port": "Addresses and certificates",
+    "threads": "Threads of the native core",
+    "file_system_poll_wait_seconds": "Loading of versions",
+    "graph_signatures": "TensorFlow graphs",
+    "enable_batching": "Batching of TensorFlow graphs",
+    "lookup_threads": "Limits and overload",
+    "rest_api_max_head_bytes": "HTTP",
+    "grpc_socket_path": "gRPC",
+    "shutdown_delay_s": "Shutdown and memory",
+    "request_log_file_mib": "Logs and traces",
+    "data_plane": "Data plane",
+    "warm": "Tables in memory",
+    "delta_poll_wait_seconds": "Changes of rows",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +38,8 @@ class Settings(ServerSettings):
         "auto",
         "What answers requests: 'native' is the compiled core, with many threads, 'python' is slower and answers "
         "the same; 'auto' is native where the core is installed and the other settings allow it.",
-        section="Data plane",
     )
-    warm: bool = setting(
-        False, "Whether the rows that a training looked up most are read before AVAILABLE.", section="Tables in memory"
-    )
+    warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
         0.0,
@@ -52,11 +68,7 @@ class Settings(ServerSettings):
         "'normal' leaves them; 'random' reads none ahead.",
     )
     delta_poll_wait_seconds: float = setting(
-        0.2,
-        "Seconds between looks for deltas, rows that change without a new version; 0: none are taken.",
-        0,
-        3600,
-        section="Changes of rows",
+        0.2, "Seconds between looks for deltas, rows that change without a new version; 0: none are taken.", 0, 3600
     )
     delta_journal_dir: str = setting("", "Folder that keeps upserts over a restart; without one upserts are refused.")
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)

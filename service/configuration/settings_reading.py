@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
-from service.configuration.settings import ENV_PREFIX, Settings
+from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
 from service.configuration.settings_faults import faults_of
 from service.near_names import did_you_mean
 
@@ -139,8 +139,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
-        if setting.metadata["section"]:
-            group = parser.add_argument_group(setting.metadata["section"])
+        if setting.name in SECTIONS:
+            group = parser.add_argument_group(SECTIONS[setting.name])
         group.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
     group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.codecs.protos import message_class
+from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model

@@ -16,7 +16,7 @@ use crate::declined::Declined;
 pub type Read<T> = Result<T, Declined>;
 
 /// The reference refuses a document of more colons than this, or of more brackets and braces that open. It counts those
-/// in strings too. Source: `service/codecs/json_document.py`.
+/// in strings too. Source: `service/wire/json_document.py`.
 const MAX_DOCUMENT_KEYS: usize = 1 << 18;
 const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 /// A whole number of this many digits fits an i64.
