@@ -21,7 +21,7 @@ Document = dict[str, Any]
 # rows, seconds, counts, run_seconds, run_counts of one subject.
 _Numbers = tuple[int, float, list[int], float, list[int]]
 # Fields of the core's statistics that the status page shows elsewhere, or as sums.
-_APART = ("subjects", "slow", "refused", "waited")
+_APART = ("subjects", "slow", "refused", "waited", "held")
 
 
 class Events(Protocol):
@@ -37,6 +37,10 @@ class Events(Protocol):
 
     def waits_counted(self, model: str, times: Times) -> None:
         """Counts the times that requests waited for a thread before they ran."""
+        ...
+
+    def held_by_core(self, held: Mapping[str, int]) -> None:
+        """Notes the bytes that requests of each model hold in the core now."""
         ...
 
 
@@ -147,6 +151,7 @@ class NativeStatistics:
             elif more:
                 self._events.refused(model, reason, more)
         self._tell_waits(document["waited"])
+        self._events.held_by_core(dict(document["held"]))
         for wire, _ in self._new(document, "cut"):
             if wire == "http":
                 self._events.connection_dropped("stalled")

@@ -34,6 +34,7 @@ class AdmissionCounter:
         self._refused: dict[tuple[int, str, str], list[int]] = {}
         self._waits: dict[tuple[int, str], Times] = {}
         self._dropped: dict[str, int] = {}
+        self._held_by_core: Mapping[str, int] = {}
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
         """See engine.admission_limits.AdmissionObserver. count: the native core reports several refusals at once."""
@@ -59,6 +60,18 @@ class AdmissionCounter:
         """A connection was refused or cut. Concurrency: one thread at a time."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
+    def held_by_core(self, held: Mapping[str, int]) -> None:
+        """Notes the bytes that requests of each model hold in the native core now."""
+        self._held_by_core = held
+
+    def in_flight(self, held: Mapping[str, Held]) -> Mapping[str, Held]:
+        """Returns what requests of each model hold in Python and in the native core together."""
+        found = dict(held)
+        for model, size in self._held_by_core.items():
+            before = found.get(model, Held())
+            found[model] = Held(before.bytes + size, before.rows)
+        return found
+
     def dropped(self) -> dict[str, int]:
         """Returns how many connections were refused or cut, by reason."""
         return self._dropped.copy()
@@ -78,8 +91,9 @@ class AdmissionCounter:
         return found
 
     def lines(self, held: Mapping[str, Held], limits: Limits | None) -> list[str]:
-        """Returns the families; held: what is in flight now; limits: what may be, where there are any."""
+        """Returns the families; held: what is in flight in Python now; limits: what may be, where there are any."""
         lines: list[str] = []
+        held = self.in_flight(held)
         gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (
             ("in_flight_bytes", "Bytes of requests and answers that are worked on now.", lambda one: one.bytes),
             ("in_flight_rows", "Rows of requests that are worked on now.", lambda one: one.rows),

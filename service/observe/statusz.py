@@ -198,7 +198,8 @@ def _process() -> Document:
 
 
 def overload(held: Mapping[str, Held], limits: Limits, counted: AdmissionCounter) -> dict[str, Any]:
-    """Returns the document; counts are since the start."""
+    """Returns the document; counts are since the start. held: what is in flight in Python now."""
+    held = counted.in_flight(held)
     refused, waits = counted.refusals(), counted.waits()
     models = sorted(held.keys() | waits.keys() | {model for model, _ in refused})
     return {

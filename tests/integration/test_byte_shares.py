@@ -54,6 +54,12 @@ def refused(server: ServerProcess, model: str) -> float:
     return family.value(**labels) if labels in family.labelled() else 0.0
 
 
+def held(server: ServerProcess, model: str) -> float:
+    """Returns the bytes that requests to a model hold, as the metrics tell."""
+    family = read_exposition(server.http.get("/metrics").text)["embedding_server_in_flight_bytes"]
+    return family.value(model=model) if {"model": model} in family.labelled() else 0.0
+
+
 def send_half(server: ServerProcess, number: int) -> socket.socket:
     """Sends a body to the model "flooded", but for its last byte, from an address of its own."""
     address = ("127.0.0.1", server.http_port)
@@ -84,9 +90,11 @@ def test_half_received_bodies_leave_room_for_another_model(server: ServerProcess
         for number in range(FLOOD):
             stack.enter_context(closing(send_half(server, number)))
         until(lambda: refused(server, "flooded") - before >= FLOOD // 3)
+        until(lambda: LIMIT / 2 < held(server, "flooded") < LIMIT)
         response = server.http.post("/v1/models/flooded:lookup", content=LARGE_BODY)
         assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
         assert_the_other_is_answered(server)
+    until(lambda: held(server, "flooded") == 0)
     until(lambda: server.http.post("/v1/models/flooded:lookup", content=LARGE_BODY).status_code == 200)
 
 

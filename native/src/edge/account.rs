@@ -54,6 +54,14 @@ impl Account {
         self.held() >= self.limit
     }
 
+    /// Bytes that are held now, by model; models that hold none are left out.
+    #[must_use]
+    pub fn by_model(&self) -> Vec<(String, usize)> {
+        let groups = self.lock();
+        let models = groups.iter().filter(|((_, address), _)| address.is_empty());
+        models.map(|((model, _), held)| (model.to_string(), held.load(Relaxed))).filter(|(_, held)| *held > 0).collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Group, Arc<AtomicUsize>>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,9 +202,12 @@ mod tests {
         assert!(first.reach(4, || Arc::clone(&one)) && second.reach(2, || Arc::clone(&two)));
         assert!(!account.is_full() && !second.reach(7, || Arc::clone(&two)) && account.is_full());
         assert_eq!((first.model(), second.model(), account.held()), ("a", "b", 11));
+        let mut by_model = account.by_model();
+        by_model.sort();
+        assert_eq!(by_model, [("a".into(), 4), ("b".into(), 7)]);
         drop(second);
         assert!(first.reach(3, || Arc::clone(&two)));
-        assert_eq!(account.held(), 4);
+        assert_eq!((account.held(), account.by_model()), (4, vec![("a".into(), 4)]));
         drop(first);
         assert_eq!(account.held(), 0);
     }

@@ -181,6 +181,7 @@ impl Server {
         let shared = &self.hub.shared;
         Snapshot {
             bytes_in_flight: shared.account.held(),
+            held: shared.account.by_model(),
             queued: shared.large.num_waiting(),
             queued_to_forward: vec![
                 ("grpc", shared.grpc_gates.num_waiting() as u64),

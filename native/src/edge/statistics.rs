@@ -220,6 +220,8 @@ pub struct Snapshot {
     pub connections: Vec<(&'static str, u64)>,
     /// Bytes of requests and answers that are held now.
     pub bytes_in_flight: usize,
+    /// The same by model, "" where it is not known.
+    pub held: Vec<(String, usize)>,
     /// Large requests that wait for a thread now.
     pub queued: usize,
     /// Requests that wait for the reference now, by wire.
@@ -469,6 +471,7 @@ impl Statistics {
             panicked: self.total(E::Panicked),
             connections,
             bytes_in_flight: 0,
+            held: Vec::new(),
             queued: 0,
             queued_to_forward: Vec::new(),
             slow: lock(&self.slow).iter().cloned().collect(),

@@ -169,9 +169,11 @@ async fn half_received_messages_of_one_connection_leave_room_for_another() {
     // The connection holds a half of all bytes, and its other calls are refused.
     let most = (8 << 20) / 15_000;
     let num_refused = || calls.iter().filter(|(reply, _)| reply.is_finished()).count();
-    until("the others are refused", || num_refused() == 700 - most).await;
+    // Some more may be refused: two threads that ask at the same time both count before one of them is refused.
+    until("the others are refused", || num_refused() >= 700 - most).await;
     let held = || setup.server().statistics().bytes_in_flight;
-    assert_eq!(held(), most * 15_000);
+    until("the rest is held", || held() == (700 - num_refused()) * 15_000).await;
+    assert!(num_refused() < 700 - most / 2, "{}", num_refused());
     let other = grpc::connect(&setup).await;
     let whole = grpc::framed(&vec![b'a'; 2 << 20]);
     assert_eq!(grpc::call(&other, PREDICT, &[], whole).await.unwrap().status(), "0");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from service.native.statistics import NativeStatistics
@@ -18,7 +19,7 @@ class FakeCore:
     def __init__(self) -> None:
         self.subjects: list[dict[str, Any]] = []
         self.events: dict[str, list[Any]] = {
-            name: [] for name in ("refused", "cut", "flooded", "handshakes_failed", "waited")
+            name: [] for name in ("refused", "cut", "flooded", "handshakes_failed", "waited", "held")
         }
         self.slow: list[dict[str, Any]] = []
 
@@ -46,6 +47,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.held: Mapping[str, int] = {}
 
     def connection_dropped(self, reason: str) -> None:
         """See native.statistics.Events."""
@@ -58,6 +60,10 @@ class Seen:
     def waits_counted(self, model: str, times: Times) -> None:
         """See native.statistics.Events."""
         self.told.append(("waited", model, sum(times.counts), times.seconds))
+
+    def held_by_core(self, held: Mapping[str, int]) -> None:
+        """See dataplane.statistics.Events."""
+        self.held = held
 
     def handshake_failed(self, wire: str) -> None:
         """See metrics.tls."""
@@ -126,6 +132,7 @@ def test_events_and_slow_requests_are_told_once() -> None:
         "cut": [("http", 1)],
         "flooded": [("ping", 1), ("malformed", 1), ("data", 0)],
         "handshakes_failed": [("grpc", 2)],
+        "held": [("m", 5000), ("", 7)],
     }
     named = {**SUBJECT._asdict(), "request_id": "abc", "seconds": 2.0, "run_seconds": 1.0, "rows": 7}
     core.slow = [{"at_s": 99.0, **named}, {"at_s": 101.0, **named}]
@@ -142,6 +149,7 @@ def test_events_and_slow_requests_are_told_once() -> None:
         ("dropped", "malformed"),
         ("slow", "lookup", 7),
     ]
+    assert seen.held == {"m": 5000, "": 7}
 
 
 def test_the_status_page_shows_the_rest() -> None:

@@ -126,8 +126,11 @@ def test_tells_what_may_be_in_flight_and_what_is() -> None:
     assert not read(metrics)["embedding_server_in_flight_limit_bytes"].samples
     metrics.limits = Limits(bytes=5000, rows=70)
     metrics.held = lambda: {"m": Held(bytes=400, rows=3)}
+    metrics.admission.held_by_core({"m": 50, "n": 6})
     found = read(metrics)
-    assert found["embedding_server_in_flight_bytes"].value(model="m") == 400
+    assert found["embedding_server_in_flight_bytes"].value(model="m") == 450
+    assert found["embedding_server_in_flight_bytes"].value(model="n") == 6
+    assert found["embedding_server_in_flight_rows"].value(model="m") == 3
     assert found["embedding_server_in_flight_limit_bytes"].value() == 5000
     assert found["embedding_server_in_flight_limit_rows"].value() == 70
 

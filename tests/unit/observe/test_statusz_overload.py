@@ -15,11 +15,12 @@ def test_each_model_with_what_it_holds_and_why_it_was_refused() -> None:
     for seconds in [0.004] * 99 + [0.09]:
         counted.waited("c", seconds)
     counted.connection_dropped("connections")
+    counted.held_by_core({"a": 5})
     found = overload({"a": Held(bytes=10, rows=2)}, Limits(bytes=100, rows=20, queued=3, wait_s=0.2), counted)
     a, b, c = found["models"]
     assert a == {
         "model": "a",
-        "in_flight_bytes": 10,
+        "in_flight_bytes": 15,
         "in_flight_rows": 2,
         "refused": {"bytes": 1, "wait": 2},
         "p99_thread_wait_ms": None,
