@@ -142,7 +142,7 @@ pub enum Order {
 /// One connection, as its task, its requests and the sweeper see it.
 #[derive(Debug)]
 pub struct Connection {
-    /// The client's address, as the reference logs it.
+    /// The client's address and port.
     pub peer: String,
     /// Permits for compressed messages of this connection that are held inflated at the same time.
     pub inflating: Arc<Semaphore>,

@@ -27,8 +27,6 @@ use crate::plan::{Effort, Grant, Routes};
 
 /// The first letters of headers that only the edge may send to the reference.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
-/// Tells the reference who sent a request.
-pub const PEER_HEADER: &str = "x-embedding-server-peer";
 /// Tells the reference which names in the client's verified certificate are those of callers. Names are
 /// percent-encoded and separated by spaces.
 pub const NAMES_HEADER: &str = "x-embedding-server-names";
@@ -147,7 +145,6 @@ impl Shared {
                 headers.insert(HeaderName::from_static(name), value);
             }
         };
-        add(PEER_HEADER, &connection.peer);
         add(SEAL_HEADER, &self.seal);
         add(LOG_DRAW_HEADER, &draws.log.to_string());
         if draws.trace_id != 0 {
