@@ -27,39 +27,11 @@ from typing import Any
 
 import grpc
 
+from loadtest.live_server import LiveServer
 from loadtest.payloads import as_tensors, features_of, rows
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 MODEL, SIGNATURE = "bench", "lookup"
-
-
-class Server:
-    """A server process on free ports; a context manager that stops it."""
-
-    def __init__(self, base_path: Path, **more: Any) -> None:
-        flags = {"model_name": MODEL, "model_base_path": base_path, "host": "127.0.0.1", "port": 0, "rest_api_port": 0}
-        flags |= more
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--log_format=json", *(f"--{k}={v}" for k, v in flags.items())],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> tuple[str, str]:
-        """Returns the HTTP base address and the gRPC address, once the model is loaded."""
-        assert self._process.stderr is not None
-        ports: dict[str, Any] = {}
-        for line in self._process.stderr:
-            record = json.loads(line) if line.startswith("{") else {}
-            if record.get("message") == "listening":
-                ports = record
-            if record.get("message") == "loaded":
-                return f"http://127.0.0.1:{ports['http_port']}", f"127.0.0.1:{ports['grpc_port']}"
-        raise RuntimeError("the server stopped before the model was loaded")
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.communicate()
 
 
 def main() -> None:
@@ -75,16 +47,18 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         shutil.copytree(newest, folder / "with" / "1")
         shutil.copytree(newest, folder / "without" / "1", ignore=shutil.ignore_patterns("assets.extra"))
-        base, tables_address = stack.enter_context(Server(folder / "with"))
-        _, graph_address = stack.enter_context(Server(folder / "without"))
+        servers = [
+            stack.enter_context(LiveServer(f"--model_name={MODEL}", f"--model_base_path={folder / name}")).ready()
+            for name in ("with", "without")
+        ]
         request_class, response_class = message_classes()
         calls = [
             stack.enter_context(grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])).unary_unary(
                 PREDICT_METHOD, request_class.SerializeToString, response_class.FromString
             )
-            for address in (tables_address, graph_address)
+            for address in (server.grpc for server in servers)
         ]
-        features = features_of(get(f"{base}/v1/models/{MODEL}/tables")["tables"], signature(base))
+        features = features_of(get(f"{servers[0].http}/v1/models/{MODEL}/tables")["tables"], signature(servers[0].http))
         write(machine())
         write(f"{'rows':>6} {'tables ms':>10} {'graph ms':>10} {'graph/tables':>13}   p99 {'tables':>8} {'graph':>8}")
         for num_rows in options.rows:

@@ -19,10 +19,10 @@ from loadtest.attacks.victim import Victim
 from loadtest.swap.model import DIM, write_version
 from tests.certificates import Authority, ssl_config
 from tests.integration.billion import refusals
+from tests.integration.h2_client import PREDICT as _PREDICT
+from tests.integration.h2_client import Answer, H2Client, framed
 from tests.integration.process import ServerProcess
 from tests.integration.raw_http import BODY, LOOKUP, answer, connect, endless, post, rest, send, status
-from tests.unit.transports.h2_client import PREDICT as _PREDICT
-from tests.unit.transports.h2_client import Answer, H2Client, framed
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"

@@ -13,9 +13,9 @@ import pytest
 
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
+from tests.integration.h2_client import H2Client, framed
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model
-from tests.unit.transports.h2_client import H2Client, framed
 
 LIMIT, REQUEST = 32 << 20, 4 << 20
 # Requests of a flood; all of them together are longer than LIMIT.
