@@ -1,0 +1,151 @@
+//! Hands gRPC calls to the reference: each waits for its turn, and a compressed message is judged before.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::Reason;
+use h2::server::SendResponse;
+use http::request::Parts;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::fair_queue::Refusal;
+use super::grpc_call::{
+    Gathered, Incoming, gather, is_serving, late, refuse, send_serving, stalled, too_many, unimplemented,
+};
+use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
+use super::health;
+use super::inflated::{self, Coding};
+use super::shared;
+use super::statistics::Event;
+use crate::forward::Lane;
+
+/// Serves a call that the core does not answer.
+pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>, first: Option<Bytes>) {
+    let path = incoming.head.uri.path();
+    let is_check = path == health::CHECK;
+    if !has_one_message(path) {
+        if coding(&incoming.head).is_some() {
+            // Only the first of its messages could be judged before the reference inflates it.
+            let status = unimplemented("The messages of this method must not be compressed.");
+            return refuse(&incoming, respond, &status);
+        }
+        return forward(incoming, respond, first.unwrap_or_default()).await;
+    }
+    // The message is read whole first, so that a slow sender does not hold a slot of the reference.
+    let gathered = tokio::select! {
+        biased;
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        gathered = gather(&mut incoming, first, false) => gathered,
+    };
+    let status = match gathered {
+        Gathered::Message(data) if is_check && is_serving(&incoming.shared, &data) => {
+            return send_serving(&incoming.shared, &incoming.connection, respond);
+        }
+        Gathered::Message(data) => return forward(incoming, respond, data).await,
+        Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
+        Gathered::Refused(status) => status,
+        Gathered::TooMany => too_many(),
+        Gathered::Stalled => stalled(),
+        Gathered::Lost => return respond.send_reset(Reason::CANCEL),
+    };
+    refuse(&incoming, respond, &status);
+}
+
+/// Says whether a call of a method has one message, which may be read whole before the call is forwarded.
+fn has_one_message(path: &str) -> bool {
+    let is_known = ["/tensorflow.serving.", "/inference."].iter().any(|service| path.starts_with(service));
+    is_known && !path.ends_with("/ModelStreamInfer") || [health::CHECK, health::WATCH].contains(&path)
+}
+
+fn lane(path: &str) -> Lane {
+    match path.rsplit_once('/') {
+        Some(("/tensorflow.serving.PredictionService", method)) if method != "GetModelMetadata" => Lane::Work,
+        Some((_, "ModelInfer")) => Lane::Work,
+        Some((_, "Watch" | "ServerReflectionInfo" | "ModelStreamInfer")) => Lane::Stream,
+        _ => Lane::Control,
+    }
+}
+
+/// Hands a call to the reference. `begun` holds the bytes of its body that were read.
+pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Bytes) {
+    let mut inflated = None;
+    if let Some(coding) = coding(&incoming.head) {
+        let judged = tokio::select! {
+            biased;
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            judged = judge(&mut incoming, coding, &begun) => judged,
+        };
+        match judged {
+            Ok(permit) => inflated = permit,
+            Err(status) => return refuse(&incoming, respond, &status),
+        }
+    }
+    let shared = Arc::clone(&incoming.shared);
+    let ask = incoming.ask(&begun, begun.len());
+    let model = Arc::clone(&ask.path[0]);
+    let entered = tokio::select! {
+        biased;
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        entered = shared.grpc_gates.enter(lane(incoming.head.uri.path()), ask) => entered,
+    };
+    let permit = match entered {
+        Ok(permit) => permit,
+        Err(refusal) => return refuse(&incoming, respond, &shared.refuse(&model, refusal, late)),
+    };
+    shared.statistics.count(Event::ForwardedGrpc);
+    shared.mark(&mut incoming.head.headers, &incoming.connection, incoming.draws);
+    let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit).await;
+    if !is_served {
+        shared.statistics.count(Event::UpstreamFailedGrpc);
+    }
+    drop(inflated);
+}
+
+fn coding(head: &Parts) -> Option<Coding> {
+    match head.headers.get("grpc-encoding")?.as_bytes() {
+        b"gzip" => Some(Coding::Gzip),
+        b"deflate" => Some(Coding::Deflate),
+        _ => None,
+    }
+}
+
+/// Counts the bytes that a call's message inflates to, which the call holds in the account from then on. Returns a permit
+/// that the caller keeps until the call ends; None if `data` is no whole compressed message, so that the reference does
+/// not inflate it.
+async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
+    let message = match data.split_first_chunk::<PREFIX_BYTES>() {
+        Some((prefix, message)) if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) => {
+            data.slice_ref(message)
+        }
+        _ => return Ok(None),
+    };
+    let shared = Arc::clone(&incoming.shared);
+    let limit = shared.limits.max_request_bytes;
+    incoming.reach(data, data.len())?;
+    // The permit bounds how many messages of this connection are held inflated at the same time.
+    let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
+        return Err(shared::no_upstream());
+    };
+    let (sender, receiver) = oneshot::channel();
+    let job = move |told: Result<Duration, Refusal>| {
+        let size = told.map(|_| inflated::size(coding, &message, limit));
+        let has_run = size.is_ok();
+        let _ = sender.send(size);
+        has_run
+    };
+    // The ticket is kept while this task waits: if the task is dropped, the ticket takes the job out of the queue.
+    let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
+    let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
+    match receiver.await {
+        Ok(Ok(Ok(size))) => incoming.reach(data, data.len() + size).map(|()| Some(permit)),
+        Ok(Ok(Err(too_large))) => {
+            shared.statistics.refused("", "inflated");
+            Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
+        }
+        Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
+        // The pool of threads is closed because the server stops.
+        Err(_) => Err(shared::no_upstream()),
+    }
+}

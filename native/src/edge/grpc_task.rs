@@ -1,0 +1,141 @@
+//! Answers gRPC calls in tasks of their own: calls whose message is awaited, is large, or needs large work.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use h2::Reason;
+use h2::server::SendResponse;
+
+use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, send, stalled, too_many};
+use super::grpc_forwarding::{forward, serve_other};
+use super::grpc_message::{PREFIX_BYTES, Payload};
+use super::limits::INLINE_BYTES;
+use super::shared::{Failed, NotRun, Outcome};
+use crate::declined::Declined;
+use crate::plan::Effort;
+
+/// Serves a call in a task of its own.
+pub async fn serve_call(
+    mut incoming: Incoming,
+    plain: Option<Plain>,
+    mut respond: SendResponse<Payload>,
+    first: Option<Bytes>,
+) {
+    let Some(plain) = plain else {
+        return serve_other(incoming, respond, first).await;
+    };
+    let next = tokio::select! {
+        biased;
+        // The client gave up.
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        next = answer(&mut incoming, &plain, first) => next,
+    };
+    finish(incoming, &plain, respond, next).await;
+}
+
+/// Goes on with a small request that was not answered inline.
+pub async fn declined_small(
+    mut incoming: Incoming,
+    plain: Plain,
+    mut respond: SendResponse<Payload>,
+    data: Bytes,
+    declined: Declined,
+) {
+    if declined == Declined::TooLarge {
+        let next = tokio::select! {
+            biased;
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            next = large(&mut incoming, &plain, data) => next,
+        };
+        return finish(incoming, &plain, respond, next).await;
+    }
+    forward(incoming, respond, data).await;
+}
+
+/// The next step of a call.
+enum Next {
+    Reply(Reply),
+    /// Holds the bytes of the body that were read.
+    Forward(Bytes),
+    Reset(Reason),
+}
+
+async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Payload>, next: Next) {
+    match next {
+        Next::Reply(reply) => {
+            send(&incoming.shared, &incoming.connection, &incoming.head, plain, respond, reply);
+        }
+        Next::Forward(begun) => forward(incoming, respond, begun).await,
+        Next::Reset(reason) => respond.send_reset(reason),
+    }
+}
+
+/// Reads the message and answers it.
+async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
+    // Bodies of requests that wait stay in the connection's window.
+    incoming.connection.room().await;
+    let data = match gather(incoming, first, true).await {
+        Gathered::Message(data) => data,
+        Gathered::Unusual(begun) => return Next::Forward(begun),
+        Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
+        Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
+        Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
+        Gathered::Lost => return Next::Reset(Reason::CANCEL),
+    };
+    if data.len() > INLINE_BYTES {
+        return large(incoming, plain, data).await;
+    }
+    let connection = Arc::clone(&incoming.connection);
+    // While the client leaves answers unread, one request at a time goes on; else all would add answers at once.
+    let _turn = if connection.is_full() {
+        let turn = connection.turn.lock().await;
+        connection.room().await;
+        Some(turn)
+    } else {
+        None
+    };
+    let message = data.get(PREFIX_BYTES..).unwrap_or_default();
+    let outcome =
+        incoming.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
+    if matches!(outcome, Err(Failed::Declined(Declined::TooLarge))) {
+        return large(incoming, plain, data).await;
+    }
+    after(outcome, data)
+}
+
+fn after(outcome: Outcome, data: Bytes) -> Next {
+    match outcome {
+        Ok((answered, took)) => Next::Reply(Reply::Answer(answered, took)),
+        Err(Failed::Panicked) => Next::Reply(Reply::Panic),
+        Err(Failed::Declined(_)) => Next::Forward(data),
+    }
+}
+
+/// Answers a message on a thread for large work.
+async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
+    let ask = incoming.ask(&data, data.len());
+    let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
+    let model = Arc::clone(&ask.path[0]);
+    if let Err(status) = incoming.reach(&data, data.len()) {
+        return Next::Reply(Reply::Refusal(status));
+    }
+    let mut turn = None;
+    loop {
+        connection.room().await;
+        let (method, body) = (plain.method, data.clone());
+        let called = shared.call_large(ask.clone(), &connection, plain.terms.clone(), move |dispatch, call| {
+            dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())
+        });
+        match called.await {
+            Ok(outcome) => return after(outcome, data),
+            Err(NotRun::Refused(refusal)) => {
+                return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
+            }
+            // While the client leaves answers unread, one request at a time goes on; else all would answer at once.
+            Err(NotRun::Unread) if turn.is_none() => turn = Some(connection.turn.lock().await),
+            Err(NotRun::Unread) => {}
+            Err(NotRun::Closed) => return Next::Reset(Reason::CANCEL),
+        }
+    }
+}
