@@ -226,7 +226,7 @@ impl Server {
         }
     }
 
-    /// Returns the JSON text of what was counted (edge/statistics.rs), also after `close`.
+    /// Returns the JSON text of what was counted (edge/snapshot.rs), also after `close`.
     fn statistics(&self) -> PyResult<String> {
         match (self.inner.load_full(), self.last.load_full()) {
             (Some(server), _) => serde_json::to_string(&server.statistics()),

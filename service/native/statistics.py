@@ -45,7 +45,7 @@ class Events(Protocol):
 
 
 class CoreNumbers(Protocol):
-    """The native core's numbers, as JSON of edge/statistics.rs; see native.edge."""
+    """The native core's numbers, as JSON of edge/snapshot.rs; see native.edge."""
 
     @property
     def statistics(self) -> str:

@@ -14,17 +14,18 @@ use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::connection::{Connection, Order};
 use super::dispatch::Method;
+use super::events::Event;
 use super::grpc_call::{Incoming, Plain, Reply, is_serving, refuse, send, send_serving};
 use super::grpc_message::{self, Payload};
 use super::grpc_task::{declined_small, serve_call};
 use super::health;
-use super::limits::{Connection, INLINE_BYTES, Order};
+use super::limits::INLINE_BYTES;
 use super::request_id;
 use super::sampling::Draws;
 use super::shared::{Failed, Shared};
 use super::socket::{Flushes, Socket};
-use super::statistics::Event;
 use crate::declined::Declined;
 use crate::plan::Effort;
 

@@ -10,11 +10,12 @@ use http::HeaderValue;
 use http::request::Parts;
 
 use super::account::{Hold, Shares};
+use super::connection::{Connection, Debt, Open};
 use super::dispatch::Method;
 use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
-use super::limits::{Connection, Debt, INLINE_BYTES, Open};
+use super::limits::INLINE_BYTES;
 use super::sampling::Draws;
 use super::shared::{self, Shared, Terms};
 

@@ -10,6 +10,7 @@ use h2::server::SendResponse;
 use http::request::Parts;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use super::events::Event;
 use super::fair_queue::Refusal;
 use super::grpc_call::{
     Gathered, Incoming, gather, is_serving, late, refuse, send_serving, stalled, too_many, unimplemented,
@@ -18,7 +19,6 @@ use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::inflated::{self, Coding};
 use super::shared;
-use super::statistics::Event;
 use crate::forward::Lane;
 
 /// Serves a call that the core does not answer.

@@ -7,7 +7,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use super::limits::Debt;
+use super::connection::Debt;
 
 /// Bytes before each message: whether it is compressed, and its length.
 pub const PREFIX_BYTES: usize = 5;
@@ -177,7 +177,8 @@ impl Buf for Payload {
 #[cfg(test)]
 mod tests {
     use super::super::account::Account;
-    use super::super::limits::{Connection, Limits};
+    use super::super::connection::Connection;
+    use super::super::limits::Limits;
     use super::*;
 
     #[test]

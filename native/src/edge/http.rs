@@ -18,14 +18,15 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::account::{Hold, Shares};
+use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
 use super::dispatch::{Method, Target, target};
+use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
-use super::limits::{self, COUNTED_BYTES, Connection, Debt, INLINE_BYTES, Open, Order, Owed};
+use super::limits::{self, INLINE_BYTES};
 use super::sampling::Draws;
 use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
-use super::statistics::Event;
 use crate::declined::Declined;
 use crate::forms::Answered;
 use crate::forward::{Forwarded, Lane, Left, Upload};
@@ -521,7 +522,7 @@ impl Exchange {
         let mut body = answered.body;
         if body.len() >= COUNTED_BYTES {
             let debt = Debt::new(&self.connection, &self.shared.account, answered.servable.model(), body.len());
-            body = Bytes::from_owner(Owed { data: body, debt });
+            body = Bytes::from_owner(Owed::new(body, debt));
         }
         let mut response = Response::new(Answer::whole(body, open));
         let headers = response.headers_mut();

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
+use super::connection::Connection;
 use super::frames::FrameMeter;
-use super::limits::{Connection, READ_BUDGET, WRITE_BUDGET};
+use super::limits::{READ_BUDGET, WRITE_BUDGET};
 
 /// Writes up to this size are appended to the bytes that wait. h2 writes the head, data and trailers of a frame one by
 /// one, and most clients take frames of 16 KiB.

@@ -7,11 +7,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
-
 use super::dispatch::Method;
-use super::frames::Flood;
-use crate::declined::Declined;
+use super::events::{Event, NUM_EVENTS};
+use super::snapshot::{SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot};
 use crate::forms::Answered;
 use crate::plan::SignatureKind;
 
@@ -19,78 +17,6 @@ use crate::plan::SignatureKind;
 const KEPT_SLOW: usize = 50;
 /// Places of the counters: threads share one only where there are more of them.
 const SHARDS: usize = 64;
-
-/// Events that have no model.
-#[derive(Clone, Copy, Debug)]
-#[repr(usize)]
-#[allow(missing_docs)]
-pub enum Event {
-    DeclinedTooLarge,
-    DeclinedUnusual,
-    DeclinedDenied,
-    DeclinedDrawn,
-    DeclinedUnknown,
-    DeclinedNotNative,
-    DeclinedUnfit,
-    DeclinedDamaged,
-    DeclinedOverLimit,
-    DeclinedGraph,
-    ForwardedGrpc,
-    ForwardedHttp,
-    UpstreamFailedGrpc,
-    UpstreamFailedHttp,
-    Panicked,
-    RefusedConnections,
-    CutGrpc,
-    CutHttp,
-    FloodData,
-    FloodReset,
-    FloodSettings,
-    FloodPing,
-    FloodWindow,
-    FloodOther,
-    FloodHttp2,
-    FloodParts,
-    MalformedHttp,
-    HandshakeFailedGrpc,
-    HandshakeFailedHttp,
-    ConnectedGrpc,
-    ConnectedHttp,
-    DisconnectedGrpc,
-    DisconnectedHttp,
-}
-
-const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
-
-impl From<Flood> for Event {
-    fn from(flood: Flood) -> Self {
-        match flood {
-            Flood::Data => Event::FloodData,
-            Flood::Reset => Event::FloodReset,
-            Flood::Settings => Event::FloodSettings,
-            Flood::Ping => Event::FloodPing,
-            Flood::Window => Event::FloodWindow,
-            Flood::Other => Event::FloodOther,
-        }
-    }
-}
-
-impl From<Declined> for Event {
-    fn from(declined: Declined) -> Self {
-        match declined {
-            Declined::TooLarge => Event::DeclinedTooLarge,
-            Declined::Unusual => Event::DeclinedUnusual,
-            Declined::Denied => Event::DeclinedDenied,
-            Declined::Drawn => Event::DeclinedDrawn,
-            Declined::Unknown => Event::DeclinedUnknown,
-            Declined::NotNative => Event::DeclinedNotNative,
-            Declined::Unfit => Event::DeclinedUnfit,
-            Declined::Damaged => Event::DeclinedDamaged,
-            Declined::OverLimit => Event::DeclinedOverLimit,
-            Declined::Graph => Event::DeclinedGraph,
-        }
-    }
-}
 
 // Two cache lines: processors fetch them in pairs.
 #[repr(align(128))]
@@ -142,92 +68,6 @@ thread_local! {
         NEXT.fetch_add(1, Relaxed) % SHARDS
     };
     static OWN: RefCell<Own> = const { RefCell::new(Own { of: 0, generation: 0, cells: Vec::new(), last: 0 }) };
-}
-
-/// One request that was slow.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
-pub struct SlowRequest {
-    /// The time of its end, in seconds since 1970.
-    pub at_s: f64,
-    pub request_id: String,
-    pub api: &'static str,
-    pub method: &'static str,
-    pub model: String,
-    pub version: i64,
-    pub signature: String,
-    pub seconds: f64,
-    pub run_seconds: f64,
-    pub rows: usize,
-}
-
-/// Successes of one subject.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
-pub struct SubjectSnapshot {
-    pub api: &'static str,
-    pub method: &'static str,
-    pub model: String,
-    pub version: i64,
-    pub signature: String,
-    /// "lookup" or "predict".
-    pub kind: &'static str,
-    pub rows: u64,
-    pub seconds: f64,
-    /// Counts by bucket: one more than there are limits, as the last bucket has none.
-    pub counts: Vec<u64>,
-    pub run_seconds: f64,
-    /// As `counts`, for the run time alone.
-    pub run_counts: Vec<u64>,
-}
-
-/// The waits of one model's requests.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
-pub struct WaitSnapshot {
-    pub model: String,
-    pub seconds: f64,
-    /// Counts by bucket: one more than there are limits, as the last bucket has none.
-    pub counts: Vec<u64>,
-}
-
-/// All numbers at one time. Counters only grow; `gauges` go up and down.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Snapshot {
-    /// Successes.
-    pub subjects: Vec<SubjectSnapshot>,
-    /// Requests that a form did not answer, by reason.
-    pub declined: Vec<(&'static str, u64)>,
-    /// Requests that went to the reference, by wire.
-    pub forwarded: Vec<(&'static str, u64)>,
-    /// Forwarded requests that found no reference, by wire.
-    pub upstream_failed: Vec<(&'static str, u64)>,
-    /// Requests that the edge refused itself, by model ("" where it is not known) and reason, and connections.
-    pub refused: Vec<(String, &'static str, u64)>,
-    /// Times that requests waited for a thread before they ran, by model.
-    pub waited: Vec<WaitSnapshot>,
-    /// Connections that were dropped because the client sent or read nothing, by wire.
-    pub cut: Vec<(&'static str, u64)>,
-    /// Connections that were ended because of a flood or a malformed request, by reason.
-    pub flooded: Vec<(&'static str, u64)>,
-    /// TLS or HTTP/2 handshakes that failed, by wire.
-    pub handshakes_failed: Vec<(&'static str, u64)>,
-    /// Connections that were accepted, by wire.
-    pub connected: Vec<(&'static str, u64)>,
-    /// Requests that ended in a panic.
-    pub panicked: u64,
-    /// Connections that are open now, by wire.
-    pub connections: Vec<(&'static str, u64)>,
-    /// Bytes of requests and answers that are held now.
-    pub bytes_in_flight: usize,
-    /// The same by model, "" where it is not known.
-    pub held: Vec<(String, usize)>,
-    /// Large requests that wait for a thread now.
-    pub queued: usize,
-    /// Requests that wait for the reference now, by wire.
-    pub queued_to_forward: Vec<(&'static str, u64)>,
-    /// The last slow requests, the oldest first.
-    pub slow: Vec<SlowRequest>,
 }
 
 struct Waits {
@@ -543,6 +383,7 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::declined::Declined;
     use crate::plan::{Keep, Servable};
 
     fn answered(version: i64) -> Answered {

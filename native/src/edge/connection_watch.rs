@@ -1,0 +1,157 @@
+//! Tells from looks at a connection, once in a while, whether it is idle, stalled or flooding.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Order};
+use super::limits::Limits;
+
+/// Time in which a client that floods may still read why the server closes its connection.
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// A client that sends or reads fewer bytes a second counts as stalled.
+const BYTES_PER_S: u64 = 1024;
+
+/// Whether a number grows by `BYTES_PER_S` at least, seen from looks at it once in a while.
+#[derive(Debug, Default)]
+struct Progress(Option<(u64, Instant)>);
+
+impl Progress {
+    fn is_stalled(&mut self, number: u64, now: Instant, timeout: Duration) -> bool {
+        match self.0 {
+            Some((mark, since)) if number.abs_diff(mark) < BYTES_PER_S * timeout.as_secs().max(1) => {
+                now.duration_since(since) > timeout
+            }
+            _ => {
+                self.0 = Some((number, now));
+                false
+            }
+        }
+    }
+}
+
+/// Times of a connection that the sweeper keeps between two looks.
+#[derive(Debug)]
+pub struct Watch {
+    is_http: bool,
+    begun: Instant,
+    reading: Progress,
+    writing: Progress,
+    // Requests that were served and bytes that had come when the connection was first seen without a request.
+    idle: Option<(u64, u64, Instant)>,
+    ending: Option<Instant>,
+}
+
+impl Watch {
+    /// Starts to watch a connection.
+    #[must_use]
+    pub fn new(is_http: bool, now: Instant) -> Self {
+        Watch {
+            is_http,
+            begun: now,
+            reading: Progress::default(),
+            writing: Progress::default(),
+            idle: None,
+            ending: None,
+        }
+    }
+
+    /// Looks at a connection; says what its task is to be told.
+    pub fn look(&mut self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
+        if connection.flood().is_some() && now.duration_since(*self.ending.get_or_insert(now)) > LAST_WORD {
+            return Order::Cut;
+        }
+        let (read, written) = (connection.read.load(Relaxed), connection.written.load(Relaxed));
+        if connection.is_blocked.load(Relaxed) || connection.owed() > 0 {
+            if self.writing.is_stalled(written, now, limits.stall_timeout) {
+                return Order::Cut;
+            }
+            self.idle = None;
+            return Order::Serve;
+        }
+        self.writing = Progress::default();
+        if self.is_http && connection.receiving.load(Relaxed) > 0 {
+            if self.reading.is_stalled(read, now, limits.stall_timeout) {
+                return Order::Cut;
+            }
+        } else {
+            self.reading = Progress::default();
+        }
+        if connection.num_open() > 0 {
+            self.idle = None;
+            return Order::Serve;
+        }
+        // Small gRPC requests are answered without being opened, so bytes tell of them.
+        let served = if self.is_http { connection.served.load(Relaxed) } else { read };
+        let (bytes, since) = match self.idle {
+            Some((known, bytes, since)) if known == served => (bytes, since),
+            _ => {
+                self.idle = Some((served, read, now));
+                (read, now)
+            }
+        };
+        if !self.is_http {
+            let is_over = limits.grpc_keep_alive.is_some_and(|time| now.duration_since(since) > time);
+            return if is_over { Order::Close } else { Order::Serve };
+        }
+        let (from, time) = match (served, read == bytes) {
+            (0, _) => (self.begun, limits.head_timeout),
+            (_, true) => (since, limits.keep_alive),
+            // The head of a further request is on its way.
+            (_, false) => (since, limits.keep_alive + limits.head_timeout),
+        };
+        if now.duration_since(from) <= time {
+            Order::Serve
+        } else if read == bytes && served > 0 {
+            Order::Close
+        } else {
+            Order::Cut
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            stall_timeout: Duration::from_secs(4),
+            head_timeout: Duration::from_secs(2),
+            keep_alive: Duration::from_secs(1),
+            ..Limits::default()
+        }
+    }
+
+    fn at(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn an_idle_http_connection_is_closed_and_a_dribbled_head_is_cut() {
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+        let mut watch = Watch::new(true, start);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 1)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Cut);
+        drop(connection.open());
+        let mut watch = Watch::new(true, start);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 5)), Order::Close);
+        connection.note_read(1);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 6)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Cut);
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_is_cut() {
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+        let mut watch = Watch::new(false, start);
+        let _open = connection.open();
+        connection.note_blocked();
+        assert_eq!(watch.look(&connection, &limits(), at(start, 0)), Order::Serve);
+        connection.note_written(8192);
+        connection.note_blocked();
+        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 6)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 8)), Order::Cut);
+    }
+}

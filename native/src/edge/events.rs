@@ -1,0 +1,77 @@
+//! Names the events that the edge counts without a model.
+
+use super::frames::Flood;
+use crate::declined::Declined;
+
+/// Events that have no model.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+#[allow(missing_docs)]
+pub enum Event {
+    DeclinedTooLarge,
+    DeclinedUnusual,
+    DeclinedDenied,
+    DeclinedDrawn,
+    DeclinedUnknown,
+    DeclinedNotNative,
+    DeclinedUnfit,
+    DeclinedDamaged,
+    DeclinedOverLimit,
+    DeclinedGraph,
+    ForwardedGrpc,
+    ForwardedHttp,
+    UpstreamFailedGrpc,
+    UpstreamFailedHttp,
+    Panicked,
+    RefusedConnections,
+    CutGrpc,
+    CutHttp,
+    FloodData,
+    FloodReset,
+    FloodSettings,
+    FloodPing,
+    FloodWindow,
+    FloodOther,
+    FloodHttp2,
+    FloodParts,
+    MalformedHttp,
+    HandshakeFailedGrpc,
+    HandshakeFailedHttp,
+    ConnectedGrpc,
+    ConnectedHttp,
+    DisconnectedGrpc,
+    DisconnectedHttp,
+}
+
+/// How many events there are.
+pub const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
+
+impl From<Flood> for Event {
+    fn from(flood: Flood) -> Self {
+        match flood {
+            Flood::Data => Event::FloodData,
+            Flood::Reset => Event::FloodReset,
+            Flood::Settings => Event::FloodSettings,
+            Flood::Ping => Event::FloodPing,
+            Flood::Window => Event::FloodWindow,
+            Flood::Other => Event::FloodOther,
+        }
+    }
+}
+
+impl From<Declined> for Event {
+    fn from(declined: Declined) -> Self {
+        match declined {
+            Declined::TooLarge => Event::DeclinedTooLarge,
+            Declined::Unusual => Event::DeclinedUnusual,
+            Declined::Denied => Event::DeclinedDenied,
+            Declined::Drawn => Event::DeclinedDrawn,
+            Declined::Unknown => Event::DeclinedUnknown,
+            Declined::NotNative => Event::DeclinedNotNative,
+            Declined::Unfit => Event::DeclinedUnfit,
+            Declined::Damaged => Event::DeclinedDamaged,
+            Declined::OverLimit => Event::DeclinedOverLimit,
+            Declined::Graph => Event::DeclinedGraph,
+        }
+    }
+}
