@@ -29,7 +29,7 @@ _LAST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds: its share of memory (PSS), what of it is its alone, and open file descriptors."""
+    """Resources of a process: its share of memory (PSS), its private memory, and its open file descriptors."""
 
     pss_mib: float
     private_mib: float

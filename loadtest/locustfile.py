@@ -43,7 +43,7 @@ def served_features(host: str, model: str, signature: str) -> list[Feature]:
 
 
 class Requests:
-    """What both kinds of user draw their requests from."""
+    """Source of requests for both kinds of user."""
 
     def __init__(self, environment: Any) -> None:
         options = environment.parsed_options

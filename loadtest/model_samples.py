@@ -80,7 +80,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a server says of one model.
+    """A model, as its server describes it.
 
     tables: features by table.
     called: names of the signatures to call; empty is all of them.

@@ -1,4 +1,4 @@
-"""What each command does, in terms of the packages; prints to the terminal and nothing else."""
+"""Implements each command by calls into the packages; prints to the terminal."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class PayloadTooLarge(ServiceError):
 
 
 class NotFound(ServiceError):
-    """What the request names is not served here."""
+    """The request names a model, version, label, table or signature that is not served here."""
 
     code = "NOT_FOUND"
 
@@ -205,7 +205,7 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """What was read of a version's files may not be what was exported; another version may answer soon."""
+    """A version's files may differ from the exported ones; another version may answer soon."""
 
     code = "DATA_LOSS"
 

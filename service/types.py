@@ -1,4 +1,4 @@
-"""What passes between the layers: references, tensor and signature descriptions, ragged ids.
+"""Types that all layers share: references, descriptions of tensors and signatures, ragged ids.
 
 Legend for every shape in this package: B rows (examples) of a request, N ids in all its rows, V vocabulary_size
 and D embedding_dim of a table, K max ids per row of a padded lookup.
@@ -53,7 +53,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """What `status` tells of one version; code is "OK" unless the last load failed."""
+    """State of one version in `status`; code is "OK" unless the last load failed."""
 
     version: int
     state: State
@@ -243,7 +243,7 @@ def saved_dtype(dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """What `GET .../tables` tells of one table of V x D numbers.
+    """Description of one table of V x D numbers, as `GET .../tables` shows it.
 
     dtype: what they are stored as, one of TABLE_DTYPES.
     nbytes: of the numbers, and of their scales.
@@ -258,7 +258,7 @@ class TableInfo:
 
 
 class TableCounts(NamedTuple):
-    """What lookups read of one table so far.
+    """Counts of the ids that lookups were sent for one table, and of the bytes that they read from it.
 
     ids: as they were sent; of a lookup that an id without a row refuses, that id.
     missing_ids: those of them that have no row.

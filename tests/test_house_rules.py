@@ -467,6 +467,18 @@ def documented(node: Definition) -> bool:
     return bool(ast.get_docstring(node)) or (is_declaration and is_property)
 
 
+def test_a_docstring_opens_with_a_verb_or_a_noun() -> None:
+    # "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
+    opens_badly = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
+    definitions = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    faultless(
+        f"{file}:{getattr(node, 'lineno', 1)} opens with {found[0]!r}"
+        for file in python_files("service", "model_export", "client", "loadtest")
+        for node in ast.walk(tree(file))
+        if isinstance(node, definitions) and (found := opens_badly.match(ast.get_docstring(node) or ""))
+    )
+
+
 def test_every_other_file_says_what_it_is_for() -> None:
     files = python_files("tests", "loadtest", "examples", ".ci")
     faultless(f"{file} has no docstring" for file in files if not ast.get_docstring(tree(file)))

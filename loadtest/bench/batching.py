@@ -1,4 +1,4 @@
-"""What does batching give, and what does it cost a client that is alone?
+"""Measures the gain of batching, and its cost for a client that is alone.
 
 Two servers are started on loopback on the same SavedModel, a tower of dense layers over one row of numbers: one
 batches, one does not. Each round, each server in turn gets the same number of requests of one row from so many clients

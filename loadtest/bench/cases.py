@@ -1,4 +1,4 @@
-"""What is measured: servers, the rows of the table, and the ratios that must hold."""
+"""Lists the cases of the benchmark: servers, the rows of the table, and the ratios that must hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row costs in small pages and in huge ones, and what making them huge costs lookups beside it.
+"""Measures the cost of a row in small pages and in huge ones, and the cost for lookups while pages are made huge.
 
 python -m loadtest.bench.huge_pages --gigabytes=2 --folder=DISK
 

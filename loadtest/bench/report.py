@@ -1,4 +1,4 @@
-"""What was measured as tables for people and JSON for machines."""
+"""Writes measurements as tables for people and as JSON for machines."""
 
 from __future__ import annotations
 

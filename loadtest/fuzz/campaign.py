@@ -24,7 +24,7 @@ _AGAIN_SHARE = 0.2
 
 @dataclass(slots=True)
 class Campaign:
-    """What a run of one wire came to.
+    """Result of a run on one wire.
 
     start, once, again: what the server held before, after every request, and after the first of them once more.
     """

@@ -22,7 +22,7 @@ _PREDICT_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was sent where, and what came of it."""
+    """One request, its target, and its result."""
 
     target: str
     payload: bytes

@@ -1,1 +1,1 @@
-"""What is answered, and how soon, where more is asked than can be."""
+"""Measures answers and their times under overload."""

@@ -1,4 +1,4 @@
-"""What a run came to: as JSON with every sample, and as Markdown and a picture with what a reader wants to know."""
+"""Writes the result of a run: JSON with every sample, and Markdown and a picture with a summary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server held at a moment, and what happened since the sample before; times of small lookups.
+    """The server's resources at a moment, and events and times of small lookups since the sample before.
 
     anonymous_mib: memory that is no file's. Of a file's pages (TensorFlow's libraries are hundreds of MiB), PSS and
       private memory count more or less as other processes come and go; growth shows in this one.

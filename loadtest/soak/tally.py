@@ -1,4 +1,4 @@
-"""What happened since the last sample: requests and failures by kind, and how long the small lookups took."""
+"""Counts requests and failures by kind since the last sample, and keeps the times of small lookups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of one call comes to, and the line that tells it."""
+"""Result of a check of one call, and its line in the report."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Run:
-    """What was seen.
+    """Observations of a run.
 
     swaps: from the rename to the old version's end, each on the monotonic clock, and when the new one answered.
     memory: seconds, MiB resident, MiB of it that are files' pages, and how many versions are mapped.

@@ -1,4 +1,4 @@
-"""What both column functions refuse, in TensorFlow's own words where TensorFlow refuses it too.
+"""Checks the arguments of both column functions; the errors have TensorFlow's own words where it refuses the same.
 
 Source: the messages are those of TensorFlow 2.21, python/tpu/feature_column_v2.py and feature_column.py, which old code
 and its tests may match on. What TensorFlow forgets to check, or finds only when the lookup is built, is refused here.

@@ -1,4 +1,4 @@
-"""What both kinds of embedding column do with ids and a table, by device."""
+"""Looks ids up in a table for both kinds of embedding column, by device."""
 
 from __future__ import annotations
 

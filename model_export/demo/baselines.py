@@ -1,4 +1,4 @@
-"""What a model has to beat: the global mean, and user and film biases; numpy only."""
+"""Baselines that a model has to beat: the global mean, and user and film biases; numpy only."""
 
 from __future__ import annotations
 

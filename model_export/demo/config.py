@@ -12,7 +12,7 @@ from model_export.demo.examples import HeldOut
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """What decides a run, together with the data.
+    """Settings of a training run; together with the data they decide its result.
 
     table_learning_rate, dense_learning_rate: Adagrad of the tables, Adam of the tower.
     dropout: share of hidden units dropped while training.

@@ -28,7 +28,7 @@ _STEPS_PER_CALL = 20
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """What one epoch gave; epoch counts from 1."""
+    """Result of one epoch; `epoch` counts from 1."""
 
     epoch: int
     train_loss: float

@@ -27,7 +27,7 @@ RATING_RANGE = (1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What run.json holds.
+    """Content of run.json.
 
     dataset: name, sha256 and sizes of what was trained on.
     baselines: held-out RMSE of "global_mean" and "user_film_bias".
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told how a run goes: on_start(steps to do, baselines), on_steps(steps, loss), on_epoch(result)."""
+    """Observer of a run's progress: on_start(steps to do, baselines), on_steps(steps, loss), on_epoch(result)."""
 
     on_start: Callable[[int, Mapping[str, float]], None] = lambda steps, baselines: None
     on_steps: Callable[[int, float], None] = lambda steps, loss: None

@@ -1,4 +1,4 @@
-"""What a model_dir holds: the newest checkpoint, its variables and step, and the losses of the run."""
+"""Reads a model_dir: the newest checkpoint, its variables and step, and the losses of the run."""
 
 from __future__ import annotations
 

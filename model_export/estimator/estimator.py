@@ -114,7 +114,7 @@ class EmbeddingEstimator:
 
     @property
     def model(self) -> Model:
-        """What graphs are built from."""
+        """Returns the parts from which graphs are built."""
         return self._model
 
     @property
@@ -129,7 +129,7 @@ class EmbeddingEstimator:
 
     @property
     def api_version(self) -> ExportSavedModelApiVersion:
-        """Who places a {serve,tpu} graph on the TPU."""
+        """The API that places a {serve,tpu} graph on the TPU."""
         return self._api_version
 
     @property

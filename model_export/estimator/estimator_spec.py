@@ -1,4 +1,4 @@
-"""What a model_fn returns: the fields of TPUEstimatorSpec, checked.
+"""The result of a model_fn: the fields of TPUEstimatorSpec, checked.
 
 Source: tensorflow_estimator/python/estimator/model_fn.py and tpu/tpu_estimator.py at 2.15.
 """

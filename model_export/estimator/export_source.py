@@ -79,7 +79,7 @@ class EstimatorSource:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """What the training's folder tells of it."""
+        """Returns the provenance that the training's folder records."""
         embedding = self._estimator.model.embedding
         told: dict[str, Any] = {
             "trained_by": "EmbeddingEstimator",

@@ -21,7 +21,7 @@ from model_export.training.table_optimizers import TableTraining, train_tables
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an estimator was made of, as its graphs need it.
+    """Arguments of an estimator, as its graphs need them.
 
     batch_sizes: mode -> params["batch_size"]; modes without one leave it out.
     """

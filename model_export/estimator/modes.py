@@ -1,4 +1,4 @@
-"""What a model_fn is called for, and the two ways of exporting to a TPU."""
+"""Modes of a model_fn, and the two ways of exporting to a TPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ModeKeys:
 
 
 class ExportSavedModelApiVersion(enum.Enum):
-    """Who places a {serve,tpu} graph on the TPU.
+    """The API that places a {serve,tpu} graph on the TPU.
 
     V1: the estimator wraps the whole model_fn, called with params["use_tpu"] = True.
     V2: model_fn does it itself where params["use_tpu"] is True; its graph is written as it is.

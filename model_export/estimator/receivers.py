@@ -18,7 +18,7 @@ class _Receiver(NamedTuple):
 
 
 class ServingInputReceiver(_Receiver):
-    """What a serving_input_receiver_fn returns.
+    """The result of a serving_input_receiver_fn.
 
     Args:
       features: what model_fn gets: name -> tensor, sparse or ragged tensor; a tensor alone comes as {"feature": it}.

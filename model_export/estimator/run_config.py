@@ -44,7 +44,7 @@ def check_positive_integer(value: Any, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TPUConfig:
-    """What belongs to the TPU.
+    """TPU part of a RunConfig.
 
     iterations_per_loop: steps after which TPUEstimator came back to the host, or a time such as "60s". Here every step
       comes back, so it is checked and without effect.

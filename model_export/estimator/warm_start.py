@@ -12,7 +12,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
-    """What to read from where; tf.compat.v1.train.warm_start documents the fields.
+    """Variables to read, and their checkpoint; tf.compat.v1.train.warm_start documents the fields.
 
     vars_to_warm_start: ".*" or another expression takes trainable variables, embedding tables among them, and no
       optimizer slots; a list of expressions takes any variable, so [".*"] goes on as if never stopped.

@@ -1,4 +1,4 @@
-"""What an artifact keeps of its making: the trained model's answers to generated requests, and warm-up requests."""
+"""Records of an artifact's export: the trained model's answers to generated requests, and warm-up requests."""
 
 from __future__ import annotations
 

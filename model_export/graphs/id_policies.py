@@ -1,4 +1,4 @@
-"""What a graph does with ids outside the table and with weights of 0 or less, before anything is gathered."""
+"""Treats ids outside the table and weights of 0 or less in a graph, before rows are gathered."""
 
 from __future__ import annotations
 

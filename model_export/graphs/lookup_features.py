@@ -1,4 +1,4 @@
-"""What a FeatureSpec becomes in a signature, for each lookup device; no TensorFlow here.
+"""Turns a FeatureSpec into inputs and outputs of a signature, for each lookup device; imports no TensorFlow.
 
 >>> from model_export.spec.features import TableSpec
 >>> spec = ModelSpec((TableSpec("film", 9, 2),), (FeatureSpec("seen", "film", is_ragged=True, max_ids_per_row=4),))

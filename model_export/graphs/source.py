@@ -1,4 +1,4 @@
-"""What the exporter asks of a trained model, however it was trained.
+"""Interface between the exporter and a trained model, however it was trained.
 
 A source writes the SavedModel and answers for its own predictions; manifest, lookups' parity, warm-up requests and the
 rename into a version are the exporter's work and the same for all of them.
@@ -36,7 +36,7 @@ class PredictSignature:
 
 @dataclass(frozen=True, slots=True)
 class SavedParts:
-    """What a source says of the SavedModel it wrote.
+    """Description of the SavedModel that a source wrote.
 
     table_variables: table of the spec -> its key in variables/variables.index.
     table_scales: the same of the scales of int8 and int4 tables.
@@ -73,7 +73,7 @@ class ExportSource(Protocol):
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """What to tell about its training, JSON values only: data, settings, history, error."""
+        """Returns the provenance of its training, JSON values only: data, settings, history, error."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What a TPUEmbedding layer holds: its features, tables and slots. The one file that reads private fields."""
+"""Reads a TPUEmbedding layer: its features, tables and slots. No other file reads private fields."""
 
 from __future__ import annotations
 

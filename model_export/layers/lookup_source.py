@@ -49,7 +49,7 @@ class LookupSource:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """What is known of the training."""
+        """Returns the provenance of the training."""
         return self._provenance
 
     @property

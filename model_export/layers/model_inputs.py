@@ -1,4 +1,4 @@
-"""What a Keras model is called with, leaf by leaf, and which feature of its TPUEmbedding layers each leaf feeds."""
+"""Finds the inputs of a Keras model, leaf by leaf, and the feature of its TPUEmbedding layers that each leaf feeds."""
 
 from __future__ import annotations
 

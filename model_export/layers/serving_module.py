@@ -1,4 +1,4 @@
-"""What a layer model's artifact holds: a plain tf.Module of its tables, its other variables and its signatures.
+"""Module of a layer model's artifact: a plain tf.Module of tables, other variables and signatures.
 
 The variables are the model's own objects, not copies, under readable names (`tables/film`, `dense/logits_kernel`), by
 which the manifest finds them; a Keras model would number them and bring its optimizers along.

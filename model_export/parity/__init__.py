@@ -1,1 +1,1 @@
-"""What every signature should answer, and the checks of an artifact against it."""
+"""Expected answers of every signature, and the checks of an artifact against them."""

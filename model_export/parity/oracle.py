@@ -1,4 +1,4 @@
-"""What every lookup should answer, in numpy: from the manifest and its formulas alone, not from the graphs.
+"""Computes the expected answer of every lookup in numpy, from the manifest's formulas alone and not from the graphs.
 
 Computes in float64 on the bytes that the manifest points at, so that a comparison also shows that those bytes are the
 tables.

@@ -1,4 +1,4 @@
-"""What a comparison found: per signature how far it is from what it should answer, and where two devices differ.
+"""Result of a comparison: each signature's distance from its expected answers, and differences of two devices.
 
 These objects go into the manifest (`parity`) and out of `model-export verify`; nothing here imports TensorFlow.
 """

@@ -17,7 +17,7 @@ from service.types import TABLE_DTYPES, Array
 
 
 class Rows(Protocol):
-    """What the oracle needs of a table: an array has it, and so has SavedTable."""
+    """Interface of a table that the oracle reads; arrays and SavedTable have it."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

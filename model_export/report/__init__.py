@@ -1,1 +1,1 @@
-"""What a person sees of an artifact: its tables' health, signatures, parity and training, as text, JSON or HTML."""
+"""Reports on an artifact: its tables' health, signatures, parity and training, as text, JSON or HTML."""

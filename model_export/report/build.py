@@ -29,7 +29,7 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What to read beside the artifact's own description.
+    """Options of a report: files to read beside the artifact's own description.
 
     reads_tables: read every byte of every table for its health.
     has_projections: project every table, not only those with labels.

@@ -1,4 +1,4 @@
-"""What of a report someone should look at, in one sentence each."""
+"""Finds the parts of a report that need attention; writes one sentence for each."""
 
 from __future__ import annotations
 

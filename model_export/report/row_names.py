@@ -1,4 +1,4 @@
-"""What rows stand for: keys of vocabularies, and labels from a file that the user gives.
+"""Names the rows of tables: keys of vocabularies, and labels from a file that the user gives.
 
 A label file is CSV, or TSV by its name. Each line: a key of the table's vocabulary, or a row number where it has none;
 a label; perhaps a name. With a header, `TABLE=FILE#COLUMN` picks the label's column by its name. Of a label such as

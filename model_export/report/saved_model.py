@@ -1,4 +1,4 @@
-"""What saved_model.pb says: its MetaGraphs and their signatures, read without TensorFlow."""
+"""Reads the MetaGraphs of saved_model.pb and their signatures without TensorFlow."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _HOT_IDS = 20
 
 @dataclass(frozen=True, slots=True)
 class TableStatistics:
-    """What was sampled of one table's lookups during training.
+    """Samples of one table's lookups during training.
 
     rows: V of the table. features: those that read it.
     steps, sampled_steps: steps that were trained, and those of them that were looked at.

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class VocabularySpec:
-    """What clients call things: key i is row first_id + i of the table.
+    """Keys by which clients name rows: key i is row first_id + i of the table.
 
     keys: all str, or all int; none twice.
     oov_id, num_oov_buckets, on_oov: what any other key does, as in service.artifact.manifest.VocabularyEntry.
@@ -62,7 +62,7 @@ class VocabularySpec:
 
     @property
     def key_dtype(self) -> KeyDtype:
-        """What clients send."""
+        """Returns the dtype of the keys that clients send."""
         return "string" if isinstance(self.keys[0], str) else "int64"
 
     @property
@@ -157,7 +157,7 @@ class FeatureSpec:
 
     @property
     def id_dtype(self) -> KeyDtype:
-        """What the ids travel as: "string" for keys of a vocabulary of strings."""
+        """Returns the dtype of ids in requests: "string" for keys of a vocabulary of strings."""
         return "int64" if self.vocabulary is None or self.sends_rows else self.vocabulary.key_dtype
 
 

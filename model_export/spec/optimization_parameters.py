@@ -141,7 +141,7 @@ class FtrlParameters:
 
     @property
     def initial_linear_value(self) -> float:
-        """What the linear slot starts from."""
+        """Returns the initial value of the linear slot."""
         return 0.0
 
 

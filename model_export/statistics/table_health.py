@@ -86,7 +86,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """What reading every row of a [V, D] table told.
+    """Findings about a [V, D] table, of which every row was read.
 
     norms, histogram: None where no row is finite.
     nan, inf: rows with at least one such number; nan_values, inf_values: how many numbers.

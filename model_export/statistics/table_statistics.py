@@ -1,4 +1,4 @@
-"""What was seen of one table's ids: numbers that add up over steps, runs and files.
+"""Counts the ids that were looked up in one table; the counts add up over steps, runs and files.
 
 >>> table = TableDescription("film", 10, 4, "mean", ("liked",))
 >>> seen = TableStatistics.empty(table, partitions=2).with_rows(np.array([3, 3, 9]), np.array([0, 2, 2, 3]))
@@ -62,7 +62,7 @@ class HotId:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableStatistics:
-    """What the sampled steps looked up in one table.
+    """Counts of the ids that the sampled steps looked up in one table.
 
     An example is one row of one feature. Everything but steps is of sampled steps only.
 

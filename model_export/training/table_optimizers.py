@@ -46,7 +46,7 @@ class TrainedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableTraining:
-    """What a training loop runs.
+    """Operations that a training loop runs.
 
     train: one step of all tables. It does not move the global step.
     flush: applies what a pipelined step has held back; to be run before a checkpoint and at the end. It does nothing

@@ -1,1 +1,1 @@
-"""Who may do what: tokens, client certificates, grants per model; and the certificates of our ports."""
+"""Decides the rights of callers: tokens, client certificates, grants per model. Holds the certificates of our ports."""

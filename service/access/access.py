@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what. engine: the one that asks who the current caller is."""
+    """The rights of all callers. engine: an engine that checks the current caller's rights."""
 
     file: AuthFile
     engine: GuardedEngine
 
     @property
     def callers(self) -> Callers:
-        """Who may come in now."""
+        """Returns the callers that may send requests now."""
         return self.file.callers
 
     def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:

@@ -35,7 +35,7 @@ class AuthConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AuthConfig:
-    """What the file says."""
+    """Content of the --auth_config file."""
 
     callers: tuple[Caller, ...]
     open_parts: frozenset[Part]

@@ -1,4 +1,4 @@
-"""Who may do what: callers known by a token or a certificate, and what each may do with which models.
+"""Decides the rights of callers, which a token or a certificate identifies: each caller's rights on each model.
 
 Nothing here reads a file or knows a wire: a transport hands in what a request carries and gets a Grant.
 """
@@ -44,7 +44,7 @@ class Rule:
 
 
 class Grant:
-    """What one caller may do by one list of callers. Concurrency: any thread.
+    """Rights of one caller in one list of callers. Concurrency: any thread.
 
     >>> grant = Grant("ranker", [Rule(("movielens", "news-*"), frozenset({"predict"}))])
     >>> sorted(grant.rights("news-eu")), sorted(grant.rights("ads")), sorted(grant.everywhere)
@@ -102,7 +102,7 @@ class Caller:
 
 
 class Callers:
-    """Who may come in now. Concurrency: any thread.
+    """The callers that may send requests now. Concurrency: any thread.
 
     current: the grant of the request that runs in this context. nobody: the grant of whoever shows nothing.
     generation: goes up with each list of callers. listed: this list.

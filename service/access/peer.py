@@ -1,4 +1,4 @@
-"""What a verified client certificate calls its holder: the same words whatever carries the connection."""
+"""Reads the names in a verified client certificate; both wires give a name the same text."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class _Taken:
 
 
 class TlsFile:
-    """What the connections of one wire begin with. Concurrency: reading, any thread; polling, one caller at a time.
+    """TLS configuration for new connections of a wire. Concurrency: reading, any thread; polling, one caller at a time.
 
     A file that can not be used changes nothing, is told of once and counted. Whether clients are verified is decided at
     the start: no mistake in a file opens a port.
@@ -73,7 +73,7 @@ class TlsFile:
         connection.context = self._now.context
 
     def config(self) -> SslConfig:
-        """What the file said when it was taken last."""
+        """Returns the configuration that was last read from the file and accepted."""
         return self._now.config
 
     def poll_once(self) -> None:

@@ -211,7 +211,7 @@ class LookupFeature:
 
 @dataclass(frozen=True, slots=True)
 class SignatureEntry:
-    """What the manifest adds to a signature of the SavedModel.
+    """The manifest's description of a signature of the SavedModel.
 
     kind: "lookup" runs on the mapped tables, "predict" runs the graph.
     batch_sizes: static sizes that a tensor-core graph pads rows to; rows beyond the last are refused.

@@ -1,1 +1,1 @@
-"""What a server is told: flags, variables and files, and what is wrong with them."""
+"""Reads settings from flags, variables and files, and finds their faults."""

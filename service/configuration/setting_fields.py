@@ -1,4 +1,4 @@
-"""What a setting is declared by."""
+"""Declares a setting."""
 
 from __future__ import annotations
 

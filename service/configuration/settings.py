@@ -32,7 +32,7 @@ SECTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings(ServerSettings):
-    """What the server runs with; every field is a flag of the same name and a variable EMB_<NAME>."""
+    """Settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
 
     data_plane: Literal["auto", "native", "python"] = setting(
         "auto",

@@ -1,4 +1,4 @@
-"""What is wrong with settings that each by itself may have."""
+"""Finds faults of settings that only show in several settings together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a server from starting."""
+"""Error that keeps a server from starting."""
 
 
 class StartError(Exception):

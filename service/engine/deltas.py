@@ -1,4 +1,4 @@
-"""What requests and metrics see of rows that change without a new version."""
+"""Interface of changed rows for requests and metrics; these rows change without a new version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What traces requests, as the engine and the transports see it; see service.observe.otel."""
+"""Interface of request tracing for the engine and the servers; service.observe.otel implements it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native core needs to run predicts: an open session, and which rows and inputs its tensors are fed."""
+"""Description for the native core of a predict: an open session, and the rows and inputs that feed its tensors."""
 
 from __future__ import annotations
 

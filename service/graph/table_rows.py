@@ -1,4 +1,4 @@
-"""What is fed to a tower in place of a lookup: rows of mapped tables, one by one or combined."""
+"""Makes the tensors that replace lookups in a tower: rows of mapped tables, one by one or combined."""
 
 from __future__ import annotations
 

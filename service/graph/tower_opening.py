@@ -43,7 +43,7 @@ _FED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True, slots=True)
 class MappedTables:
-    """What a manifest says of an artifact's tables.
+    """An artifact's tables, as its manifest describes them.
 
     tables: by name. keys: key in the checkpoint -> table. claims: by signature.
     """

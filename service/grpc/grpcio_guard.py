@@ -1,4 +1,4 @@
-"""Who makes a call of grpcio's server: asked where a handler has its context, which alone knows of certificates."""
+"""Identifies the caller of a grpcio call. Only a handler's context has the client's certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gRPC server serves, whatever carries the bytes."""
+"""Lists the services of the gRPC server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends a request, in front of the application's routes."""
+"""Identifies the caller of a request before the application's routes see it."""
 
 from __future__ import annotations
 

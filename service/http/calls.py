@@ -29,7 +29,7 @@ _NUM_PARSE_THREADS = 2
 
 
 class Parsed(Protocol):
-    """What a method's parse returns: at least the signature it is for."""
+    """A parsed request; it names at least the signature."""
 
     @property
     def signature_name(self) -> str: ...
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Answered(NamedTuple, Generic[A]):
-    """What a method answered, and the version of the model that computed it."""
+    """A method's answer, and the version of the model that computed it."""
 
     content: A
     version: int

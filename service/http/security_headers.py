@@ -1,4 +1,4 @@
-"""What a browser is told that shows an answer: to guess nothing, to run nothing foreign, to be framed by nobody."""
+"""Adds headers for browsers: no guessed content types, no foreign scripts, no frames."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TablePages:
-    """What a load does about the size of pages. Concurrency: any thread.
+    """Chooses the page size of a version's tables at its load. Concurrency: any thread.
 
     is_before: whether a load waits for it.
     """

@@ -13,7 +13,7 @@ from service.tables.verification import Stored, Verifier, nothing_before
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """What a load does about checksums. Concurrency: any thread.
+    """Verifies the checksums of a version's tables at its load. Concurrency: any thread.
 
     rule: "background", "before_available" or "auto", as in Settings.
     is_served: whether a model of that name has a version that answers.

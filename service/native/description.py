@@ -147,7 +147,7 @@ class _Writer:
 
     @property
     def keep(self) -> tuple[object, ...]:
-        """What owns the memory of tables and vocabularies."""
+        """Returns the objects that own the memory of tables and vocabularies."""
         return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:

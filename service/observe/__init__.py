@@ -1,1 +1,1 @@
-"""What operators see: metrics, the status page, traces, the request log and the log; never delays a request."""
+"""Metrics, the status page, traces, the request log and the log. Nothing here delays a request."""

@@ -17,7 +17,7 @@ def _batch_rows() -> Rows:
 
 @dataclass(slots=True)
 class Batches:
-    """What was counted so far.
+    """Counts of batches since the start.
 
     num_runs: batches; num_requests: requests in them, one that is split counted in each. waits: by thread pool.
     padding: by rows of the run. arrived: rows of requests, run: rows of batches, padding included. rejected: requests

@@ -22,7 +22,7 @@ from service.types import State, VersionStatus
 
 
 class Metrics:
-    """What one server counts. Concurrency: any thread.
+    """The metrics of one server. Concurrency: any thread.
 
     requests: engine.engine's Observer. batches, warmups, admission, auth, tls: who runs these reports to them.
     held: tells what is in flight, once there is somebody to ask; limits: what may be.

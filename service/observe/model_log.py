@@ -23,7 +23,7 @@ MAX_QUEUED_BYTES = 64 << 20
 
 
 class LogCounts(NamedTuple):
-    """What became of chosen requests. is_disabled: an error ended it."""
+    """Counts of requests that the log chose. is_disabled: an error ended the log."""
 
     written: int
     dropped: int

@@ -14,7 +14,7 @@ SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 
 
 class RecordFiles:
-    """What one process writes below a prefix: <prefix>-<UTC time>-<process>-<number>.tfrecord.
+    """Files that one process writes below a prefix: <prefix>-<UTC time>-<process>-<number>.tfrecord.
 
     A file that is still written to ends in .part; it, too, holds whole records only. None holds more records than a
     warm-up takes, so that any can be copied to where versions have theirs.

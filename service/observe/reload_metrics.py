@@ -11,7 +11,7 @@ IS_CURRENT = "embedding_server_auth_config_is_current"
 
 
 class ReloadCounter:
-    """Of one --auth_config. Concurrency: any thread."""
+    """Counts reloads of one --auth_config. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class ReloadCounter:
         self._is_current = False
 
     def taken(self) -> None:
-        """What the file says is in force."""
+        """Counts a reload after which the file's content is in force."""
         self._count("taken")
 
     def failed(self) -> None:

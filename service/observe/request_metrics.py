@@ -22,7 +22,7 @@ _EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify
 
 
 class Subject(NamedTuple):
-    """What a request was for. version None, model and signature "": it named none that exists."""
+    """The model, version and signature of a request. version None, model or signature "": none exists."""
 
     api: str
     method: str

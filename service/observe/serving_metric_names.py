@@ -37,7 +37,7 @@ _EXAMPLES_ONLY = "MultiInference"
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What there is to show. requests: of all time, see RequestCounter.read."""
+    """Numbers to show. requests: counts since the start, see RequestCounter.read."""
 
     requests: Requests
     warmups: Iterable[Warmup]

@@ -1,4 +1,4 @@
-"""What happens to TLS on each wire, and its metrics."""
+"""Counts TLS events of each wire, and writes their metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol tells of servers and models, as documents that both wires write.
+"""Documents of the Open Inference Protocol about servers and models; both wires write them.
 
 A document has the fields of the message of the same meaning, so that JSON and protobuf can not differ.
 

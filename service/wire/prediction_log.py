@@ -22,7 +22,7 @@ _METADATA, _CLASSIFY, _REGRESS, _PREDICT = 1, 2, 3, 6
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What answered."""
+    """The model, version and signature that answered."""
 
     model: str
     version: int

@@ -17,7 +17,7 @@ from service.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class SslConfig:
-    """What a port needs to speak TLS; PEM texts, not files.
+    """TLS settings of a port; PEM texts, not files.
 
     server_cert: the server's certificate first, then those up to its authority's.
     custom_ca: authorities whose clients are let in.

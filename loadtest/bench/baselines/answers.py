@@ -1,4 +1,4 @@
-"""What the constant servers answer, by path."""
+"""Answers of the constant servers, by path."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked again and again, one variant after the other.
+    """Requests of a load, sent again and again, one variant after the other.
 
     Args:
       bodies: gRPC messages, or HTTP bodies, each asked in turn.
