@@ -83,12 +83,12 @@ CASES: dict[str, Case] = {
         http2.hpack_huffman,
         http2.many_fields,
         http2.table_resizes,
-        http2.unread_answers,
         http2.byte_windows,
         http2.zero_window,
         http2.no_preface,
         http2.wrong_preface,
     ),
+    "http2.unread_answers": Case(http2.unread_answers, "http2", True, 2.0),
     "http2.slow_read": Case(http2.slow_read, "http2", True, 5.0),
     **_named("http2", False, http2.half_requests, http2.requests_flood, new_connections=http1.new_connections),
     **_named(

@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from loadtest.attacks.attacker import Attacker, repeated
+from loadtest.attacks.bombs import gzipped_zeros
 
 _SLOW_CONNECTIONS = 200
 _STEP_S = 0.05
-_BOMB_BYTES = 60 << 20
 _JSON_BYTES = 4 << 20
 
 
@@ -184,8 +184,7 @@ def _bodies(attacker: Attacker, body: bytes, *lines: bytes) -> None:
 
 def gzip_bomb(attacker: Attacker) -> None:
     """Bodies of 60 KB that inflate to 60 MB."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    _bodies(attacker, packer.compress(bytes(_BOMB_BYTES)) + packer.flush(), b"content-encoding: gzip")
+    _bodies(attacker, gzipped_zeros(60), b"content-encoding: gzip")
 
 
 def gzip_members(attacker: Attacker) -> None:

