@@ -181,7 +181,7 @@ class SignatureSpec:
 def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
     sizes = (tensor.shape or ())[1:]
     itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    # Of a lookup, engine.validation counts as many rows as a size that is left open has.
+    # An open size of a lookup counts as one: engine.validation counts its elements as rows.
     unknown = 1 if kind == "lookup" else 0
     return itemsize * math.prod(unknown if size is None else size for size in sizes)
 

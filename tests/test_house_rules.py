@@ -1,4 +1,4 @@
-"""What the folders may import, where the environment is read, how files are named: rules a reader can rely on."""
+"""Checks what the folders may import, where the environment is read, how files are named: rules a reader can rely on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_CODE_LINES = 300
 
 
 class Row(NamedTuple):
-    """What a folder, or a file outside the folders, may import beside the standard library and its own folder.
+    """Imports that a folder, or a file outside the folders, may have beside the standard library and its own folder.
 
     ours: folders and modules of ours. packages: of others.
     """
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     packages: set[str] = set()
 
 
-# What every folder of the server may use, and of the formats on disk.
+# Modules that every folder of the server may import, and the same with the formats on disk.
 _BASE = {"service.errors", "service.types"}
 _FORMATS = _BASE | {"service.artifact"}
 # The same for model_export; near_names: both programs suggest a name for a misspelt one in the same words.
@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, Row] = {
         # Reloads of a file of callers or of a certificate are counted.
         | {"service.observe.reload_metrics", "service.observe.tls_metrics"}
     ),
-    # What the native core is told, and what it counted; what is left in Python runs behind it.
+    # The Python side of the native core: descriptions that it gets, and its counts.
     "service.native": Row(
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}

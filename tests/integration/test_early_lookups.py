@@ -123,7 +123,7 @@ def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it
     assert states(server) == {1: "LOADING"}
     ready = server.http.get("/readyz")
     assert (ready.status_code, ready.json()["problems"]) == (503, {"default": LOADING})
-    # What is not answered yet is refused as if nothing of the version were.
+    # Predicts are refused as if the version answered nothing.
     assert predict(server) == (503, f'Model "default" is not ready: {LOADING}')
     assert predict(server, "/versions/1") == (404, "Servable not found for request: Specific(default, 1)")
     assert server.http.get("/v1/models/default/metadata").status_code == 503

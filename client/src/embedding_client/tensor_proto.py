@@ -61,7 +61,7 @@ if ml_dtypes is not None:
     _DTYPES[_BFLOAT16] = np.dtype(ml_dtypes.bfloat16)
 DTYPE_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
-# What a few bytes may be spread to: 4 MiB of float32.
+# Limit on elements of a tensor whose one value stands for all of them: 4 MiB of float32.
 _MAX_SPREAD_ELEMENTS = 1 << 20
 _DTYPE, _SHAPE, _CONTENT, _STRING_VAL = 1, 2, 4, 8
 

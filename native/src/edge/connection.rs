@@ -58,7 +58,7 @@ pub struct Connection {
     flood: AtomicU8,
     begun: AtomicUsize,
     names: OnceLock<Vec<String>>,
-    // Of each model that the connection has sent large requests to, or got large answers of.
+    // One entry for each model to which this connection has sent large requests, or from which it got large answers.
     shares: Mutex<Vec<Arc<Shares>>>,
 }
 

@@ -1,4 +1,4 @@
-"""What the client says if the library of a wire is missing."""
+"""The client's errors if the library of a wire is missing."""
 
 from __future__ import annotations
 

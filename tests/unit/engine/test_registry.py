@@ -426,7 +426,7 @@ def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> No
     for ref in (LATEST, ModelRef("m", 1)):
         with registry.lease(ref, any_is_enough) as held:
             assert held is early
-    # Whoever needs more is told what it is told without them.
+    # A request that needs more than lookups gets the same error as without early lookups.
     told = "version 1 is LOADING, and only its lookups are answered"
     with pytest.raises(NotReady, match=f'^Model "m" is not ready: {told}$'):
         registry.lease(LATEST)

@@ -520,7 +520,7 @@ mod tests {
         // The object and the list around the lists count too.
         let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
-        // Those in strings count too.
+        // Colons within strings count too.
         let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(MAX_DOCUMENT_KEYS + more)));
         assert_eq!(texts.map(read), [true, false]);
         let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(MAX_DOCUMENT_LISTS + more)));
