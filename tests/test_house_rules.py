@@ -1,4 +1,4 @@
-"""Checks what the folders may import, where the environment is read, how files are named: rules a reader can rely on."""
+"""Checks imports of the folders, reads of the environment, and names of files: rules that a reader can rely on."""
 
 from __future__ import annotations
 
