@@ -1,4 +1,4 @@
-"""TensorFlow Serving's messages, built from the protocol's own descriptors."""
+"""Messages of TensorFlow Serving and of the Open Inference Protocol, built from the protocols' own descriptors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
-DT_INT64 = 9
+INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+DT_STRING, DT_INT64 = 7, 9
 
 
 # protobuf makes a message's class at first use, and two threads at once would get two classes.
@@ -18,9 +19,9 @@ _lock = threading.Lock()
 
 
 @cache
-def _pool() -> descriptor_pool.DescriptorPool:
+def _pool(descriptor_file: str) -> descriptor_pool.DescriptorPool:
     descriptors = descriptor_pb2.FileDescriptorSet()
-    descriptors.ParseFromString(files("service").joinpath("artifact/serving_protos.pb").read_bytes())
+    descriptors.ParseFromString(files("service").joinpath(f"artifact/{descriptor_file}").read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in descriptors.file:
         pool.Add(file)  # type: ignore[no-untyped-call]
@@ -28,9 +29,10 @@ def _pool() -> descriptor_pool.DescriptorPool:
 
 
 def message_class(name: str) -> type[Any]:
-    """Returns a message by its full name; tensorflow-serving-api would import all of TensorFlow for it."""
+    """Returns a message of TensorFlow or the Open Inference Protocol by its full name, without importing TensorFlow."""
+    descriptor_file = "open_inference.pb" if name.startswith("inference.") else "serving_protos.pb"
     with _lock:
-        return message_factory.GetMessageClass(_pool().FindMessageTypeByName(name))
+        return message_factory.GetMessageClass(_pool(descriptor_file).FindMessageTypeByName(name))
 
 
 def message_classes() -> tuple[type[Any], type[Any]]:

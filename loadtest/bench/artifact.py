@@ -11,12 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Data
+from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Data, key_of
 
 ROOT = Path(__file__).parents[2]
 # Which folders there are, and the signatures of each. One signature each where TensorFlow runs all: with both in one
 # model, the gather of one makes its optimizer copy whole tables in the other.
-MODELS = {"model": (PREDICT, LOOKUP), "graph_lookup": (LOOKUP,), "graph_predict": (PREDICT,)}
+# model_keys is model with a vocabulary of strings for each feature.
+MODELS = {"model": (PREDICT, LOOKUP), "model_keys": (LOOKUP,), "graph_lookup": (LOOKUP,), "graph_predict": (PREDICT,)}
 
 _SPEC = """
 [tables.user]
@@ -54,15 +55,28 @@ def main() -> None:
     for name, signatures in MODELS.items():
         if (folder / name / "1").exists():
             continue
-        if name == "model":
+        if name.startswith("model"):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 _save(data, Path(scratch) / "saved", signatures)
-                (Path(scratch) / "spec.toml").write_text(_SPEC)
+                spec = _with_vocabularies(data, Path(scratch)) if name == "model_keys" else _SPEC
+                (Path(scratch) / "spec.toml").write_text(spec)
                 command = [sys.executable, "-m", "model_export", "adopt", f"{scratch}/saved"]
                 subprocess.run([*command, f"--spec={scratch}/spec.toml", f"--out={folder / name}"], check=True)
         else:
             _save(data, folder / name / "1", signatures)
     (folder / "done").touch()
+
+
+def _with_vocabularies(data: Data, folder: Path) -> str:
+    lines = []
+    for line in _SPEC.splitlines():
+        lines.append(line)
+        if line.startswith("table = "):
+            table = line.split('"')[1]
+            keys = folder / f"{table}.txt"
+            keys.write_text("".join(f"{key_of(row)}\n" for row in range(len(data.tables[table]))))
+            lines.append(f'vocabulary = {{ file = "{keys.name}" }}')
+    return "\n".join(lines) + "\n"
 
 
 def _save(data: Data, target: Path, names: tuple[str, ...]) -> None:

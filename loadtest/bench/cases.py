@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loadtest.bench import foreign_model
 from loadtest.bench.header_sets import HEADER_SETS
-from loadtest.bench.messages import BINARY, GRPC, JSON, Wire
+from loadtest.bench.messages import BINARY, GRPC, GRPC_KEYS, INFER, INFER_JSON, JSON, JSON_KEYS, REST, Wire
 from loadtest.bench.processes import Baseline, Service
 from loadtest.bench.workloads import MODEL, WORKLOADS
 
@@ -82,7 +82,11 @@ SERVERS: Mapping[str, Start] = {
     "foreign, whole": _service(foreign_model.WHOLE, *_PATIENT),
     "one thread": _service("model", _LOOKUPS, "--data_plane=native", "--threads=1"),
     "two threads": _service("model", _LOOKUPS, "--data_plane=native", "--threads=2"),
+    "service, keys": _service("model_keys", _LOOKUPS, *_NATIVE, *_PATIENT),
+    "service, keys, Python": _service("model_keys", _LOOKUPS, *_PYTHON, *_PATIENT),
     "grpcio constant": _baseline("grpcio_constant"),
+    "hyper constant, gRPC": _baseline("hyper_constant", "grpc"),
+    "hyper constant, JSON": _baseline("hyper_constant", "json"),
     "ASGI": _baseline("asgi_constant"),
     "FastAPI": _baseline("fastapi_constant"),
     "orjson": _baseline("asgi_constant", "W2"),
@@ -92,6 +96,7 @@ FLAGS_NEEDED = {
     "one thread": "--threads",
     "two threads": "--threads",
 }
+NEED_CARGO = ("hyper constant, gRPC", "hyper constant, JSON")
 ENCODE_ALONE = "orjson alone"
 
 
@@ -124,10 +129,30 @@ def cases() -> Iterator[Case]:
     for workload in ("W1", "W2", "W3", "W4"):
         yield Case("binary", workload, "service", BINARY)
         yield Case("binary, Python", workload, "service, Python", BINARY)
+    yield from _other_wires()
+    for workload in ("W1", "W2", "W3"):
+        path = f"/constant/{workload}"
+        yield Case("gRPC, hyper constant", workload, "hyper constant, gRPC", GRPC, path, is_constant=True)
+        if workload != "W3":
+            yield Case("JSON, hyper constant", workload, "hyper constant, JSON", JSON, path, is_constant=True)
     yield from _foreign()
     for header_set in HEADER_SETS:
         for workload in ("W1", "W2"):
             yield Case(f"gRPC, headers: {header_set}", workload, "service", GRPC, header_set=header_set)
+
+
+def _other_wires() -> Iterator[Case]:
+    for row, wire in (("REST", REST), ("Open Inference gRPC", INFER), ("Open Inference JSON", INFER_JSON)):
+        for workload in WORKLOADS if wire.is_grpc else ("W1", "W2", "W5"):
+            server = "service with TensorFlow" if workload == "W5" else "service"
+            yield Case(row, workload, server, wire)
+            if workload in ("W2", "W5"):
+                yield Case(f"{row}, Python", workload, f"{server}, Python", wire)
+    yield Case("binary", "W5", "service with TensorFlow", BINARY)
+    yield Case("binary, Python", "W5", "service with TensorFlow, Python", BINARY)
+    for row, wire in (("gRPC, keys", GRPC_KEYS), ("JSON, keys", JSON_KEYS)):
+        yield Case(row, "W2", "service, keys", wire)
+        yield Case(f"{row}, Python", "W2", "service, keys, Python", wire)
 
 
 def _foreign() -> Iterator[Case]:
@@ -145,10 +170,15 @@ RATIOS = (
     Ratio("gRPC/W1", "gRPC, grpcio constant/W1", 2.2),
     Ratio("gRPC/W2", "gRPC, grpcio constant/W2", 1.3),
     Ratio("gRPC/W3", "gRPC, grpcio constant/W3", 0.7),
+    Ratio("gRPC/W1", "gRPC, hyper constant/W1", 0.7),
+    Ratio("gRPC/W2", "gRPC, hyper constant/W2", 0.6),
+    Ratio("gRPC, keys/W2", "gRPC/W2", 0.5),
     Ratio("gRPC/W2", "gRPC, TensorFlow signature/W2", 8),
     Ratio("gRPC/W5", "gRPC, TensorFlow signature/W5", 3),
     Ratio("JSON/W1", "JSON, ASGI constant/W1", 0.7),
+    Ratio("JSON/W1", "JSON, hyper constant/W1", 0.7),
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
+    Ratio("JSON, keys/W2", "JSON/W2", 0.5),
     # Server and generator share two cores: over gRPC the generator's part of them is no longer small.
     Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
     *(

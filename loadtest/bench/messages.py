@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from loadtest.bench.workloads import LOOKUP, MODEL, Arrays, signature_of
-from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
+from loadtest.bench.workloads import LOOKUP, MODEL, Arrays, key_of, signature_of
+from loadtest.wire import DT_STRING, INFER_METHOD, PREDICT_METHOD, message_class, message_classes, predict_request
 
 JSON_TYPE = ("content-type", "application/json")
 
@@ -63,6 +63,67 @@ def _decode_json(body: bytes, _headers: dict[str, str]) -> Arrays:
     return {name: np.array(rows, np.float32) for name, rows in json.loads(body)["embeddings"].items()}
 
 
+def _encode_rest(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    columns = _by_row(inputs)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return orjson.dumps({"signature_name": signature_of(workload), "instances": rows}), (JSON_TYPE,)
+
+
+def _decode_rest(body: bytes, _headers: dict[str, str]) -> Arrays:
+    rows = json.loads(body)["predictions"]
+    if not isinstance(rows[0], dict):
+        # One output: its values alone, without its name.
+        return {"score": np.array(rows, np.float32)}
+    return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
+
+
+def _encode_grpc_keys(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    splits = {name: array.tolist() for name, array in inputs.items() if name.endswith("__row_splits")}
+    message = predict_request(message_classes()[0], MODEL, signature_of(workload), splits)
+    for name in inputs.keys() - splits.keys():
+        tensor = message.inputs[name]
+        tensor.dtype = DT_STRING
+        tensor.tensor_shape.dim.add().size = len(inputs[name])
+        tensor.string_val.extend(key_of(row).encode() for row in inputs[name].tolist())
+    return message.SerializeToString(), ()
+
+
+def _encode_json_keys(_workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    features = {
+        name: [[key_of(id_) for id_ in row] if isinstance(row, list) else key_of(row) for row in rows]
+        for name, rows in _by_row(inputs).items()
+    }
+    return orjson.dumps({"features": features}), (JSON_TYPE,)
+
+
+def _encode_infer(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    message = message_class("inference.ModelInferRequest")(model_name=MODEL)
+    message.parameters["signature_name"].string_param = signature_of(workload)
+    for name, ids in inputs.items():
+        message.inputs.add(name=name, datatype="INT64", shape=[len(ids)])
+        message.raw_input_contents.append(ids.astype("<i8").tobytes())
+    return message.SerializeToString(), ()
+
+
+def _decode_infer(body: bytes, _headers: dict[str, str]) -> Arrays:
+    answer = message_class("inference.ModelInferResponse").FromString(body)
+    return {
+        output.name: np.frombuffer(raw, "<f4").reshape(output.shape)
+        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    }
+
+
+def _encode_infer_json(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    described = [
+        {"name": name, "datatype": "INT64", "shape": [len(ids)], "data": ids.tolist()} for name, ids in inputs.items()
+    ]
+    return orjson.dumps({"inputs": described, "parameters": {"signature_name": signature_of(workload)}}), (JSON_TYPE,)
+
+
+def _decode_infer_json(body: bytes, _headers: dict[str, str]) -> Arrays:
+    return {o["name"]: np.array(o["data"], np.float32).reshape(o["shape"]) for o in json.loads(body)["outputs"]}
+
+
 def _encode_binary(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str, str], ...]]:
     described = [
         {"name": name, "datatype": "INT64", "shape": [len(ids)], "parameters": {"binary_data_size": ids.nbytes}}
@@ -86,7 +147,12 @@ def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
 
 GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, decode_grpc)
 JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:{LOOKUP}", _encode_json, _decode_json)
-BINARY = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_binary, _decode_binary)
+REST = Wire(False, lambda _: f"/v1/models/{MODEL}:predict", _encode_rest, _decode_rest)
+GRPC_KEYS = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc_keys, decode_grpc)
+JSON_KEYS = Wire(False, JSON.path, _encode_json_keys, _decode_json)
+INFER = Wire(True, lambda _: INFER_METHOD, _encode_infer, _decode_infer)
+INFER_JSON = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_infer_json, _decode_infer_json)
+BINARY = Wire(False, INFER_JSON.path, _encode_binary, _decode_binary)
 
 
 def grpc_answer(arrays: Arrays) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import grpc
 
-from loadtest.bench.cases import ENCODE_ALONE, FLAGS_NEEDED, SERVERS, Case, Server
+from loadtest.bench.cases import ENCODE_ALONE, FLAGS_NEEDED, NEED_CARGO, SERVERS, Case, Server
 from loadtest.bench.generator.load import Ask, Shot, drive
 from loadtest.bench.header_sets import HEADER_SETS
 from loadtest.bench.messages import check, grpc_answer, json_answer
@@ -67,9 +68,14 @@ def write_answers(folder: Path, data: Data) -> None:
 
 
 def can_run(wanted: Sequence[Case]) -> list[Case]:
-    """Returns the cases whose servers have the flags that they need."""
+    """Returns the cases whose servers can start: they have the flags they need, and a compiler where they need one."""
     done = subprocess.run([sys.executable, "-m", "service", "--help"], cwd=ROOT, capture_output=True, text=True)
-    return [case for case in wanted if FLAGS_NEEDED.get(case.server, "") in done.stdout]
+    has_cargo = shutil.which("cargo") is not None
+    return [
+        case
+        for case in wanted
+        if FLAGS_NEEDED.get(case.server, "") in done.stdout and (has_cargo or case.server not in NEED_CARGO)
+    ]
 
 
 @contextmanager

@@ -128,6 +128,11 @@ class Data:
         return {"score": (hidden @ tower["kernel_2"] + tower["bias_2"]).astype(np.float32)}
 
 
+def key_of(row: int) -> str:
+    """Returns the key of a table's row, where requests name rows by strings."""
+    return f"key-{row:07}"
+
+
 def signature_of(workload: str) -> str:
     """Returns which signature a workload asks."""
     return PREDICT if workload == "W5" else LOOKUP

@@ -1,0 +1,23 @@
+"""The same answers from Rust: `native/examples/constant.rs`, compiled here on need, in place of this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_NATIVE = Path(__file__).parents[3] / "native"
+
+
+def main() -> None:
+    """Builds the program, then becomes it: FOLDER and KIND come from the command line."""
+    build = ["cargo", "build", "--quiet", "--release", "--locked", "--example", "constant"]
+    subprocess.run(build, cwd=_NATIVE, check=True, stdout=sys.stderr)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", _NATIVE / "target"))
+    program = target / "release" / "examples" / "constant"
+    os.execv(program, [str(program), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
