@@ -1,8 +1,9 @@
 //! Hash indexes over the keys of a vocabulary: some 15 bytes a key beside the mapped file.
 //!
-//! An index is an int32 array of slots, a power of two in number. Each slot holds the number of a key, or [`EMPTY`]; a
-//! key lies in the first free slot at or behind its hash. The keys stay where they are: strings in the lines of the
-//! file, integers in one array.
+//! An index is an int32 array of slots, a power of two in number. Each slot holds the number of a key below a tag, or
+//! [`EMPTY`]; a key lies in the first free slot at or behind its hash. The tag is as many bits of the key's hash as the
+//! slot has left: a search compares tags before keys, because another key's bytes are rarely in a cache. The keys stay
+//! where they are: strings in the lines of the file, integers in one array.
 //!
 //! Source: the hash of OOV buckets is TensorFlow 2.21's: `IdTableWithHashBuckets` of python/ops/lookup_ops.py with its
 //! `FastHashSpec`, over the bytes of a string or the decimal digits of an integer.
@@ -16,7 +17,7 @@ pub const EMPTY: i32 = -1;
 
 /// Number of keys whose slots are prefetched before the first key is searched. A search for a key reads memory three
 /// times, one after the other: the slot, the start of the key, and its bytes.
-const AT_A_TIME: usize = 16;
+const AT_A_TIME: usize = 64;
 
 /// The reason why an index can not be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,6 +173,52 @@ pub fn fingerprint_of_digits(key: i64) -> u64 {
     fingerprint64(itoa::Buffer::new().format(key).as_bytes())
 }
 
+/// A slot with the tag of a hash and the number of the slot's key; or Err with an empty slot, which ends a search.
+type Candidate = Result<(usize, usize), usize>;
+
+/// The slots of one index, not empty.
+#[derive(Clone, Copy)]
+struct Index<'a> {
+    slots: &'a [i32],
+    /// Number of low bits of a slot that hold the number of its key; the bits above them, but the sign, hold the tag.
+    number_bits: u32,
+}
+
+impl<'a> Index<'a> {
+    /// Returns None where there are no slots.
+    fn new(slots: &'a [i32]) -> Option<Self> {
+        Some(Index { slots, number_bits: slots.len().checked_ilog2()? })
+    }
+
+    fn first_slot(self, hash: u64) -> usize {
+        hash as usize & (self.slots.len() - 1)
+    }
+
+    /// Returns the content of the slot of key `number`. The tag comes from the high bits of the hash, because the
+    /// slot's place comes from its low bits.
+    fn content(self, number: i32, hash: u64) -> i32 {
+        number | (((hash >> 33) as i32) >> self.number_bits) << self.number_bits
+    }
+
+    /// Returns the first slot at or behind `slot` that has the tag of `hash`, with the key's number; or Err with the
+    /// first empty slot.
+    #[inline]
+    fn next_candidate(self, mut slot: usize, hash: u64) -> Candidate {
+        let tag = self.content(0, hash);
+        loop {
+            let content = self.slots[slot];
+            if content == EMPTY {
+                return Err(slot);
+            }
+            let number = content ^ tag;
+            if number >> self.number_bits == 0 {
+                return Ok((slot, number as usize));
+            }
+            slot = (slot + 1) & (self.slots.len() - 1);
+        }
+    }
+}
+
 /// Returns the row of each key: `first_id` + its number, or that of its OOV bucket, or `oov_id`.
 pub(super) fn find<K: Keys>(
     keys: &K,
@@ -179,12 +226,13 @@ pub(super) fn find<K: Keys>(
     rows: &Rows,
     sent: impl ExactSizeIterator<Item = K::Key>,
 ) -> (Vec<i64>, Strangers) {
+    let index = Index::new(slots);
     let mut found = Vec::with_capacity(sent.len());
     let mut strangers = Strangers::default();
     let mut sent = sent.map(|key| (key, K::hash(key)));
-    let mut add = |(key, hash): (K::Key, u64)| {
+    let mut add = |(key, hash): (K::Key, u64), first: Option<Candidate>| {
         let row = K::row_without_search(key, rows).or_else(|| {
-            let number = search(keys, slots, key, hash).ok()?;
+            let number = search(keys, index?, key, hash, first?).ok()?;
             Some(rows.first_id + number as i64)
         });
         let row = row.unwrap_or_else(|| {
@@ -200,51 +248,47 @@ pub(super) fn find<K: Keys>(
         });
         found.push(row);
     };
-    if K::ASKS_AHEAD && !slots.is_empty() {
+    let first = |index: Index<'_>, hash| index.next_candidate(index.first_slot(hash), hash);
+    if let Some(index) = index.filter(|_| K::ASKS_AHEAD) {
         let mut some: smallvec::SmallVec<[(K::Key, u64); AT_A_TIME]> = smallvec::SmallVec::new();
+        let mut candidates: smallvec::SmallVec<[Candidate; AT_A_TIME]> = smallvec::SmallVec::new();
         loop {
             some.extend(sent.by_ref().take(AT_A_TIME));
             if some.is_empty() {
                 break;
             }
-            if some.len() > 1 {
-                ask_ahead(keys, slots, some.iter().map(|&(_, hash)| hash));
+            for (_, hash) in &some {
+                prefetch_line(slots.as_ptr().wrapping_add(index.first_slot(*hash)).cast());
             }
-            some.drain(..).for_each(&mut add);
+            candidates.extend(some.iter().map(|&(_, hash)| first(index, hash)));
+            let numbers = candidates.iter().filter_map(|candidate| Some(candidate.ok()?.1));
+            numbers.clone().for_each(|number| keys.ask_for_place(number));
+            numbers.for_each(|number| keys.ask_for_key(number));
+            some.drain(..).zip(candidates.drain(..)).for_each(|(sent, candidate)| add(sent, Some(candidate)));
         }
     } else {
-        sent.for_each(&mut add);
+        sent.for_each(|(key, hash)| add((key, hash), index.map(|index| first(index, hash))));
     }
     (found, strangers)
 }
 
-/// Prefetches the slots of these hashes, and the keys in those slots.
+/// Returns the number of a key, beginning with the first candidate for its hash; or Err with the empty slot where the
+/// key would lie.
 #[inline]
-fn ask_ahead<K: Keys>(keys: &K, slots: &[i32], hashes: impl Iterator<Item = u64> + Clone) {
-    let mask = slots.len() as u64 - 1;
-    for hash in hashes.clone() {
-        prefetch_line(slots.as_ptr().wrapping_add((hash & mask) as usize).cast());
-    }
-    let numbers = hashes.filter_map(|hash| usize::try_from(slots[(hash & mask) as usize]).ok());
-    numbers.clone().for_each(|number| keys.ask_for_place(number));
-    numbers.for_each(|number| keys.ask_for_key(number));
-}
-
-/// Returns the number of a key; or Err with the empty slot where the key would lie.
-#[inline]
-fn search<K: Keys>(keys: &K, slots: &[i32], key: K::Key, hash: u64) -> Result<usize, usize> {
-    if slots.is_empty() {
-        return Err(0);
-    }
-    let mask = slots.len().wrapping_sub(1);
-    let mut slot = hash as usize & mask;
-    while let Ok(number) = usize::try_from(slots[slot]) {
+fn search<K: Keys>(
+    keys: &K,
+    index: Index<'_>,
+    key: K::Key,
+    hash: u64,
+    mut candidate: Candidate,
+) -> Result<usize, usize> {
+    loop {
+        let (slot, number) = candidate?;
         if keys.is(number, key) {
             return Ok(number);
         }
-        slot = (slot + 1) & mask;
+        candidate = index.next_candidate((slot + 1) & (index.slots.len() - 1), hash);
     }
-    Err(slot)
 }
 
 /// Fills slots, all [`EMPTY`] before, with the lines of a file.
@@ -272,9 +316,12 @@ fn index<K: Keys>(keys: &K, each: impl ExactSizeIterator<Item = K::Key>, slots: 
         return Err(NotIndexed::Slots);
     }
     for (number, key) in each.enumerate() {
-        match search(keys, slots, key, K::hash(key)) {
+        let hash = K::hash(key);
+        let index = Index::new(slots).ok_or(NotIndexed::Slots)?;
+        let content = index.content(i32::try_from(number).map_err(|_| NotIndexed::Slots)?, hash);
+        match search(keys, index, key, hash, index.next_candidate(index.first_slot(hash), hash)) {
             Ok(_) => return Err(NotIndexed::Twice(number)),
-            Err(slot) => slots[slot] = i32::try_from(number).map_err(|_| NotIndexed::Slots)?,
+            Err(slot) => slots[slot] = content,
         }
     }
     Ok(())
@@ -333,4 +380,55 @@ fn integer(text: &[u8]) -> Option<i64> {
         // The smallest int64 has no positive counterpart, so negative values are built by subtraction.
         if is_negative { value.checked_sub(digit) } else { value.checked_add(digit) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keys whose hashes collide: all have the first slot 0, and keys of equal remainder by 2 have the same tag.
+    struct Colliding<'a>(&'a [i64]);
+
+    impl Keys for Colliding<'_> {
+        type Key = i64;
+        const ASKS_AHEAD: bool = true;
+
+        fn hash(key: i64) -> u64 {
+            (key as u64 & 1) << 63
+        }
+
+        fn bucket_hash(_key: i64, hash: u64) -> u64 {
+            hash
+        }
+
+        fn row_without_search(_key: i64, _rows: &Rows) -> Option<i64> {
+            None
+        }
+
+        fn is(&self, number: usize, key: i64) -> bool {
+            self.0[number] == key
+        }
+    }
+
+    #[test]
+    fn keys_with_equal_hashes_are_found_and_strangers_are_not() {
+        let known = [2, 3, 4, 5, 6, 9, 8];
+        let mut slots = vec![EMPTY; 8];
+        assert_eq!(index(&Colliding(&known), known.iter().copied(), &mut slots), Ok(()));
+        let rows = Rows {
+            first_id: 10,
+            first_bucket: 0,
+            num_oov_buckets: 0,
+            oov_id: -1,
+            refuses_strangers: false,
+            empty_id: None,
+            is_hashed: false,
+        };
+        let sent = [8, 9, 7, 2, 12, 6];
+        let (found, strangers) = find(&Colliding(&known), &slots, &rows, sent.into_iter());
+        assert_eq!(found, [16, 15, -1, 10, -1, 14]);
+        assert_eq!(strangers, Strangers { count: 2, first: 2 });
+        let mut again = vec![EMPTY; 8];
+        assert_eq!(index(&Colliding(&[1, 2, 3, 1]), [1, 2, 3, 1].into_iter(), &mut again), Err(NotIndexed::Twice(3)));
+    }
 }
