@@ -85,6 +85,8 @@ FROM base AS stripped
 RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/lib/python3/dist-packages/* /usr/local/bin/pip* /usr/bin/pip* \
         /usr/local/lib/python3.11/ensurepip /usr/lib/python3.11/ensurepip /usr/share/python-wheels \
         /usr/local/lib/python3.11/test /usr/local/lib/python3.11/idlelib /usr/local/lib/python3.11/pydoc_data \
+        /usr/local/lib/python3.11/lib2to3 /usr/local/lib/python3.11/tkinter /usr/local/lib/python3.11/turtledemo \
+        /usr/local/include /usr/include \
         /usr/lib/python3.11/idlelib /usr/lib/python3.11/pydoc_data \
         /usr/bin/apt* /usr/lib/apt /etc/apt /var/lib/apt /var/cache/apt /usr/bin/dpkg* /usr/sbin/dpkg* \
         /usr/lib/*/libapt-* /var/cache/debconf /usr/share/doc /usr/share/man /usr/share/locale \
@@ -132,7 +134,15 @@ COPY --from=dependencies-full /opt/venv /opt/venv
 COPY --from=code /opt/app /opt/venv
 
 
+# Debug symbols of uvloop (12 MB), and parts of numpy that build other packages. The stage of the core has binutils.
+FROM native AS dependencies-small
+COPY --from=dependencies-serve /opt/venv /opt/venv
+RUN strip --strip-unneeded /opt/venv/lib/python3.11/site-packages/uvloop/*.so \
+    && cd /opt/venv/lib/python3.11/site-packages/numpy && rm -rf f2py distutils _core/include _core/lib random/lib \
+    && find /opt/venv '(' -name '*.pyi' -o -name '*.pxd' -o -name '*.pyx' ')' -delete
+
+
 # Last, so that a build that names no target makes this one.
 FROM runtime AS serve
-COPY --from=dependencies-serve /opt/venv /opt/venv
+COPY --from=dependencies-small /opt/venv /opt/venv
 COPY --from=code /opt/app /opt/venv

@@ -1,7 +1,7 @@
 """Prepares the workloads, measures the service beside its baselines, and prints the table: see docs/performance.md.
 
-python -m loadtest.bench                         all of it, some 10 minutes
-python -m loadtest.bench --quick                 once through, under 2 minutes
+python -m loadtest.bench                         all of it, some 20 minutes
+python -m loadtest.bench --quick                 once through, 5 minutes
 python -m loadtest.bench --only 'gRPC/*' --only JSON/W1      some cases
 """
 
