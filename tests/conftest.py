@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from service.engine.call import Finished
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
@@ -47,9 +49,10 @@ class RecordingObserver:
 
     finished_requests: list[dict[str, Any]] = field(default_factory=list)
 
-    def finished(self, **request: Any) -> None:
+    def finished(self, request: Finished) -> None:
         """See engine.bound.Observer."""
-        self.finished_requests.append(request)
+        fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+        self.finished_requests.append({**fields.pop("subject")._asdict(), **fields})
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 from service.access.callers import Grant, Right
 from service.engine.admission import Admission
 from service.engine.bound import Bound
+from service.engine.call import Call
 from service.engine.deltas import Upsert, UpsertReceipt
 from service.engine.engine import Engine, ModelDescription, TableRows
 from service.engine.model_config import ModelConfig
@@ -78,19 +79,18 @@ class GuardedEngine(Engine):
         """See Engine."""
         return self._engine.share_of(name) if self._grant().rights(name) else ""
 
-    def bind(self, ref: ModelRef, signature_name: str, **options: Any) -> Bound:
+    def bind(self, ref: ModelRef, signature_name: str, call: Call, **options: Any) -> Bound:
         """See Engine: right "predict"."""
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:
-            counted = {name: options[name] for name in ("api", "method", "started_s") if name in options}
-            self._engine.reject(error, model=ref.name, **counted)
+            self._engine.reject(error, call, model=ref.name)
             raise
-        return engine.bind(ref, signature_name, **options)
+        return engine.bind(ref, signature_name, call, **options)
 
-    def reject(self, error: ServiceError, *, model: str = "", **options: Any) -> None:
+    def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
         """See Engine."""
-        (self._engine if self._grant().rights(model) else self._absent).reject(error, model=model, **options)
+        (self._engine if self._grant().rights(model) else self._absent).reject(error, call, model=model)
 
     def describe(self, ref: ModelRef) -> ModelDescription:
         """See Engine: right "metadata"."""

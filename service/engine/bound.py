@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 from service.engine.admission import Admission
 from service.engine.batcher import Batcher
+from service.engine.call import Call, Finished, Subject
 from service.engine.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
 from service.engine.recording import Recorder
 from service.engine.servable import Lease, Servable
@@ -21,32 +23,27 @@ from service.errors import (
     ServiceError,
     UnknownOutput,
 )
-from service.types import Array, Backend, SignatureKind, SignatureSpec, Tensors
+from service.types import Array, Backend, SignatureSpec, Tensors
 
 
 class Observer(Protocol):
     """Learns of every finished request. Concurrency: any thread; must not raise."""
 
-    def finished(
-        self,
-        *,
-        api: str,
-        method: str,
-        model: str,
-        version: int | None,
-        signature: str,
-        kind: SignatureKind,
-        error: BaseException | None,
-        seconds: float,
-        run_seconds: float,
-        rows: int,
-    ) -> None:
-        """Takes what a request was for, and how it went.
-
-        model and signature are "" where the request named none that exists, so labels stay bounded. kind tells
-        whether a graph ran; run_seconds is the part of seconds that the backend took.
-        """
+    def finished(self, request: Finished) -> None:
+        """Counts a request that has ended."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of an engine that all its requests use; engine.engine.Engine describes them."""
+
+    observer: Observer
+    clock: Callable[[], float]
+    max_response_bytes: int
+    admission: Admission
+    tracing: Tracing | None
+    on_damage: Callable[[str], None]
 
 
 class Bound:
@@ -59,19 +56,12 @@ class Bound:
         "spec",
         "_servable",
         "_lease",
-        "_observer",
-        "_api",
-        "_method",
-        "_clock",
-        "_started_s",
-        "_max_bytes",
-        "_on_damage",
+        "_call",
+        "_services",
+        "_recorder",
         "_rows",
         "_run_s",
-        "_admission",
         "_held",
-        "_recorder",
-        "_tracing",
     )
 
     def __init__(
@@ -79,35 +69,20 @@ class Bound:
         spec: SignatureSpec,
         servable: Servable,
         lease: Lease,
-        *,
-        observer: Observer,
-        api: str,
-        method: str,
-        clock: Callable[[], float],
-        started_s: float,
-        max_response_bytes: int,
-        admission: Admission,
-        recorder: Recorder | None = None,
-        tracing: Tracing | None = None,
-        on_damage: Callable[[str], None] = lambda model: None,
+        call: Call,
+        services: Services,
+        recorder: Recorder | None,
     ) -> None:
         self.spec = spec
         self._servable = servable
         self._lease = lease
-        self._observer = observer
-        self._api = api
-        self._method = method
-        self._clock = clock
-        self._started_s = started_s
-        self._max_bytes = max_response_bytes
-        self._on_damage = on_damage
+        self._call = call
+        self._services = services
+        self._recorder = recorder
         self._rows = 0
         self._run_s = 0.0
-        self._admission = admission
-        # Rows and bytes that were taken in for runs.
+        # Rows and bytes that admission holds for this request.
         self._held = (0, 0)
-        self._recorder = recorder
-        self._tracing = tracing
 
     @property
     def model(self) -> str:
@@ -119,15 +94,10 @@ class Bound:
         """The version that answers, also where the request asked for the latest."""
         return self._servable.version
 
-    def run(
-        self, inputs: Tensors, output_filter: tuple[str, ...] = (), deadline_s: float | None = None
-    ) -> dict[str, Array]:
+    def run(self, inputs: Tensors, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
         """Validates, runs and returns the outputs by name.
 
         A lookup answers the features that were sent. An output_filter keeps only the outputs it names.
-
-        Args:
-          deadline_s: on the engine's clock; work whose deadline has passed is not begun.
 
         Raises:
           ServiceError: whatever service.errors lists; anything else a backend raises becomes BackendFailure.
@@ -139,14 +109,14 @@ class Bound:
         outputs = self._choose_outputs(output_filter)
         arrays, self._rows = checked(self.spec, inputs)
         check_outputs(self.spec, arrays, output_filter)
-        if self._rows * self.spec.row_bytes > self._max_bytes:
+        if self._rows * self.spec.row_bytes > self._services.max_response_bytes:
             # A row costs a client two bytes and the server kilobytes, so a limit on requests bounds nothing here.
             raise PayloadTooLarge(
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
-                f"{self._max_bytes} bytes; send fewer rows per request."
+                f"{self._services.max_response_bytes} bytes; send fewer rows per request."
             )
         self._take(self._rows, self._rows * self.spec.row_bytes)
-        results = self._run(backend, arrays, outputs, deadline_s)
+        results = self._run(backend, arrays, outputs)
         recorder = self._recorder
         if recorder is not None and recorder.draw.take():
             recorder.predicted(
@@ -158,7 +128,7 @@ class Bound:
         """Raises InputMismatch where a request's input names are not the signature's; run does so by itself."""
         check_names(self.spec, names)
 
-    def infer(self, method_name: str, examples: Array, deadline_s: float | None = None) -> Classification | Regression:
+    def infer(self, method_name: str, examples: Array) -> Classification | Regression:
         """Classifies serialized Examples, or regresses over them.
 
         Args:
@@ -176,28 +146,27 @@ class Bound:
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
         self._take(examples.size, examples.size * self.spec.row_bytes)
-        results = self._run(backend, {INPUTS: examples}, outputs, deadline_s)
+        results = self._run(backend, {INPUTS: examples}, outputs)
         result = result_of(method_name, results, examples.size)
         recorder = self._recorder
         if recorder is not None and recorder.draw.take():
             recorder.inferred(self.spec, self._servable.version, examples=examples, result=result)
         return result
 
-    def _run(
-        self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...], deadline_s: float | None
-    ) -> dict[str, Array]:
-        if deadline_s is not None and self._clock() >= deadline_s:
+    def _run(self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
+        deadline_s = self._call.deadline_s
+        if deadline_s is not None and self._services.clock() >= deadline_s:
             raise DeadlineExceeded("The deadline passed before the request was run.")
         try:
-            started_s = self._clock()
-            if self._tracing is None:
-                results = self._run_backend(backend, arrays, outputs, deadline_s)
+            started_s = self._services.clock()
+            if self._services.tracing is None:
+                results = self._run_backend(backend, arrays, outputs)
             else:
-                with self._tracing.run(self.spec, self._servable.name, self._servable.version):
-                    results = self._run_backend(backend, arrays, outputs, deadline_s)
-            self._run_s += self._clock() - started_s
+                with self._services.tracing.run(self.spec, self._servable.name, self._servable.version):
+                    results = self._run_backend(backend, arrays, outputs)
+            self._run_s += self._services.clock() - started_s
             if self._servable.files.mark[0]:
-                self._on_damage(self._servable.name)
+                self._services.on_damage(self._servable.name)
                 raise self._servable.data_loss()
             return results
         except ServiceError:
@@ -206,14 +175,12 @@ class Bound:
             raise BackendFailure("The server failed to run this request; its log has the cause.") from error
 
     def _take(self, rows: int, size: int) -> None:
-        self._admission.take(self._servable.name, rows, size)
+        self._services.admission.take(self._servable.name, rows, size)
         self._held = (self._held[0] + rows, self._held[1] + size)
 
-    def _run_backend(
-        self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...], deadline_s: float | None
-    ) -> dict[str, Array]:
+    def _run_backend(self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
         if isinstance(backend, Batcher):
-            return backend.run(self.spec.name, arrays, outputs, deadline_s)
+            return backend.run(self.spec.name, arrays, outputs, self._call.deadline_s)
         return backend.run(self.spec.name, arrays, outputs)
 
     def _choose_outputs(self, output_filter: tuple[str, ...]) -> tuple[str, ...]:
@@ -236,21 +203,15 @@ class Bound:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._held != (0, 0):
-            self._admission.give_back(self._servable.name, *self._held)
+            self._services.admission.give_back(self._servable.name, *self._held)
             self._held = (0, 0)
         # Reported while the lease is held: a version must not be counted again after its series were dropped.
         try:
-            self._observer.finished(
-                api=self._api,
-                method=self._method,
-                model=self._servable.name,
-                version=self._servable.version,
-                signature=self.spec.name,
-                kind=self.spec.kind,
-                error=error,
-                seconds=self._clock() - self._started_s,
-                run_seconds=self._run_s,
-                rows=self._rows,
-            )
+            servable, started_s = self._servable, self._call.started_s
+            subject = Subject(self._call.api, self._call.method, servable.name, servable.version, self.spec.name)
+            now_s = self._services.clock()
+            seconds = now_s - (now_s if started_s is None else started_s)
+            done = Finished(subject, self.spec.kind, error, seconds, self._run_s, self._rows)
+            self._services.observer.finished(done)
         finally:
             self._lease.__exit__(kind, error, trace)

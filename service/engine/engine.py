@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from service.engine.admission import Admission
-from service.engine.bound import Bound, Observer
+from service.engine.bound import Bound, Observer, Services
+from service.engine.call import Call, Finished, Subject
 from service.engine.deltas import Upsert, UpsertReceipt
 from service.engine.model_config import ModelConfig
 from service.engine.recording import Recorder
@@ -91,30 +92,24 @@ class Engine:
         self._registry = registry
         self._reload = reload
         self._recorders = recorders
-        self._tracing = tracing
-        self._on_damage = on_damage
-        self._observer = observer
-        self._max_response_bytes = max_response_bytes
-        self._clock = clock
+        self._services = Services(observer, clock, max_response_bytes, self.admission, tracing, on_damage)
 
     @property
     def clock(self) -> Callable[[], float]:
         """Returns the clock of all deadlines (seconds, monotonic)."""
-        return self._clock
+        return self._services.clock
 
     @property
     def tracing(self) -> Tracing | None:
         """Returns the tracing of requests; None: requests are not traced."""
-        return self._tracing
+        return self._services.tracing
 
     def bind(
         self,
         ref: ModelRef,
         signature_name: str,
+        call: Call,
         *,
-        api: str,
-        method: str = "",
-        started_s: float | None = None,
         unknown_signature: str = "",
         fallback_signature: str = "",
     ) -> Bound:
@@ -122,16 +117,14 @@ class Engine:
 
         Args:
           signature_name: "" means serving_default.
-          api, method: the wire's name in metrics, such as "http" or "grpc", and the method's, spelt as on that wire.
-          started_s: when the request arrived, on the engine's clock; None: now.
           unknown_signature: the text of an UnfitSignature in place of SignatureNotFound; {} stands for the name.
           fallback_signature: the signature that "" means where a model has no serving_default.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound, UnfitSignature.
         """
-        if started_s is None:
-            started_s = self._clock()
+        if call.started_s is None:
+            call = replace(call, started_s=self.clock())
         lease: Lease | None = None
         try:
             lease = self._registry.lease(ref, lambda early: early.runs(signature_name, fallback_signature))
@@ -143,44 +136,20 @@ class Engine:
                 error = UnfitSignature(unknown_signature.format(signature_name or DEFAULT_SIGNATURE))
             if lease is not None:
                 lease.__exit__(type(error), error, None)
-            self.reject(error, api=api, method=method, model=ref.name, started_s=started_s)
+            self.reject(error, call, model=ref.name)
             raise error from (None if error is caught else caught)
-        return Bound(
-            spec,
-            servable,
-            lease,
-            observer=self._observer,
-            api=api,
-            method=method,
-            clock=self._clock,
-            started_s=started_s,
-            max_response_bytes=self._max_response_bytes,
-            admission=self.admission,
-            recorder=self._recorders.get(servable.name) if self._recorders else None,
-            tracing=self._tracing,
-            on_damage=self._on_damage,
-        )
+        recorder = self._recorders.get(servable.name) if self._recorders else None
+        return Bound(spec, servable, lease, call, self._services, recorder)
 
-    def reject(
-        self, error: ServiceError, *, api: str, method: str = "", model: str = "", started_s: float | None = None
-    ) -> None:
+    def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
         """Counts a request that failed before its signature was bound, such as a request that does not parse.
 
         Args:
           model: the name in the request; may be any string.
         """
-        self._observer.finished(
-            api=api,
-            method=method,
-            model=model if self._registry.is_configured(model) else "",
-            version=None,
-            signature="",
-            kind="lookup",
-            error=error,
-            seconds=0.0 if started_s is None else self._clock() - started_s,
-            run_seconds=0.0,
-            rows=0,
-        )
+        subject = Subject(call.api, call.method, self.share_of(model), None, "")
+        seconds = 0.0 if call.started_s is None else self.clock() - call.started_s
+        self._services.observer.finished(Finished(subject, "lookup", error, seconds, 0.0, 0))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
         """Returns a servable's signatures; raises as bind does."""
@@ -233,7 +202,7 @@ class Engine:
                 raise TableNotFound(f'Model "{ref.name}" has no table "{table_name}". Tables: {known}.')
             rows = table.rows(ids)
             if servable.files.mark[0]:
-                self._on_damage(servable.name)
+                self._services.on_damage(servable.name)
                 raise servable.data_loss()
             return TableRows(rows, servable.version)
 

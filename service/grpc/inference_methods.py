@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD, UNKNOWN_SIGNATURE, wanted_outputs
 from service.errors import InvalidRequest, ServiceError
@@ -51,32 +52,25 @@ def _infer(
     data: bytes,
     deadline_s: float | None,
 ) -> bytes:
-    started_s = engine.clock()
+    call = Call(API, method, engine.clock(), deadline_s)
     try:
         request = decode_examples_request(request_type, data)
     except ServiceError as error:
-        engine.reject(error, api=API, method=method, started_s=started_s)
+        engine.reject(error, call)
         raise
-    with engine.bind(
-        request.ref,
-        request.signature_name,
-        api=API,
-        method=method,
-        started_s=started_s,
-        unknown_signature=UNKNOWN_SIGNATURE,
-    ) as bound:
+    with engine.bind(request.ref, request.signature_name, call, unknown_signature=UNKNOWN_SIGNATURE) as bound:
         # What is wrong with the signature is told before what is wrong with the examples.
         wanted_outputs(bound.spec, method_name)
-        result = bound.infer(method_name, decode_examples(request.input), deadline_s)
+        result = bound.infer(method_name, decode_examples(request.input))
         return encode(result, model=bound.model, version=bound.version, signature_name=bound.spec.name)
 
 
 def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> bytes:
-    started_s = engine.clock()
+    call = Call(API, "MultiInference", engine.clock(), deadline_s)
     try:
         request = decode_multi_inference(data)
     except ServiceError as error:
-        engine.reject(error, api=API, method="MultiInference", started_s=started_s)
+        engine.reject(error, call)
         raise
     ref = request.ref
     with ExitStack() as stack:
@@ -86,9 +80,7 @@ def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> b
                 engine.bind(
                     ref,
                     task.signature_name,
-                    api=API,
-                    method="MultiInference",
-                    started_s=started_s,
+                    call,
                     unknown_signature="Requested signature not found in model graph: {}",
                 )
             )
@@ -99,5 +91,5 @@ def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> b
         if request.problem:
             raise InvalidRequest(request.problem)
         examples = decode_examples(request.input)
-        results = [(task.signature_name, bound.infer(task.method_name, examples, deadline_s)) for task, bound in tasks]
+        results = [(task.signature_name, bound.infer(task.method_name, examples)) for task, bound in tasks]
         return encode_multi_inference(results, model=bound.model, version=bound.version)

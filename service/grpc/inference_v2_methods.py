@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from service.engine.call import Call
 from service.engine.engine import Engine, ModelDescription
 from service.errors import LabelNotFound, NotFound, NotReady, ServiceError
 from service.types import SignatureSpec
@@ -45,22 +46,15 @@ def open_inference_methods(engine: Engine) -> dict[str, Handler]:
     """Returns the handler of each method by its path. Concurrency: handlers may run in any thread."""
 
     def model_infer(data: bytes, deadline_s: float | None) -> bytes:
-        started_s = engine.clock()
+        call = Call(API, "ModelInfer", engine.clock(), deadline_s)
         try:
             request = decode_infer_request(data)
         except ServiceError as error:
-            engine.reject(error, api=API, method="ModelInfer", started_s=started_s)
+            engine.reject(error, call)
             raise
         fallback = oip_models.FALLBACK_SIGNATURE
-        with engine.bind(
-            request.ref,
-            request.signature_name,
-            api=API,
-            method="ModelInfer",
-            started_s=started_s,
-            fallback_signature=fallback,
-        ) as bound:
-            outputs = bound.run(decode_infer_inputs(request), request.outputs, deadline_s)
+        with engine.bind(request.ref, request.signature_name, call, fallback_signature=fallback) as bound:
+            outputs = bound.run(decode_infer_inputs(request), request.outputs)
             return encode_infer_response(
                 outputs, request, model=bound.model, version=bound.version, signature_name=bound.spec.name
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.artifact.signature_def import encode_metadata
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.errors import InputMismatch, InvalidRequest, MalformedPayload, ServiceError
 from service.grpc.inference_methods import inference_methods
@@ -31,20 +32,20 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
     """
 
     def predict(data: bytes, deadline_s: float | None) -> bytes:
-        started_s = engine.clock()
+        call = Call(API, "Predict", engine.clock(), deadline_s)
         try:
             request = decode_request(data)
         except ServiceError as error:
-            engine.reject(error, api=API, method="Predict", started_s=started_s)
+            engine.reject(error, call)
             raise
-        with engine.bind(request.ref, request.signature_name, api=API, method="Predict", started_s=started_s) as bound:
+        with engine.bind(request.ref, request.signature_name, call) as bound:
             try:
                 inputs = decode_inputs(request)
             except (MalformedPayload, InputMismatch):
                 # Wrong names are told before tensors that can not be read, as TensorFlow Serving does.
                 bound.check_names(request.tensors)
                 raise
-            outputs = bound.run(inputs, request.output_filter, deadline_s)
+            outputs = bound.run(inputs, request.output_filter)
             return encode_response(
                 outputs,
                 model=bound.model,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from service.engine.admission import Room
 from service.engine.bound import Bound
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.workers import Workers
 from service.errors import DeadlineExceeded, ServiceError
@@ -58,14 +59,14 @@ class Method(Generic[P, A]):
     """A wire method over signatures.
 
     parse: body to what it says, as far as that needs no signature.
-    answer: (held signature, parsed body, deadline on the engine's clock) to the answer's body, and what goes with it.
+    answer: computes the answer from the held signature and the parsed body.
     name: its name in metrics.
     unknown_signature: the text of that error, where it is not the engine's; {} stands for the name.
     fallback_signature: what a body that names none is for where the model has no serving_default.
     """
 
     parse: Callable[[bytes], P]
-    answer: Callable[[Bound, P, float], A]
+    answer: Callable[[Bound, P], A]
     unknown_signature: str = ""
     name: str = ""
     fallback_signature: str = ""
@@ -106,33 +107,31 @@ class Calls:
 
     async def _answer(self, request: Request, ref: ModelRef, method: Method[P, A], room: Room) -> Answered[A]:
         deadline_s = self._engine.clock() + self._timeout_s
-        started_s = None
+        call = Call(API, method.name, deadline_s=deadline_s)
         try:
             body = await read_body(request, self._max_body_bytes, room)
-            # Not before: how fast a client sends is not this server's doing.
-            started_s = self._engine.clock()
+            # The clock starts when the body is here: how fast a client sends is not this server's doing.
+            call = replace(call, started_s=self._engine.clock())
             is_small = len(body) <= self._inline_body_bytes
             if is_small:
                 parsed = method.parse(body)
             else:
                 parsed = await self._in_thread(self._parse_threads, room, partial(method.parse, body), deadline_s)
         except ServiceError as error:
-            self._engine.reject(error, api=API, method=method.name, model=ref.name, started_s=started_s)
+            self._engine.reject(error, call, model=ref.name)
             raise
         bound = self._engine.bind(
             ref,
             parsed.signature_name,
-            api=API,
-            method=method.name,
-            started_s=started_s,
+            call,
             unknown_signature=method.unknown_signature,
             fallback_signature=method.fallback_signature,
         )
         is_lookup = bound.spec.kind == "lookup"
         if is_lookup and is_small:
-            return _answer(bound, method, parsed, deadline_s)
+            return _answer(bound, method, parsed)
         threads = self._parse_threads if is_lookup else self._graph_threads
-        work = partial(_answer, bound, method, parsed, deadline_s)
+        work = partial(_answer, bound, method, parsed)
         return await self._in_thread(threads, room, work, deadline_s, bound)
 
     async def read(self, request: Request, model: str, work: Callable[[bytes], T]) -> T:
@@ -190,9 +189,9 @@ class Calls:
                 _give_back(bound, late)
 
 
-def _answer(bound: Bound, method: Method[P, A], parsed: P, deadline_s: float) -> Answered[A]:
+def _answer(bound: Bound, method: Method[P, A], parsed: P) -> Answered[A]:
     with bound:
-        return Answered(method.answer(bound, parsed, deadline_s), bound.version)
+        return Answered(method.answer(bound, parsed), bound.version)
 
 
 def _give_back(bound: Bound | None, error: ServiceError) -> None:

@@ -55,8 +55,8 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
         add_route(app, path + "/tables/{table}:rows", rows, "POST", **openapi.rows(path))
 
 
-def _lookup(strict_json: bool, bound: Bound, body: LookupBody, deadline_s: float) -> bytes:
-    return encode_lookup(bound.run(decode_features(body, bound.spec), deadline_s=deadline_s), strict=strict_json)
+def _lookup(strict_json: bool, bound: Bound, body: LookupBody) -> bytes:
+    return encode_lookup(bound.run(decode_features(body, bound.spec)), strict=strict_json)
 
 
 def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> Answered[bytes]:

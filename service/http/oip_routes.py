@@ -154,8 +154,8 @@ def _ref(request: Request) -> ModelRef:
     return oip_models.model_ref(name, version)
 
 
-def _answer(coding: bytes | None, strict: bool, bound: Bound, body: InferBody, deadline_s: float) -> Answer:
-    outputs = bound.run(decode_inputs(body), body.outputs, deadline_s)
+def _answer(coding: bytes | None, strict: bool, bound: Bound, body: InferBody) -> Answer:
+    outputs = bound.run(decode_inputs(body), body.outputs)
     data, header_length = encode_infer(
         outputs, body, model=bound.model, version=bound.version, signature_name=bound.spec.name, strict=strict
     )

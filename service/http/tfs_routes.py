@@ -89,10 +89,10 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
             add_route(app, f"/v1/models{where}/metadata", no_name, "GET", include_in_schema=False)
 
 
-def _predict(strict_json: bool, bound: Bound, body: PredictBody, deadline_s: float) -> bytes:
-    outputs = bound.run(decode_inputs(body, bound.spec), deadline_s=deadline_s)
+def _predict(strict_json: bool, bound: Bound, body: PredictBody) -> bytes:
+    outputs = bound.run(decode_inputs(body, bound.spec))
     return encode_predict(outputs, body.layout, strict=strict_json)
 
 
-def _infer(strict_json: bool, method_name: str, bound: Bound, body: ExamplesBody, deadline_s: float) -> bytes:
-    return encode_result(bound.infer(method_name, body.examples, deadline_s), strict=strict_json)
+def _infer(strict_json: bool, method_name: str, bound: Bound, body: ExamplesBody) -> bytes:
+    return encode_result(bound.infer(method_name, body.examples), strict=strict_json)

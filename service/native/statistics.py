@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from service.engine import request_context
+from service.engine.call import Subject
 from service.observe.buckets import QUEUE, REQUEST, Durations, Times
-from service.observe.request_metrics import RequestCounter, Subject, Successes
+from service.observe.request_metrics import RequestCounter, Successes
 from service.types import SignatureKind
 
 Document = dict[str, Any]
@@ -73,7 +74,7 @@ class NativeStatistics:
         core: CoreNumbers,
         requests: RequestCounter,
         *,
-        slow: Callable[..., None],
+        slow: Callable[[Subject, float, float, int], None],
         events: Events,
         handshake_failed: Callable[[str], None],
         now: Callable[[], float] = time.time,
@@ -120,7 +121,7 @@ class NativeStatistics:
         """Adds the new counts of some subjects; returns the subjects' numbers."""
         found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         for one in subjects:
-            key, numbers = _subject(one), _numbers(one)
+            key, numbers = (_subject(one), one["kind"]), _numbers(one)
             found[key] = numbers
             before = self._known.get(key)
             if before is None or sum(numbers[2]) < sum(before[2]):
@@ -182,17 +183,13 @@ class NativeStatistics:
             self._slow_until_s = one["at_s"]
             token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
             try:
-                self._slow(
-                    **{name: one[name] for name in ("api", "method", "model", "version", "signature", "seconds")},
-                    run_seconds=one["run_seconds"],
-                    rows=one["rows"],
-                )
+                self._slow(_subject(one), one["seconds"], one["run_seconds"], one["rows"])
             finally:
                 request_context.request_id.reset(token)
 
 
-def _subject(one: Mapping[str, Any]) -> tuple[Subject, SignatureKind]:
-    return Subject(one["api"], one["method"], one["model"], one["version"], one["signature"]), one["kind"]
+def _subject(one: Mapping[str, Any]) -> Subject:
+    return Subject(one["api"], one["method"], one["model"], one["version"], one["signature"])
 
 
 def _numbers(one: Mapping[str, Any]) -> _Numbers:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from service.engine.call import Subject
 from service.engine.servable import Files, LoadedServable
 from service.observe.batch_metrics import Batches
 from service.observe.buckets import QUEUE, REQUEST, SECONDS, Times
 from service.observe.metric_text import family, histogram, labels, sample
-from service.observe.request_metrics import Requests, Subject, Successes
+from service.observe.request_metrics import Requests, Successes
 from service.types import TableCounts
 
 _SECONDS = tuple(map(repr, SECONDS))

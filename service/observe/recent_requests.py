@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.engine import request_context
+from service.engine.call import Subject
 from service.errors import ServiceError
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,9 @@ class Noted:
     model: str
     version: int | None
     signature: str
-    seconds: float
-    run_seconds: float
-    rows: int
+    seconds: float = 0.0
+    run_seconds: float = 0.0
+    rows: int = 0
     code: str = "OK"
     message: str = ""
 
@@ -62,38 +63,27 @@ class RecentRequests:
         self._second = 0.0
         self._lines = self._unsaid = 0
 
-    def was_slow(
-        self,
-        *,
-        api: str,
-        method: str,
-        model: str,
-        version: int | None,
-        signature: str,
-        seconds: float,
-        run_seconds: float,
-        rows: int,
-    ) -> None:
-        """Takes a request that succeeded after slow_s or more."""
-        noted = Noted(self._now(), _own_id(), api, method, model, version, signature, seconds, run_seconds, rows)
+    def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
+        """Keeps a request that succeeded after slow_s or more, and logs it unless many others were logged just now."""
+        noted = Noted(self._now(), _own_id(), *subject, seconds, run_seconds, rows)
         self._slow.append(noted)
         unsaid = self._may_say()
         if unsaid is None:
             return
         extra = {
             **({"request_id": noted.request_id} if noted.request_id else {}),
-            **{"api": api, "method": method, "model": model, "version": version, "signature": signature, "rows": rows},
-            **{"seconds": round(seconds, 6), "run_seconds": round(run_seconds, 6)},
+            **subject._asdict(),
+            "rows": rows,
+            "seconds": round(seconds, 6),
+            "run_seconds": round(run_seconds, 6),
             **({"unsaid": unsaid} if unsaid else {}),
         }
         logger.warning("slow request", extra=extra)
 
-    def failed(
-        self, error: BaseException, code: str, *, api: str, method: str, model: str, version: int | None, signature: str
-    ) -> None:
-        """Takes a request that failed; the transport logs it."""
+    def failed(self, subject: Subject, error: BaseException, code: str) -> None:
+        """Keeps a request that failed; the transport logs it."""
         message = (error.message if isinstance(error, ServiceError) else type(error).__name__)[:_MAX_TEXT]
-        noted = Noted(self._now(), _own_id(), api, method, model, version, signature, 0.0, 0.0, 0, code, message)
+        noted = Noted(self._now(), _own_id(), *subject, code=code, message=message)
         (self._own_failures if code in _OURS else self._refusals).append(noted)
 
     def slowest(self) -> list[Noted]:

@@ -11,24 +11,15 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from service.engine.call import Finished, Subject
 from service.errors import ServiceError
 from service.observe.buckets import EXAMPLES, REQUEST, Rows, Times
 from service.types import SignatureKind
 
 # Requests of these are made of tensorflow.Examples, which TensorFlow Serving counts.
 _EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify", "regress"})
-
-
-class Subject(NamedTuple):
-    """The model, version and signature of a request. version None, model or signature "": none exists."""
-
-    api: str
-    method: str
-    model: str
-    version: int | None
-    signature: str
 
 
 class Successes:
@@ -80,8 +71,8 @@ class Requests:
 
 
 # Keys start with the thread.
-_SuccessKey = tuple[int, str, str, str, int | None, str]
-_FailureKey = tuple[int, str, str, str, int | None, str, str]
+_SuccessKey = tuple[int, Subject]
+_FailureKey = tuple[int, Subject, str]
 
 
 class Notes(Protocol):
@@ -90,25 +81,12 @@ class Notes(Protocol):
     @property
     def slow_s(self) -> float: ...
 
-    def was_slow(
-        self,
-        *,
-        api: str,
-        method: str,
-        model: str,
-        version: int | None,
-        signature: str,
-        seconds: float,
-        run_seconds: float,
-        rows: int,
-    ) -> None:
-        """Takes a request that took slow_s or more."""
+    def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
+        """Notes a request that took slow_s or more."""
         ...
 
-    def failed(
-        self, error: BaseException, code: str, *, api: str, method: str, model: str, version: int | None, signature: str
-    ) -> None:
-        """Takes a request that failed, with its canonical code."""
+    def failed(self, subject: Subject, error: BaseException, code: str) -> None:
+        """Notes a request that failed, with its canonical code."""
         ...
 
 
@@ -147,49 +125,28 @@ class RequestCounter:
         # Reading and retiring only: what is moved from one to the other must not be seen twice, or not at all.
         self._lock = threading.Lock()
 
-    def finished(
-        self,
-        *,
-        api: str,
-        method: str,
-        model: str,
-        version: int | None,
-        signature: str,
-        kind: SignatureKind,
-        error: BaseException | None,
-        seconds: float,
-        run_seconds: float,
-        rows: int,
-    ) -> None:
+    def finished(self, request: Finished) -> None:
         """Counts one request; see engine.bound.Observer."""
-        if error is not None:
-            self._failed(Subject(api, method, model, version, signature), error)
+        subject = request.subject
+        if request.error is not None:
+            self._failed(subject, request.error)
             return
-        key = (get_ident(), api, method, model, version, signature)
+        key = (get_ident(), subject)
         cell = self._successes.get(key)
         if cell is None:
-            cell = self._successes[key] = Successes(kind, method in _EXAMPLE_METHODS)
-        cell.times.add(seconds)
-        cell.run_times.add(run_seconds)
-        cell.rows += rows
+            cell = self._successes[key] = Successes(request.kind, subject.method in _EXAMPLE_METHODS)
+        cell.times.add(request.seconds)
+        cell.run_times.add(request.run_seconds)
+        cell.rows += request.rows
         if cell.examples is not None:
-            cell.examples.add(rows)
-        if seconds >= self._slow_s and self._notes is not None:
-            self._notes.was_slow(
-                api=api,
-                method=method,
-                model=model,
-                version=version,
-                signature=signature,
-                seconds=seconds,
-                run_seconds=run_seconds,
-                rows=rows,
-            )
+            cell.examples.add(request.rows)
+        if request.seconds >= self._slow_s and self._notes is not None:
+            self._notes.was_slow(subject, request.seconds, request.run_seconds, request.rows)
 
     def add(self, subject: Subject, more: Successes) -> None:
         """Adds requests that others counted; one caller at a time."""
         # No thread has this number.
-        key = (0, *subject)
+        key = (0, subject)
         cell = self._successes.get(key)
         if cell is None:
             cell = self._successes[key] = Successes(more.kind, more.examples is not None)
@@ -199,9 +156,9 @@ class RequestCounter:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
             code = "CANCELLED"  # an asyncio cancellation: the client left
-        self._failures.setdefault((get_ident(), *subject, code), [0])[0] += 1
+        self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
-            self._notes.failed(error, code, **subject._asdict())
+            self._notes.failed(subject, error, code)
 
     def read(self) -> tuple[Requests, Requests]:
         """Returns what was counted of versions that are there, and of all ever.
@@ -212,10 +169,10 @@ class RequestCounter:
             self.also.collect()
         with self._lock:
             now, ever = Requests(), Requests()
-            for key, cell in self._successes.copy().items():
-                now.add_successes(Subject(*key[1:]), cell)
-            for failure, count in self._failures.copy().items():
-                now.add_failures(Subject(*failure[1:6]), failure[6], count[0])
+            for (_, subject), cell in self._successes.copy().items():
+                now.add_successes(subject, cell)
+            for (_, subject, code), count in self._failures.copy().items():
+                now.add_failures(subject, code, count[0])
             for part in (self._retired, now):
                 _add_without_version(part, ever)
             return now, ever
@@ -227,9 +184,10 @@ class RequestCounter:
         with self._lock:
             gone = Requests()
             for key in _of_version(self._successes.copy(), model, version):
-                gone.add_successes(Subject(*key[1:]), self._successes.pop(key))
+                gone.add_successes(key[1], self._successes.pop(key))
             for failure in _of_version(self._failures.copy(), model, version):
-                gone.add_failures(Subject(*failure[1:6]), failure[6], self._failures.pop(failure)[0])
+                _, subject, code = failure
+                gone.add_failures(subject, code, self._failures.pop(failure)[0])
             _add_without_version(gone, self._retired)
 
 
@@ -244,4 +202,4 @@ K = TypeVar("K", _SuccessKey, _FailureKey)
 
 
 def _of_version(keys: Iterable[K], model: str, version: int) -> list[K]:
-    return [key for key in keys if key[3] == model and key[4] == version]
+    return [key for key in keys if (key[1].model, key[1].version) == (model, version)]

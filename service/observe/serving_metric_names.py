@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from service.engine.call import Subject
 from service.observe.batch_metrics import Batches
 from service.observe.buckets import (
     BATCH_ROWS,
@@ -20,7 +21,7 @@ from service.observe.buckets import (
     Times,
 )
 from service.observe.metric_text import Kind, family, histogram, labels, limit_texts, sample
-from service.observe.request_metrics import Requests, Subject, Successes
+from service.observe.request_metrics import Requests, Successes
 from service.observe.warmup_metrics import Warmup
 
 _LATENCY = limit_texts(MICROSECONDS)

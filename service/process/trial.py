@@ -13,6 +13,7 @@ from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
 from service.artifact.tensor_proto import encode_tensor
+from service.engine.call import Finished
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.engine.servable import Servable
@@ -26,7 +27,7 @@ from service.loading.towers import open_towers
 from service.native.choice import has_core
 from service.native.native_servable import CompiledServable, compile_native
 from service.tables.backend import OpenedLookups, open_lookups
-from service.types import Array, Backend, SignatureKind, SignatureSpec
+from service.types import Array, Backend, SignatureSpec
 from service.wire.grpc_api import PREDICT
 
 _MODEL = "trial"
@@ -97,20 +98,7 @@ def _run(backend: Backend, spec: SignatureSpec, request: Mapping[str, Array]) ->
 
 
 class _Unobserved:
-    def finished(
-        self,
-        *,
-        api: str,
-        method: str,
-        model: str,
-        version: int | None,
-        signature: str,
-        kind: SignatureKind,
-        error: BaseException | None,
-        seconds: float,
-        run_seconds: float,
-        rows: int,
-    ) -> None:
+    def finished(self, request: Finished) -> None:
         """Counts nothing."""
 
 

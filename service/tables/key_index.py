@@ -1,7 +1,8 @@
 """Indexes over the keys of a vocabulary: the native core's where it is built, else those of dict_index.
 
-A native index is an int32 array of slots, a power of two in number: native/src/tables/key_index.rs fills it. Keys themselves stay where they are: strings in the lines of the file,
-integers in one array. So an index takes some 15 bytes a key beside the mapped file.
+A native index is an int32 array of slots, a power of two in number: native/src/tables/key_index.rs fills it. Keys
+themselves stay where they are: strings in the lines of the file, integers in one array. So an index takes some 15 bytes
+a key beside the mapped file.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 from model_export.parity.fingerprint import fingerprint64
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.grpc.methods import service_methods
 from service.types import ModelRef
@@ -200,7 +201,7 @@ def test_an_output_is_answered_where_all_of_its_features_were_sent(served: Serve
         'output "both" of signature "joined" joins several features. Missing but required: {tags}.'
     )
     with pytest.raises(Exception, match='output "all" of signature "joined" joins .* Missing but required: {more}'):
-        with served.engine.bind(ModelRef("described"), "joined", api="test") as bound:
+        with served.engine.bind(ModelRef("described"), "joined", Call("test")) as bound:
             bound.run(request("joined", JOINED).arrays(), ("all",))
 
 
@@ -336,7 +337,7 @@ def test_stored_rows_in_json_and_in_the_open_inference_protocol(served: Served) 
 def test_bfloat16_keeps_its_bits(served: Served) -> None:
     pytest.importorskip("ml_dtypes")
     bits = stored_numbers(described_tables()["brain"], "bfloat16")
-    with served.engine.bind(ModelRef("described"), "stored", api="test") as bound:
+    with served.engine.bind(ModelRef("described"), "stored", Call("test")) as bound:
         found = bound.run({"brain": np.array([2, -1, 1])})["brain"]
     assert found.dtype.name == "bfloat16"
     assert np.array_equal(found.view(np.uint16), np.stack([bits[2], 0 * bits[0], bits[1]]))

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 
 from service.artifact.protos import message_class
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.errors import ServiceError
 from service.http.http_app import create_http_app
@@ -132,7 +133,7 @@ class EngineWire:
         """Binds and runs."""
         try:
             ref = ModelRef(request.model, request.version)
-            with self._engine.bind(ref, request.signature, api="test") as bound:
+            with self._engine.bind(ref, request.signature, Call("test")) as bound:
                 return bound.run(request.arrays())
         except ServiceError as error:
             raise Failure(error.code, error.message) from error

@@ -11,6 +11,7 @@ import pytest
 
 from service.access.callers import RIGHTS, Grant, Right, Rule
 from service.access.guarded_engine import GuardedEngine
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.errors import ModelNotFound, PermissionDenied, ServiceError
@@ -52,7 +53,7 @@ def guarded(engine: Engine, observer: RecordingObserver, *rules: Rule) -> Guarde
 
 # What each method needs, in this project's words; reload needs it on all models.
 CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
-    "bind": ("predict", lambda engine, ref: engine.bind(ref, "", api="http")),
+    "bind": ("predict", lambda engine, ref: engine.bind(ref, "", Call("http"))),
     "table_rows": ("predict", lambda engine, ref: engine.table_rows(ref, "t", np.array([2]))),
     "describe": ("metadata", lambda engine, ref: engine.describe(ref)),
     "statuses": ("metadata", lambda engine, ref: engine.statuses(ref.name)),
@@ -116,7 +117,7 @@ def test_reload_wants_the_right_on_all_models(engine: Engine, observer: Recordin
 def test_a_refused_bind_is_counted_under_its_model(engine: Engine, observer: RecordingObserver) -> None:
     seen = guarded(engine, observer, Rule(("m",), frozenset({"metadata"})))
     with pytest.raises(PermissionDenied):
-        seen.bind(ModelRef("m"), "", api="grpc", method="Predict")
+        seen.bind(ModelRef("m"), "", Call("grpc", "Predict"))
     (counted,) = observer.finished_requests
     assert (counted["model"], counted["error"].code, counted["method"]) == ("m", "PERMISSION_DENIED", "Predict")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from service.deltas.version_deltas import _PATIENCE_S
+from service.engine.call import Call
 from service.engine.deltas import Upsert
 from service.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, ServiceError, TableNotFound
 from service.types import ModelRef
@@ -37,7 +38,7 @@ def test_a_file_changes_rows_and_no_others(serve: Serve) -> None:
     served.drop(1, "user", [3, 1], [[7, 8], [-1, 0.5]])
     assert served.look()
     assert served.rows("user", 0, 1, 2, 3, 4) == [[0, 0], [-1, 0.5], [2, 20], [7, 8], [4, 40]]
-    with served.engine.bind(TOY, "lookup", api="http") as bound:
+    with served.engine.bind(TOY, "lookup", Call("http")) as bound:
         assert bound.run({"user": np.array([3])})["user"].tolist() == [[7, 8]]
     status = served.deltas.status()
     assert (status.last_sequence, status.applied, status.rows, status.lag_s) == (1, 1, 2, 0)
@@ -72,7 +73,7 @@ def test_every_delta_is_in_both_sides(serve: Serve) -> None:
 def test_a_request_sees_all_of_a_delta_or_none_of_it(serve: Serve) -> None:
     served = serve()
     upward = [[9.0, 9.0]] * 5
-    with served.engine.bind(TOY, "lookup", api="http") as bound:
+    with served.engine.bind(TOY, "lookup", Call("http")) as bound:
         before = bound.run({"user": np.arange(5)})["user"].tolist()
         served.drop(1, "user", list(range(5)), upward)
         assert served.look()
@@ -93,7 +94,7 @@ def test_requests_that_do_not_end_hold_nothing_up_for_long(serve: Serve) -> None
     served.deltas._clock = lambda: now_s[0]
     bounds = []
     for number in range(1, 4):
-        bound = served.engine.bind(TOY, "lookup", api="http")
+        bound = served.engine.bind(TOY, "lookup", Call("http"))
         bounds.append((bound, served.rows("user", 0)))
         served.drop(number, "user", [0], [[number, number]])
         is_shown = served.look()
@@ -276,7 +277,7 @@ def test_tables_of_fewer_bits_keep_what_the_exporter_would(serve: Serve, dtype: 
 def test_a_number_counts_ids_over_all_sides(serve: Serve) -> None:
     served = serve()
     for number in range(1, 5):
-        with served.engine.bind(TOY, "lookup", api="http") as bound:
+        with served.engine.bind(TOY, "lookup", Call("http")) as bound:
             bound.run({"user": np.arange(5)})
         served.drop(number, "user", [0], [[1, 1]])
         served.look()

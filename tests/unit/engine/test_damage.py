@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.engine.servable import Servable
@@ -156,7 +157,7 @@ def test_no_answer_that_was_read_from_damaged_files_gets_out(observer: Recording
     registry.start("m", 7)
     registry.publish(servable(7, backend=FakeBackend(read), **more))
     ref = ModelRef("m")
-    with pytest.raises(DataLoss, match='version 7 of model "m"'), engine.bind(ref, "", api="http") as bound:
+    with pytest.raises(DataLoss, match='version 7 of model "m"'), engine.bind(ref, "", Call("http")) as bound:
         bound.run({"x": X})
     assert told == ["m"]
     with pytest.raises(DataLoss):

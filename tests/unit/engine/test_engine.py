@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.engine.call import Call, Finished
 from service.engine.engine import Engine
 from service.engine.model_config import ModelConfig
 from service.engine.registry import Registry
@@ -73,7 +74,7 @@ def world(observer: RecordingObserver, clock: Clock) -> World:
 
 
 def test_runs_the_latest_version_and_reports_it(world: World) -> None:
-    with world.engine.bind(M, "", api="test", method="predict", started_s=999.5) as bound:
+    with world.engine.bind(M, "", Call("test", "predict", 999.5)) as bound:
         world.clock.now_s += 0.25
         world.backends[2].takes(0.125, world.clock)
         outputs = bound.run({"x": X})
@@ -98,7 +99,7 @@ def test_runs_the_latest_version_and_reports_it(world: World) -> None:
 
 
 def test_a_bound_signature_stays_with_its_version_while_another_comes(world: World) -> None:
-    with world.engine.bind(M, "", api="test") as bound:
+    with world.engine.bind(M, "", Call("test")) as bound:
         world.registry.start("m", 3)
         world.registry.publish(servable(3))
         bound.run({"x": X})
@@ -107,7 +108,7 @@ def test_a_bound_signature_stays_with_its_version_while_another_comes(world: Wor
 
 @pytest.mark.parametrize("chosen", [("y",), ("z", "y"), ()])
 def test_the_output_filter_reaches_the_backend(world: World, chosen: tuple[str, ...]) -> None:
-    with world.engine.bind(M, "", api="test") as bound:
+    with world.engine.bind(M, "", Call("test")) as bound:
         outputs = bound.run({"x": X}, chosen)
     assert tuple(outputs) == (chosen or ("y", "z"))
     assert world.backends[2].runs[0][2] == (chosen or ("y", "z"))
@@ -121,13 +122,13 @@ def test_the_output_filter_reaches_the_backend(world: World, chosen: tuple[str, 
     ],
 )
 def test_a_bad_output_filter_is_refused_before_the_run(world: World, chosen: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UnknownOutput, match=message), world.engine.bind(M, "", api="test") as bound:
+    with pytest.raises(UnknownOutput, match=message), world.engine.bind(M, "", Call("test")) as bound:
         bound.run({"x": X}, chosen)
     assert world.backends[2].runs == []
 
 
 def test_a_request_that_does_not_fit_never_reaches_the_backend(world: World) -> None:
-    with pytest.raises(InputMismatch), world.engine.bind(M, "", api="test") as bound:
+    with pytest.raises(InputMismatch), world.engine.bind(M, "", Call("test")) as bound:
         bound.run({})
     assert world.backends[2].runs == []
     assert isinstance(world.reported[0]["error"], InputMismatch)
@@ -136,12 +137,12 @@ def test_a_request_that_does_not_fit_never_reaches_the_backend(world: World) -> 
 
 @pytest.mark.parametrize(("deadline_s", "is_late"), [(999.0, True), (1000.0, True), (1000.5, False), (None, False)])
 def test_work_whose_deadline_has_passed_is_not_begun(world: World, deadline_s: float | None, is_late: bool) -> None:
-    with world.engine.bind(M, "", api="test") as bound:
+    with world.engine.bind(M, "", Call("test", deadline_s=deadline_s)) as bound:
         if is_late:
             with pytest.raises(DeadlineExceeded):
-                bound.run({"x": X}, deadline_s=deadline_s)
+                bound.run({"x": X})
         else:
-            bound.run({"x": X}, deadline_s=deadline_s)
+            bound.run({"x": X})
     assert len(world.backends[2].runs) == (0 if is_late else 1)
 
 
@@ -168,7 +169,7 @@ def test_a_backends_own_failure_is_hidden_and_its_cause_kept(
     observer: RecordingObserver, clock: Clock, cause: Exception
 ) -> None:
     engine = one_version(observer, clock, fail_with(cause))
-    with pytest.raises(BackendFailure) as caught, engine.bind(M, "", api="test") as bound:
+    with pytest.raises(BackendFailure) as caught, engine.bind(M, "", Call("test")) as bound:
         bound.run({"x": X})
     assert "secret" not in caught.value.message
     assert caught.value.__cause__ is cause
@@ -178,7 +179,7 @@ def test_a_backends_own_failure_is_hidden_and_its_cause_kept(
 def test_a_backends_word_on_the_request_is_passed_on(observer: RecordingObserver, clock: Clock) -> None:
     error = IdOutOfRange("id 7")
     engine = one_version(observer, clock, fail_with(error))
-    with pytest.raises(IdOutOfRange) as caught, engine.bind(M, "", api="test") as bound:
+    with pytest.raises(IdOutOfRange) as caught, engine.bind(M, "", Call("test")) as bound:
         bound.run({"x": X})
     assert caught.value is error
 
@@ -197,7 +198,7 @@ def test_what_can_not_be_bound_is_reported_once_under_names_that_exist(
     world: World, ref: ModelRef, signature: str, error: type[Exception], model: str
 ) -> None:
     with pytest.raises(error):
-        world.engine.bind(ref, signature, api="test")
+        world.engine.bind(ref, signature, Call("test"))
     (report,) = world.reported
     assert isinstance(report["error"], error)
     assert (report["model"], report["version"], report["signature"], report["rows"]) == (model, None, "", 0)
@@ -207,13 +208,13 @@ def test_what_can_not_be_bound_is_reported_once_under_names_that_exist(
 def test_a_model_that_is_not_ready_is_reported_under_its_name(world: World) -> None:
     world.registry.add_model("loading")
     with pytest.raises(NotReady):
-        world.engine.bind(ModelRef("loading"), "", api="test")
+        world.engine.bind(ModelRef("loading"), "", Call("test"))
     assert world.reported[0]["model"] == "loading"
 
 
 def test_a_request_that_could_not_be_parsed_is_counted(world: World) -> None:
     error = MalformedPayload("not JSON")
-    world.engine.reject(error, api="test", method="predict")
+    world.engine.reject(error, Call("test", "predict"))
     assert world.reported == [
         {
             "api": "test",
@@ -233,37 +234,37 @@ def test_a_request_that_could_not_be_parsed_is_counted(world: World) -> None:
 @pytest.mark.parametrize(("model", "reported"), [("m", "m"), ("x", ""), ("m\n", ""), ("", ""), ("hidden", "")])
 def test_what_could_not_be_parsed_counts_for_a_model_that_is_served(world: World, model: str, reported: str) -> None:
     world.registry.add_model("hidden", is_configured=False)
-    world.engine.reject(MalformedPayload("not JSON"), api="test", model=model, started_s=999.0)
+    world.engine.reject(MalformedPayload("not JSON"), Call("test", started_s=999.0), model=model)
     assert (world.reported[0]["model"], world.reported[0]["seconds"]) == (reported, 1.0)
 
 
 def test_a_request_lasts_from_when_it_is_bound_where_nobody_says_since_when_it_is_there(world: World) -> None:
-    with world.engine.bind(M, "", api="test"):
+    with world.engine.bind(M, "", Call("test")):
         world.clock.now_s += 0.25
     assert world.reported[0]["seconds"] == 0.25
 
 
 def test_a_version_is_reported_while_it_is_still_held(world: World) -> None:
     held: list[int] = []
-    world.observer.finished = lambda **request: held.append(world.num_leases())  # type: ignore[method-assign]
-    with world.engine.bind(M, "", api="test"):
+    world.observer.finished = lambda request: held.append(world.num_leases())  # type: ignore[method-assign]
+    with world.engine.bind(M, "", Call("test")):
         pass
     assert held == [1], "or its series would come back after the version was unloaded"
     assert world.num_leases() == 0
 
 
 def test_the_lease_is_given_back_even_where_reporting_fails(world: World) -> None:
-    def fail(**request: Any) -> None:
+    def fail(request: Finished) -> None:
         raise RuntimeError("no metrics")
 
     world.observer.finished = fail  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError), world.engine.bind(M, "", api="test"):
+    with pytest.raises(RuntimeError), world.engine.bind(M, "", Call("test")):
         pass
     assert world.num_leases() == 0
 
 
 def test_an_error_of_the_wire_between_bind_and_run_is_reported(world: World) -> None:
-    with pytest.raises(MalformedPayload), world.engine.bind(M, "", api="test"):
+    with pytest.raises(MalformedPayload), world.engine.bind(M, "", Call("test")):
         raise MalformedPayload("no tensor")
     assert isinstance(world.reported[0]["error"], MalformedPayload)
     assert world.reported[0]["rows"] == 0
@@ -317,11 +318,11 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made() -> None:
     registry.start("m", 1)
     registry.publish(Servable("m", 1, {"lookup": spec}, {"lookup": backend}))
     engine = Engine(registry, RecordingObserver(), max_response_bytes=400)
-    with engine.bind(M, "lookup", api="test") as bound:
+    with engine.bind(M, "lookup", Call("test")) as bound:
         with pytest.raises(PayloadTooLarge, match="11 rows of 40 bytes, this server's limit is 400 bytes"):
             bound.run({"user": np.zeros(11, np.int64)})
     assert backend.runs == []
-    with engine.bind(M, "lookup", api="test") as bound:
+    with engine.bind(M, "lookup", Call("test")) as bound:
         bound.run({"user": np.zeros(10, np.int64)})
     assert len(backend.runs) == 1
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.recording import Draw
 from service.types import ModelRef
@@ -36,7 +37,7 @@ class Kept:
 
 def ask(engine: Engine) -> None:
     """Runs a lookup as a transport does."""
-    with engine.bind(TOY, "lookup", api=API) as bound:
+    with engine.bind(TOY, "lookup", Call(API)) as bound:
         bound.run(INPUTS)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from service.artifact.signature_def import read_signatures
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.errors import ArtifactError, BackendFailure, InputMismatch, InvalidRequest
@@ -213,7 +214,7 @@ def engine_over(folder: Path, name: str = "m") -> Engine:
 
 def predict(engine: Engine, inputs: dict[str, np.ndarray], signature: str = "") -> dict[str, np.ndarray]:
     """Runs a signature of model m."""
-    with engine.bind(ModelRef("m"), signature, api="test") as bound:
+    with engine.bind(ModelRef("m"), signature, Call("test")) as bound:
         return bound.run(inputs)
 
 

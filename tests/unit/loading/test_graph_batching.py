@@ -11,6 +11,7 @@ import pytest
 from service.engine.batch_scheduler import Scheduler
 from service.engine.batcher import Batcher
 from service.engine.batching_parameters import BatchingParameters
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.engine.servable import Servable
@@ -98,5 +99,6 @@ def test_the_engine_hands_the_deadline_on(tmp_path: Path) -> None:
     made = batching(BatchingParameters(batch_timeout_micros=10**9))
     registry.publish(made.wrap(servable(), tmp_path))
     engine = Engine(registry, RecordingObserver(), made.scheduler.clock)
-    with engine.bind(ModelRef("m"), "", api="test") as bound, pytest.raises(DeadlineExceeded, match="batching queue"):
-        bound.run({"x": np.zeros(1, np.float32)}, deadline_s=engine.clock() + 0.01)
+    call = Call("test", deadline_s=engine.clock() + 0.01)
+    with engine.bind(ModelRef("m"), "", call) as bound, pytest.raises(DeadlineExceeded, match="batching queue"):
+        bound.run({"x": np.zeros(1, np.float32)})

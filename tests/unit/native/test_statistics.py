@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from service.engine.call import Finished, Subject
 from service.native.statistics import NativeStatistics
 from service.observe.buckets import REQUEST, Times
-from service.observe.request_metrics import RequestCounter, Subject
+from service.observe.request_metrics import RequestCounter
 
 SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
 
@@ -69,9 +70,9 @@ class Seen:
         """See metrics.tls."""
         self.told.append(("handshake", wire))
 
-    def was_slow(self, **request: Any) -> None:
+    def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
         """See service.observe.recent_requests."""
-        self.told.append(("slow", request["signature"], request["rows"]))
+        self.told.append(("slow", subject.signature, rows))
 
 
 def joined() -> tuple[FakeCore, RequestCounter, Seen]:
@@ -95,8 +96,7 @@ def test_requests_of_the_core_are_counted_once_however_often_they_are_read() -> 
 
 def test_they_are_added_to_those_that_python_answered() -> None:
     core, counter, _ = joined()
-    answered = {"seconds": 0.5, "run_seconds": 0.25, "rows": 1}
-    counter.finished(**SUBJECT._asdict(), kind="lookup", error=None, **answered)  # type: ignore[arg-type]
+    counter.finished(Finished(SUBJECT, "lookup", None, seconds=0.5, run_seconds=0.25, rows=1))
     core.count(2)
     assert counter.read()[0].successes[SUBJECT].count == 3
 

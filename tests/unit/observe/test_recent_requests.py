@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.engine import request_context
+from service.engine.call import Finished, Subject
 from service.errors import IdOutOfRange, Overloaded
 from service.observe.recent_requests import RecentRequests
 from service.observe.request_metrics import RequestCounter
@@ -13,18 +14,8 @@ from tests.conftest import Clock
 
 def finish(counter: RequestCounter, seconds: float, error: BaseException | None = None) -> None:
     """Reports one request."""
-    counter.finished(
-        api="http",
-        method="lookup",
-        model="m",
-        version=3,
-        signature="s",
-        kind="lookup",
-        error=error,
-        seconds=seconds,
-        run_seconds=0.25,
-        rows=7,
-    )
+    subject = Subject("http", "lookup", "m", 3, "s")
+    counter.finished(Finished(subject, "lookup", error, seconds, run_seconds=0.25, rows=7))
 
 
 @pytest.fixture

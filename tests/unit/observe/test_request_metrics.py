@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from service.engine.call import Subject
 from service.errors import IdOutOfRange, Overloaded
-from service.observe.request_metrics import Subject
 from tests.unit.observe.reports import finish, new_metrics
 
 LOOKUP = Subject("http", "lookup", "m", 1, "lookup")
