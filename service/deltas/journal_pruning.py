@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from service.artifact.delta_file import sync_folder
 from service.artifact.delta_journal import model_folder
@@ -24,29 +25,42 @@ logger = logging.getLogger(__name__)
 GONE_S = 600.0
 _NAME = re.compile(r"(\d+)-[0-9a-f]{16}\.journal", re.ASCII)
 
-# Name, and what tells that somebody wrote to it.
-_Look = tuple[str, int, int, int]
+
+class _Journal(NamedTuple):
+    """A journal's file at one look; it differs from the next look's where a process wrote to the file meanwhile."""
+
+    name: str
+    inode: int
+    mtime_ns: int
+    size: int
+
+    @classmethod
+    def of(cls, name: str, found: os.stat_result) -> _Journal:
+        """Returns a file as stat found it."""
+        return cls(name, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class JournalPruning:
-    """Concurrency: each model by one caller at a time; other processes may do the same with the same folder.
+    """Removes the journals of versions that are gone.
+
+    Concurrency: each model by one caller at a time; other processes may do the same with the same folder.
 
     Args:
-      folder: of all journals.
+      folder: holds the journals of all models.
       clock: seconds, monotonic.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
-        # Of each model, since when journals are without their version.
-        self._since_s: dict[str, dict[_Look, float]] = {}
+        # For each model: the time since when each journal is without its version.
+        self._since_s: dict[str, dict[_Journal, float]] = {}
 
     def looked(self, model: str, versions: Collection[int] | None) -> None:
-        """Takes what was found of a model, and removes what was without its version for long enough.
+        """Removes the journals whose version has been gone for GONE_S, given a model's versions at this look.
 
         Args:
-          versions: that have a folder or are loaded; None: the model's folder could not be read.
+          versions: the versions that have a folder or are loaded; None: the model's folder could not be read.
         """
         try:
             orphans = self._orphans(model, versions) if versions else {}
@@ -54,17 +68,17 @@ class JournalPruning:
             logger.warning("journals can not be looked at", extra={"model": model, "reason": str(error)})
             orphans = {}
         now_s, before = self._clock(), self._since_s.get(model, {})
-        since_s = {look: before.get(look, now_s) for look in orphans}
-        for look, version in orphans.items():
-            if now_s - since_s[look] >= GONE_S:
-                self._remove(model, version, look)
-                del since_s[look]
+        since_s = {journal: before.get(journal, now_s) for journal in orphans}
+        for journal, version in orphans.items():
+            if now_s - since_s[journal] >= GONE_S:
+                self._remove(model, version, journal)
+                del since_s[journal]
         if since_s:
             self._since_s[model] = since_s
         else:
             self._since_s.pop(model, None)
 
-    def _orphans(self, model: str, versions: Collection[int]) -> dict[_Look, int]:
+    def _orphans(self, model: str, versions: Collection[int]) -> dict[_Journal, int]:
         newest, found = max(versions), {}
         try:
             entries = os.scandir(model_folder(self._folder, model))
@@ -75,23 +89,24 @@ class JournalPruning:
                 name = _NAME.fullmatch(entry.name)
                 version = int(name[1]) if name else newest
                 if version < newest and version not in versions and entry.is_file(follow_symlinks=False):
-                    found[_look(entry.name, entry.stat(follow_symlinks=False))] = version
+                    found[_Journal.of(entry.name, entry.stat(follow_symlinks=False))] = version
         return found
 
-    def _remove(self, model: str, version: int, look: _Look) -> None:
-        path = model_folder(self._folder, model) / look[0]
+    def _remove(self, model: str, version: int, journal: _Journal) -> None:
+        path = model_folder(self._folder, model) / journal.name
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             # Another process was first, or may do it.
             return
         try:
-            # Under the lock of whoever writes: what is appended from now on is appended to another file.
+            # A writer of the journal holds the same lock, so nothing is appended between this look and the removal.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if look == _look(look[0], os.fstat(descriptor)) == _look(look[0], os.stat(path, follow_symlinks=False)):
+            opened = _Journal.of(journal.name, os.fstat(descriptor))
+            if journal == opened == _Journal.of(journal.name, os.stat(path, follow_symlinks=False)):
                 os.unlink(path)
                 sync_folder(path.parent)
-                extra = {"model": model, "version": version, "path": str(path), "bytes": look[3]}
+                extra = {"model": model, "version": version, "path": str(path), "bytes": journal.size}
                 logger.info("removed the journal of a version that is gone", extra=extra)
         except FileNotFoundError:
             return
@@ -100,7 +115,3 @@ class JournalPruning:
             logger.warning("the journal of a version that is gone can not be removed", extra=extra)
         finally:
             os.close(descriptor)
-
-
-def _look(name: str, found: os.stat_result) -> _Look:
-    return name, found.st_ino, found.st_mtime_ns, found.st_size

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from service.engine import request_context
 from service.engine.call import Subject
@@ -19,10 +19,18 @@ from service.observe.request_metrics import RequestCounter, Successes
 from service.types import SignatureKind
 
 Document = dict[str, Any]
-# rows, seconds, counts, run_seconds, run_counts of one subject.
-_Numbers = tuple[int, float, list[int], float, list[int]]
 # Fields of the core's statistics that the status page shows elsewhere, or as sums.
 _APART = ("subjects", "slow", "refused", "waited", "held")
+
+
+class _Numbers(NamedTuple):
+    """The core's numbers of one subject: sums of rows and seconds, and how many requests each bucket of times holds."""
+
+    rows: int
+    seconds: float
+    counts: list[int]
+    run_seconds: float
+    run_counts: list[int]
 
 
 class Events(Protocol):
@@ -121,14 +129,14 @@ class NativeStatistics:
         """Adds the new counts of some subjects; returns the subjects' numbers."""
         found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         for one in subjects:
-            key, numbers = (_subject(one), one["kind"]), _numbers(one)
-            found[key] = numbers
-            before = self._known.get(key)
-            if before is None or sum(numbers[2]) < sum(before[2]):
+            subject, kind, numbers = _subject(one), one["kind"], _Numbers(*(one[name] for name in _Numbers._fields))
+            found[subject, kind] = numbers
+            before = self._known.get((subject, kind))
+            if before is None or sum(numbers.counts) < sum(before.counts):
                 # The core removed the subject since the last look, and counts the subject from 0 again.
-                before = (0, 0.0, [0] * len(numbers[2]), 0.0, [0] * len(numbers[4]))
-            if numbers[2] != before[2]:
-                self._requests.add(key[0], _successes(key[1], numbers, before))
+                before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
+            if numbers.counts != before.counts:
+                self._requests.add(subject, _successes(kind, numbers, before))
         return found
 
     def read(self) -> Document:
@@ -192,15 +200,11 @@ def _subject(one: Mapping[str, Any]) -> Subject:
     return Subject(one["api"], one["method"], one["model"], one["version"], one["signature"])
 
 
-def _numbers(one: Mapping[str, Any]) -> _Numbers:
-    return one["rows"], one["seconds"], one["counts"], one["run_seconds"], one["run_counts"]
-
-
 def _successes(kind: SignatureKind, now: _Numbers, before: _Numbers) -> Successes:
     found = Successes(kind, False)
-    found.rows = now[0] - before[0]
-    found.times = _times(now[2], before[2], now[1] - before[1])
-    found.run_times = _times(now[4], before[4], now[3] - before[3])
+    found.rows = now.rows - before.rows
+    found.times = _times(now.counts, before.counts, now.seconds - before.seconds)
+    found.run_times = _times(now.run_counts, before.run_counts, now.run_seconds - before.run_seconds)
     return found
 
 
