@@ -68,6 +68,20 @@ impl<'a> Fields<'a> {
         }
         Ok((tag >> 3, value))
     }
+
+    /// Passes over the next fields that are short strings of field `number`, up to 15, and calls `each` with every string.
+    /// Ends before a field of another kind, a string of 128 bytes or more, and the end of the message.
+    #[inline]
+    pub fn for_each_short_string(&mut self, number: u32, mut each: impl FnMut(&'a [u8])) {
+        let tag = number << 3 | 2;
+        while let [first, length @ 0..0x80, rest @ ..] = self.rest
+            && u32::from(*first) == tag
+            && let Some((string, rest)) = rest.split_at_checked((*length).into())
+        {
+            each(string);
+            self.rest = rest;
+        }
+    }
 }
 
 impl<'a> Iterator for Fields<'a> {

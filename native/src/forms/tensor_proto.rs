@@ -59,7 +59,8 @@ impl<'a> TensorProto<'a> {
     fn read(message: &'a [u8]) -> Result<(DataType, Self), Declined> {
         let (mut dtype, mut shape, mut content, mut version) = (None, None, None, None);
         let mut tensor = TensorProto { message, ..TensorProto::default() };
-        for field in Fields::of(message) {
+        let mut fields = Fields::of(message);
+        while let Some(field) = fields.next() {
             match field? {
                 (DTYPE, Value::Varint(number)) => once(&mut dtype, number)?,
                 (SHAPE, Value::Delimited(bytes)) => once(&mut shape, bytes)?,
@@ -73,6 +74,9 @@ impl<'a> TensorProto<'a> {
                     tensor.field = number;
                     tensor.piece = Some(piece);
                     tensor.num_pieces += 1;
+                    if number == STRING_VAL {
+                        fields.for_each_short_string(STRING_VAL, |_| tensor.num_pieces += 1);
+                    }
                 }
             }
         }
@@ -210,11 +214,14 @@ fn read_values<'a>(
         }
         DataType::String => {
             let mut parts = Vec::with_capacity(proto.num_pieces);
-            for piece in proto.pieces() {
-                let Value::Delimited(bytes) = piece else {
-                    return Err(Declined::Unusual);
-                };
-                parts.push(Cow::Borrowed(bytes));
+            let mut fields = Fields::of(proto.message);
+            while let Some(field) = fields.next() {
+                match field? {
+                    (STRING_VAL, Value::Delimited(bytes)) => parts.push(Cow::Borrowed(bytes)),
+                    (STRING_VAL, _) => return Err(Declined::Unusual),
+                    _ => continue,
+                }
+                fields.for_each_short_string(STRING_VAL, |bytes| parts.push(Cow::Borrowed(bytes)));
             }
             spread(&mut parts, Cow::Borrowed(&[]), size, allowance)?;
             Ok(Data::Strings(Strings { parts }))

@@ -122,7 +122,7 @@ impl<'a> Keys for Lines<'a> {
 
     #[inline]
     fn is(&self, number: usize, key: &'a [u8]) -> bool {
-        self.get(number) == key
+        are_equal(self.get(number), key)
     }
 
     #[inline]
@@ -133,6 +133,22 @@ impl<'a> Keys for Lines<'a> {
     #[inline]
     fn ask_for_key(&self, number: usize) {
         prefetch_line(self.data.as_ptr().wrapping_add(self.starts[number] as usize));
+    }
+}
+
+/// Compares two strings; most keys have 8 to 16 bytes, for which two comparisons of words replace a call of memcmp.
+#[inline]
+fn are_equal(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    match (one.split_first_chunk::<8>(), other.split_first_chunk::<8>()) {
+        (Some((first, rest)), Some((other_first, other_rest))) => {
+            first == other_first
+                && one.last_chunk::<8>() == other.last_chunk::<8>()
+                && (one.len() <= 16 || rest == other_rest)
+        }
+        _ => one == other,
     }
 }
 
