@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
+from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.errors import ArtifactError
@@ -126,7 +127,7 @@ def test_the_two_answers_differ_where_a_row_is_cut(expected: Any) -> None:
 
 @by_export
 def test_engine(engine: Engine, expected: Any, examples: list[bytes], export: str, tags: str) -> None:
-    with engine.bind(ModelRef(f"{export}-{tags}"), "", api="test") as bound:
+    with engine.bind(ModelRef(f"{export}-{tags}"), "", Call("test")) as bound:
         check(bound.run(inputs_of(export, expected, examples)), expected[ANSWERS[export, tags]])
 
 
