@@ -93,6 +93,8 @@ RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/lib/python3/dist-packa
         /usr/bin/perl* /usr/share/perl* /usr/lib/*/perl /usr/lib/*/perl-base /usr/lib/*/libperl.so* /usr/lib/*/gconv \
         /usr/bin/curl /usr/bin/wget /bin/su /usr/bin/su /usr/bin/passwd /usr/bin/newgrp /usr/bin/chsh /usr/bin/chfn \
         /usr/bin/gpasswd /usr/bin/mount /usr/bin/umount /bin/mount /bin/umount \
+        /usr/sbin/* /usr/bin/openssl /usr/bin/tar /usr/bin/gpgv /var/lib/dpkg/info \
+        /usr/lib/*/libgnutls.so* /usr/lib/*/libp11-kit.so* /usr/lib/*/libunistring.so* /usr/lib/*/libgcrypt.so* \
     && rm -f /bin/bash /usr/bin/bash /bin/rbash /usr/bin/rbash /bin/dash /usr/bin/dash /bin/sh /usr/bin/sh
 
 
@@ -137,8 +139,9 @@ COPY --from=code /opt/app /opt/venv
 # Debug symbols of uvloop (12 MB), and parts of numpy that build other packages. The stage of the core has binutils.
 FROM native AS dependencies-small
 COPY --from=dependencies-serve /opt/venv /opt/venv
-RUN strip --strip-unneeded /opt/venv/lib/python3.11/site-packages/uvloop/*.so \
-    && cd /opt/venv/lib/python3.11/site-packages/numpy && rm -rf f2py distutils _core/include _core/lib random/lib \
+WORKDIR /opt/venv/lib/python3.11/site-packages
+RUN strip --strip-unneeded uvloop/*.so \
+    && rm -rf numpy/f2py numpy/distutils numpy/_core/include numpy/_core/lib numpy/random/lib \
     && find /opt/venv '(' -name '*.pyi' -o -name '*.pxd' -o -name '*.pyx' ')' -delete
 
 
