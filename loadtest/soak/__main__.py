@@ -1,6 +1,7 @@
-"""Keeps a server of its own under a steady mixed load, swaps versions meanwhile, and says what came of it.
+"""Keeps a server of its own under a steady mixed load, swaps versions, floods the server, and reports the outcome.
 
     python -m loadtest.soak --minutes 60
+    python -m loadtest.soak --minutes 60 --flood_seconds 10
     python -m loadtest.soak --minutes 5 --rate 100 --out build/soak -- --graph_signatures=off
 
 Every answer is held against the expected one. Exit status 1 where a request failed, a version did not come, or the
@@ -25,7 +26,7 @@ from typing import Any
 from loadtest.bench.artifact import ROOT, prepared
 from loadtest.bench.workloads import MODEL, SMALL, TINY, Data
 from loadtest.live_server import Held, LiveServer
-from loadtest.soak import upserts
+from loadtest.soak import floods, upserts
 from loadtest.soak.calls import Calls
 from loadtest.soak.load import Trouble, running
 from loadtest.soak.report import Report, Sample, sampled
@@ -76,6 +77,9 @@ def _soak(
         troubles.append(lambda stop: upserts.run(server.admin, address, data, tally, stop, interval_s=period_s))
     else:
         _say("no rows are changed: --upsert_seconds is 0")
+    if options.flood_seconds:
+        rest_s = options.flood_seconds
+        troubles.append(lambda stop: floods.run(server.grpc, address, tally, stop, interval_s=rest_s))
     _say(f"server {server.pid}: {server.held()}")
     start_s = time.monotonic()
     end_s = start_s + options.minutes * 60
@@ -112,7 +116,7 @@ def _held(sample: Sample) -> Held:
 def _about(options: argparse.Namespace) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     given = {name: getattr(options, name) for name in ("minutes", "rate", "sizes", "swap_seconds", "server_flags")}
-    given |= {"upsert_seconds": options.upsert_seconds}
+    given |= {"upsert_seconds": options.upsert_seconds, "flood_seconds": options.flood_seconds}
     return {"commit": commit, "python": platform.python_version(), "began": time.time(), **given}
 
 
@@ -127,6 +131,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=5.0,
         help="between changes of a row, where the server can; 0: none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--flood_seconds",
+        type=float,
+        default=0.0,
+        help="between attacks of loadtest.attacks, each of 3 s; 0: none (default: %(default)s)",
     )
     parser.add_argument("--sample_seconds", type=float, default=60.0, help="between samples (default: %(default)s)")
     parser.add_argument("--sizes", choices=sorted(_SIZES), default="small", help="of the tables (default: %(default)s)")

@@ -73,7 +73,7 @@ class NativeStatistics:
       requests: the counter that the core's answered requests are added to.
       slow: called for each new slow request: service.observe.recent_requests' was_slow.
       events: called for refusals, waits and dropped connections.
-      handshake_failed: called with the wire of a connection whose TLS handshake failed.
+      handshake_failed: called with the wire of a connection whose handshake, of TLS or of HTTP/2, failed.
       now: seconds since 1970.
     """
 
@@ -151,6 +151,7 @@ class NativeStatistics:
     def _tell_events(self, document: Document) -> None:
         for wire, _ in self._new(document, "handshakes_failed"):
             self._handshake_failed(wire)
+            self._events.connection_dropped("handshake")
         for model, reason, count in document["refused"]:
             more = count - self._refused.get((model, reason), 0)
             self._refused[model, reason] = count

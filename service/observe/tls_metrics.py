@@ -39,9 +39,10 @@ class TlsCounter:
             self._reloads[api, "refused"] += 1
 
     def handshake_failed(self, api: str) -> None:
-        """Notes a connection that ended before it was secured."""
+        """Counts a connection that ended before it was secured, if the wire speaks TLS."""
         with self._lock:
-            self._failed[api] += 1
+            if api in self._failed:
+                self._failed[api] += 1
 
     def lines(self) -> list[str]:
         """Returns the families."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import json
 import re
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -58,6 +60,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         plain.ready()
         tls.answering().wait_for_log("loaded")
         yield {"plain": plain, "tls": tls}
+        plain.http.get("/metrics")
+    # No attack made the server blame itself: not while it ran, not when it stopped.
+    assert [record for one in (plain, tls) for record in one.records if record["level"] in ("error", "raw")] == []
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +119,17 @@ def test_who_was_shown_out_and_why_is_counted(victims: dict[Target, Victim], ser
                 measure(target, name, victim=victim, quiet_s=0.0, attack_s=ATTACK_S, allowed_mib=LEFT_MIB)
     after = dropped(server)
     assert all(after.get(reason, 0) > before.get(reason, 0) for reason in reasons.values()), (before, after)
+
+
+def test_a_failed_handshake_of_http2_is_counted_without_tls(server: ServerProcess) -> None:
+    before = dropped(server).get("handshake", 0)
+    with socket.create_connection(("127.0.0.1", server.grpc_port), 10) as sock:
+        sock.sendall(b"these bytes are no preface of HTTP/2" * 10)
+        # The server closes the connection without reading the rest, which resets it.
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(4096):
+                pass
+    assert dropped(server)["handshake"] == before + 1
 
 
 def test_another_host_is_attacked_only_when_that_is_asked_for(

@@ -140,7 +140,9 @@ def test_events_and_slow_requests_are_told_once() -> None:
     counter.read()
     assert seen.told == [
         ("handshake", "grpc"),
+        ("dropped", "handshake"),
         ("handshake", "grpc"),
+        ("dropped", "handshake"),
         ("refused", "m", "queue", 2),
         ("dropped", "connections"),
         ("waited", "m", 2, 0.5),
