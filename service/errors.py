@@ -121,9 +121,16 @@ class RouteNotFound(NotFound):
 
 
 class SignatureNotFound(ServiceError):
-    """The model has no such signature."""
+    """The model has no such signature.
+
+    near: the end of an error text, with the signature that the request probably means; "" where there is none.
+    """
 
     code = "FAILED_PRECONDITION"
+
+    def __init__(self, text: str, near: str = "") -> None:
+        super().__init__(text)
+        self.near = near
 
 
 class GraphUnavailable(ServiceError):

@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, Row] = {
     # ml_dtypes where it is installed: bfloat16.
     "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     # A version folder that is not complete is no version yet.
-    "service.engine": Row(_BASE | {"service.artifact.completeness"}, {"numpy"}),
+    "service.engine": Row(_BASE | {"service.artifact.completeness", "service.near_names"}, {"numpy"}),
     "service.tables": Row(
         # An id out of range has one text.
         _FORMATS | {"service.native_tables", "service.engine.validation"},

@@ -11,6 +11,7 @@ pub mod declined;
 pub mod edge;
 pub mod forms;
 pub mod forward;
+pub mod last_words;
 pub mod plan;
 #[cfg(feature = "python")]
 mod python;

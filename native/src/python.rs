@@ -16,7 +16,7 @@ use crate::declined::Declined;
 use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Description, Effort, Keep, ModelRoutes, Routes};
-use crate::python_log;
+use crate::{last_words, python_log};
 
 /// One published version of a model. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
@@ -469,6 +469,12 @@ fn value_error(error: impl std::fmt::Display) -> PyErr {
 }
 
 /// The native core of embedding-server.
+/// Copies the bytes that `lines` holds to `standard_error` when the process aborts; both descriptors stay open.
+#[pyfunction]
+fn keep_last_words(lines: i32, standard_error: i32) -> PyResult<()> {
+    Ok(last_words::keep(lines, standard_error)?)
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     python_log::install();
@@ -476,5 +482,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
+    module.add_function(wrap_pyfunction!(keep_last_words, module)?)?;
     crate::tables::python::register(module)
 }

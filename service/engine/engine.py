@@ -133,7 +133,7 @@ class Engine:
         except ServiceError as caught:
             error = caught
             if unknown_signature and isinstance(caught, SignatureNotFound):
-                error = UnfitSignature(unknown_signature.format(signature_name or DEFAULT_SIGNATURE))
+                error = UnfitSignature(unknown_signature.format(signature_name or DEFAULT_SIGNATURE) + caught.near)
             if lease is not None:
                 lease.__exit__(type(error), error, None)
             self.reject(error, call, model=ref.name)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from service.engine.deltas import Deltas
 from service.errors import DataLoss, GraphUnavailable, SignatureNotFound
+from service.near_names import did_you_mean
 from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
 
 
@@ -163,8 +164,10 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
     if spec is None and not name:
         spec = signatures.get(fallback)
     if spec is None:
-        # TensorFlow Serving's text, to the letter; metadata lists what there is.
-        raise SignatureNotFound(f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found.')
+        # TensorFlow Serving's text, to the letter unless a name is near; metadata lists the signatures.
+        near = did_you_mean(name, signatures) if name else ""
+        text = f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found'
+        raise SignatureNotFound(text + (near or "."), near)
     return spec
 
 

@@ -132,7 +132,7 @@ def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> N
         raise InputMismatch(
             f"input size does not match signature: {len(sent)}!={len(known)} len({{{','.join(sent)}}}) != "
             f"len({{{','.join(known)}}}). Sent extra: {{{','.join(extra)}}}. "
-            f"Missing but required: {{{','.join(missing)}}}."
+            f"Missing but required: {{{','.join(missing)}}}.{_json_names(spec, missing)}"
         )
     for name in known:
         if name not in inputs and name in spec.required:
@@ -149,6 +149,13 @@ def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> N
     for names in spec.ragged_names:
         if any(name in inputs for name in names[1:]):
             raise InputMismatch(f'feature "{names.feature}": send both "{names.values}" and "{names.row_splits}".')
+
+
+def _json_names(spec: SignatureSpec, missing: list[str]) -> str:
+    """Returns a sentence with the names that JSON has for missing inputs of ragged features; "" for other inputs."""
+    ragged = [names for names in spec.ragged_names if names.values in missing and names.row_splits in missing]
+    told = [f'"{names.feature}" stands for {names.values} and {names.row_splits}' for names in ragged]
+    return f" In JSON, {', '.join(told)}." if told else ""
 
 
 def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 
-def configure_logging(level: str, log_format: str) -> None:
-    """Sends the process's log to standard error, as text or JSON."""
+def configure_logging(level: str, log_format: str) -> bool:
+    """Sends the process's log to standard error, as text or JSON; returns whether it is JSON."""
     as_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_TextFormatter() if as_text else _JsonFormatter())
@@ -20,6 +20,7 @@ def configure_logging(level: str, log_format: str) -> None:
     root.setLevel(level.upper())
     # App reports start and stop itself; uvicorn's own lines say the same with terminal colours in them.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return not as_text
 
 
 def name_requests_in_log(current_id: Callable[[], bytes]) -> None:

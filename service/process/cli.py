@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ from service.configuration.settings_reading import (
 from service.configuration.start_error import StartError
 from service.native.choice import with_data_plane
 from service.observe.logs import configure_logging, name_requests_in_log
+from service.observe.native_lines import native_lines_in_log
 from service.process.resources import keep_freed_memory, raise_descriptor_limit
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         sys.stderr.write(f"embedding-server can not start:\n{error}\n")
         return 2
-    configure_logging(settings.log_level, settings.log_format)
+    is_json = configure_logging(settings.log_level, settings.log_format)
     logger.info("settings", extra=asdict(settings))
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
@@ -50,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartError as error:
         sys.stderr.write(f"embedding-server can not start:\n{error}\n")
         return 2
-    return _serve(settings)
+    with native_lines_in_log() if is_json else contextlib.nullcontext():
+        return _serve(settings)
 
 
 def _base_path_faults(settings: Settings) -> list[str]:

@@ -20,6 +20,11 @@ def test_an_unknown_signature_is_named_in_tensorflow_serving_s_words(asked: str,
         Servable("m", 1, {"lookup": spec}, {}).signature(asked)
 
 
+def test_a_misspelt_signature_is_told_the_nearest_name() -> None:
+    with pytest.raises(SignatureNotFound, match=r'^Serving signature key "lokup" not found; did you mean lookup\?$'):
+        Servable("m", 1, {"lookup": predict_spec("lookup")}, {}).signature("lokup")
+
+
 def test_a_signature_without_a_backend_says_what_can_be_run_and_what_to_install() -> None:
     spec = predict_spec()
     two = Servable("m", 1, {"serving_default": spec, "lookup": spec}, {"lookup": FakeBackend()})

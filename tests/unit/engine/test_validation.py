@@ -168,6 +168,12 @@ REFUSED: dict[str, tuple[SignatureSpec, dict[str, Array], type[ServiceError], st
         InputMismatch,
         r"^input size does .* 0!=1 len\(\{\}\) != len\(\{x\}\)\. Sent extra: \{\}\. Missing but required: \{x\}\.$",
     ),
+    "predict without a ragged feature": (
+        predict(),
+        {"user": ints(1)},
+        InputMismatch,
+        r'Missing but required: \{tags__row_splits,tags__values\}\. In JSON, "tags" stands for tags__values',
+    ),
     "predict misnamed": (
         foreign(),
         {"z": F1},

@@ -1,0 +1,82 @@
+"""Logs each line that native libraries, such as TensorFlow, write to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+logger = logging.getLogger("native")
+
+# absl's "I0000 00:00:1795448396.756353   30164 port.cc:153] text", and TensorFlow's
+# "2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] text".
+_LINE = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: )?([IWEF])(?:\d{4} [\d:.]+ +\d+)? (\S+:\d+)\] (.*)")
+_LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+# A library that writes while it holds the interpreter's lock would wait for ever for the reader of a full buffer.
+_BUFFER_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+_END_S = 2.0
+
+
+@contextlib.contextmanager
+def native_lines_in_log() -> Iterator[None]:
+    """Logs every line that comes to standard error, and sends the log itself where standard error went before.
+
+    A line without a level of its own is logged as a warning. If the process aborts, the native core writes the lines
+    that are not logged yet as they are.
+    """
+    sys.stderr.flush()
+    standard_error = os.dup(2)
+    # Not a pipe: of a socket, the thread below can read bytes and leave them there until they are logged.
+    reader, writer = socket.socketpair()
+    writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    os.dup2(writer.fileno(), 2)
+    writer.close()
+    _keep_last_words(reader.fileno(), standard_error)
+    thread = threading.Thread(target=_log_lines, args=(reader,), name="native-lines", daemon=True)
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+    with open(standard_error, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as log:
+        streams = [handler.setStream(log) for handler in handlers]
+        thread.start()
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(standard_error, 2)
+            # A process that was started meanwhile may keep the other end open.
+            thread.join(_END_S)
+            _keep_last_words(-1, -1)
+            reader.close()
+            for handler, stream in zip(handlers, streams, strict=True):
+                handler.setStream(stream)
+
+
+def _keep_last_words(lines: int, standard_error: int) -> None:
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("service._native").keep_last_words(lines, standard_error)
+
+
+def _log_lines(reader: socket.socket) -> None:
+    rest = b""
+    while data := reader.recv(_READ_BYTES, socket.MSG_PEEK):
+        end = data.rfind(b"\n") + 1
+        for line in (rest + data[:end]).splitlines():
+            _log(line)
+        rest = b"" if end else rest + data
+        reader.recv(end or len(data))
+    _log(rest)
+
+
+def _log(line: bytes) -> None:
+    text = line.decode("utf-8", "backslashreplace").strip()
+    if found := _LINE.fullmatch(text):
+        level, source, message = found.groups()
+        logger.log(_LEVELS[level], "%s", message, extra={"source": source})
+    elif text:
+        logger.warning("%s", text)

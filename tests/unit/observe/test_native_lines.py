@@ -1,0 +1,68 @@
+"""Checks that lines of native libraries become records of a log in JSON, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.integration.process import ROOT
+
+_PROGRAM = """
+import logging, os, sys
+from service.observe.logs import configure_logging
+from service.observe.native_lines import native_lines_in_log
+
+assert configure_logging("info", "json")
+with native_lines_in_log():
+    os.write(2, b"I0000 00:00:1795448396.756353   30164 port.cc:153] oneDNN is on\\n")
+    os.write(2, b"2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] slow\\nE0000 00:00:1.5 1 a.cc:1] wrong\\n")
+    os.write(2, b"no level \\xff and 100%\\n\\n")
+    print("of Python", file=sys.stderr)
+    {}
+os.write(2, b"after\\n")
+"""
+
+
+def run(last: str = "pass") -> tuple[int, list[Any]]:
+    """Returns the exit status and the lines of standard error, parsed where they are JSON."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(_PROGRAM).format(last)], cwd=ROOT, capture_output=True)
+    lines: list[Any] = []
+    for line in done.stderr.decode("utf-8", "replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            lines.append(line)
+        else:
+            lines.append((record["level"], record["message"], record.get("source")))
+    return done.returncode, lines
+
+
+def test_each_line_is_a_record() -> None:
+    assert run() == (
+        0,
+        [
+            ("info", "oneDNN is on", "port.cc:153"),
+            ("warning", "slow", "tensorflow/core/file.cc:210"),
+            ("error", "wrong", "a.cc:1"),
+            ("warning", "no level \\xff and 100%", None),
+            ("warning", "of Python", None),
+            "after",
+        ],
+    )
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
+)
+def test_an_abort_leaves_the_last_line() -> None:
+    status, lines = run('os.write(2, b"F0000 Check failed: 1 == 2\\n"); os.abort()')
+    assert status == -6
+    # The thread may have logged the line before the abort.
+    last = "F0000 Check failed: 1 == 2"
+    assert lines[-1] in (last, ("warning", last, None))
