@@ -17,6 +17,7 @@ use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::task::AbortHandle;
 
 use crate::edge::limits::BodyParts;
 
@@ -158,7 +159,18 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-type Sender = SendRequest<Upload>;
+/// A connection to the reference; dropping it closes the connection. Without that, a connection whose reference answered
+/// before it had read the whole body would stay open: the rest of the body waits for a reader that does not come.
+struct Sender {
+    requests: SendRequest<Upload>,
+    driver: AbortHandle,
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
 
 #[derive(Default)]
 struct Kept(Mutex<Vec<(Sender, Instant)>>);
@@ -176,7 +188,7 @@ impl Kept {
                 all.clear();
                 break;
             }
-            if sender.is_ready() {
+            if sender.requests.is_ready() {
                 return Some(sender);
             }
         }
@@ -185,7 +197,10 @@ impl Kept {
 
     fn keep(&self, sender: Sender) {
         let mut all = self.lock();
-        if all.len() < MOST_KEPT && !sender.is_closed() {
+        // The oldest come first.
+        let num_old = all.iter().take_while(|(_, since)| since.elapsed() > KEPT_FOR).count();
+        all.drain(..num_old);
+        if all.len() < MOST_KEPT && !sender.requests.is_closed() {
             all.push((sender, Instant::now()));
         }
     }
@@ -252,7 +267,7 @@ impl HttpUpstream {
                 Some(sender) => (sender, false),
                 None => (self.connect().await?, true),
             };
-            match sender.try_send_request(request).await {
+            match sender.requests.try_send_request(request).await {
                 Ok(response) => return Some(self.answer(response, sender)),
                 Err(mut error) => match error.take_message() {
                     // A kept connection that the reference closed meanwhile: nothing of the request was sent.
@@ -265,14 +280,14 @@ impl HttpUpstream {
 
     async fn connect(&self) -> Option<Sender> {
         let stream = UnixStream::connect(&self.path).await.ok()?;
-        let (sender, connection) =
+        let (requests, connection) =
             hyper::client::conn::http1::Builder::new().handshake(TokioIo::new(Patient(stream))).await.ok()?;
-        tokio::spawn(async move {
+        let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to the HTTP reference ended");
             }
         });
-        Some(sender)
+        Some(Sender { requests, driver: driver.abort_handle() })
     }
 
     fn answer(&self, response: Response<Incoming>, sender: Sender) -> Response<Forwarded> {
