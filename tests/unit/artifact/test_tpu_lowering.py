@@ -212,6 +212,7 @@ def test_every_op_refused_has_no_cpu_kernel_in_tensorflow(tf: Any) -> None:
     assert sorted(op for op in for_cpus if is_tpu_only(op)) == []
 
 
+@pytest.mark.slow
 def test_lowering_does_not_import_tensorflow() -> None:
     code = "import sys, service.artifact.tpu_lowering; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
