@@ -127,7 +127,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def observer() -> RecordingObserver:
-    """What engines report to."""
+    """The observer that engines report to."""
     return RecordingObserver()
 
 

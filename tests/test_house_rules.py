@@ -474,7 +474,7 @@ def test_a_docstring_opens_with_a_verb_or_a_noun() -> None:
     definitions = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     faultless(
         f"{file}:{getattr(node, 'lineno', 1)} opens with {found[0]!r}"
-        for file in python_files("service", "model_export", "client", "loadtest")
+        for file in python_files("service", "model_export", "client", "loadtest", "tests")
         for node in ast.walk(tree(file))
         if isinstance(node, definitions) and (found := opens_badly.match(ast.get_docstring(node) or ""))
     )

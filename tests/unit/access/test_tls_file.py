@@ -1,4 +1,4 @@
-"""What is said of a file that can not be used, and that it changes nothing."""
+"""Checks the errors about TLS files that can not be used, and that such a file changes nothing."""
 
 from __future__ import annotations
 

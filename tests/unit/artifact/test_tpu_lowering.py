@@ -1,4 +1,4 @@
-"""What a TPU's rewrite put around a graph comes off, and nothing else; the arithmetic is in test_tpu_graph.py."""
+"""Checks that lowering removes the nodes of a TPU's rewrite and no others; test_tpu_graph.py tests the arithmetic."""
 
 from __future__ import annotations
 

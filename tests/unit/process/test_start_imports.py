@@ -1,4 +1,4 @@
-"""What is imported before the native core answers its first lookup."""
+"""Checks which modules are imported before the native core answers its first lookup."""
 
 from __future__ import annotations
 
