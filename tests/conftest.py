@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,13 @@ from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
 from tests.toy_model import write_toy_model
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+TESTS = Path(__file__).resolve().parent
+SHARED = TESTS.parents[1] / "shared"
+# `--quick` leaves these folders and tests out, because they start processes, import TensorFlow or loop for seconds. The
+# rest calls each layer of the server, the client and the native core inside one process.
+SLOW_FOLDERS = ("conformance", "integration", "unit/graph", "unit/loadtest", "unit/model_export")
+SLOW_MARKERS = ("tf", "slow")
+_LEFT_OUT = pytest.StashKey[int]()
 
 
 # No speed stands in a test as a limit: a machine may be busy.
@@ -34,13 +41,52 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds what makes the long runs long."""
+    """Adds options that make a run shorter or longer."""
+    parser.addoption("--quick", action="store_true", help="run in a minute, without the tests that take long to start")
     parser.addoption(
         "--parity-requests",
         type=int,
         default=300,
         help="random requests that the served answers are compared with TensorFlow's on (default 300)",
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skips the folders that `--quick` leaves out, before their files are imported."""
+    return True if config.getoption("--quick") and collection_path in map(TESTS.joinpath, SLOW_FOLDERS) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drops the marked tests that `--quick` leaves out, and counts the test functions that do not run."""
+    if not config.getoption("--quick"):
+        return
+    marked = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKERS))]
+    items[:] = [item for item in items if item not in set(marked)]
+    config.hook.pytest_deselected(items=marked)
+    files = (file for folder in SLOW_FOLDERS for file in TESTS.joinpath(folder).rglob("test_*.py"))
+    in_folders = sum(len(re.findall(r"^ *(?:async )?def test_", file.read_text(), re.MULTILINE)) for file in files)
+    config.stash[_LEFT_OUT] = in_folders + len({item.nodeid.partition("[")[0] for item in marked})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hands the count from a process of xdist to the one that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes the count from a process of xdist. Each has the same, because each collects all tests."""
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says how many tests `--quick` left out."""
+    if config.getoption("--quick"):
+        terminalreporter.write_line(
+            f"--quick left out {config.stash.get(_LEFT_OUT, 0)} test functions: all in {', '.join(SLOW_FOLDERS)}, "
+            f"and others that are marked {' or '.join(SLOW_MARKERS)}."
+        )
 
 
 @dataclass
@@ -81,7 +127,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def observer() -> RecordingObserver:
-    """What engines report to."""
+    """The observer that engines report to."""
     return RecordingObserver()
 
 

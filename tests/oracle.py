@@ -1,4 +1,4 @@
-"""What a lookup must answer, row by row in float64, written from DESIGN's table of combiners and nothing else."""
+"""Computes the right answer of a lookup, row by row in float64, from DESIGN's table of combiners and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents point at is there: files behind links, and a test behind every argument of docs/export.md."""
+"""Checks that the documents' links lead to files, and that every argument in docs/export.md has a test."""
 
 from __future__ import annotations
 

@@ -431,6 +431,7 @@ def test_a_packages_init_holds_only_its_rule() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_exporter_imports_nothing_until_a_name_is_used() -> None:
     script = "import model_export, sys; print([m for m in sys.modules if m.startswith('model_export.')])"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -473,7 +474,7 @@ def test_a_docstring_opens_with_a_verb_or_a_noun() -> None:
     definitions = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     faultless(
         f"{file}:{getattr(node, 'lineno', 1)} opens with {found[0]!r}"
-        for file in python_files("service", "model_export", "client", "loadtest")
+        for file in python_files("service", "model_export", "client", "loadtest", "tests")
         for node in ast.walk(tree(file))
         if isinstance(node, definitions) and (found := opens_badly.match(ast.get_docstring(node) or ""))
     )
@@ -518,6 +519,7 @@ def test_no_error_stands_in_a_table_twice() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+@pytest.mark.slow
 def test_the_server_starts_without_tensorflow() -> None:
     code = (
         "import sys, service.process.app, service.process.cli\n"

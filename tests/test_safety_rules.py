@@ -1,4 +1,4 @@
-"""What no file of the project may do, for what it reads may come from strangers."""
+"""Checks that no file uses functions that run code from data, because strangers may have written the data."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from loadtest.attacks.targets import Target
 # Bytes of one read, and bytes that are kept of an HTTP/1.1 answer.
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 12
-# How long the attacker reads on at the end, for example for a GOAWAY.
-_LAST_WORD_S = 0.3
+# At its end the attacker reads on, for example for a GOAWAY, until no byte comes for so long, and for so long at most.
+_LAST_WORD_S, _LAST_WORDS_S = 0.3, 10.0
 # A nice value, so that the victim's process runs first if both share a processor.
 _NICENESS = 10
 
@@ -130,7 +130,9 @@ class Conn:
         was = self.closed, self.closed_after_s
         # Bytes that arrived before a reset may still be read.
         self.closed = ""
-        self.wait(time.monotonic() + _LAST_WORD_S)
+        end_s = time.monotonic() + _LAST_WORDS_S
+        while not self.closed and time.monotonic() < end_s and select.select([self], [], [], _LAST_WORD_S)[0]:
+            self.read()
         if was[0]:
             self.closed, self.closed_after_s = was
 
@@ -140,10 +142,11 @@ class Conn:
 
 
 class Attacker:
-    """Attacks one port until its time is over."""
+    """Attacks one port until its time is over. The time begins with the first connection, when all bytes are made."""
 
     def __init__(self, target: Target, seconds: float) -> None:
         self.target = target
+        self._seconds = seconds
         self.end_s = time.monotonic() + seconds
         self._conns: list[Conn] = []
         self._failed: Counter[str] = Counter()
@@ -160,6 +163,8 @@ class Attacker:
           is_raw: opens TCP only, without TLS.
         """
         target = self.target
+        if not self._conns and not self._failed:
+            self.end_s = time.monotonic() + self._seconds
         try:
             if is_raw:
                 sock = socket.create_connection((target.host, target.port), 5)

@@ -171,8 +171,8 @@ def unread_answers(attacker: Attacker) -> None:
 
 def _bodies(attacker: Attacker, body: bytes, *lines: bytes) -> None:
     """Posts a body again and again on one connection; each request waits for the answer before."""
-    conn = attacker.connect()
     request = attacker.target.whole(body, *lines)
+    conn = attacker.connect()
     while not attacker.is_over:
         if conn is None or conn.closed:
             conn = attacker.connect()

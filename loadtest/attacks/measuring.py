@@ -18,8 +18,8 @@ from loadtest.attacks.victim import Victim, Waits
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_S = 0.02
-# How long the server may take to free memory after an attack.
-_BACK_S = 10.0
+# How long the server may take to free memory after an attack, on a machine that is busy with other work too.
+_BACK_S = 60.0
 # An attacker that runs this much longer than its time is killed.
 _OVERTIME_S = 30.0
 
@@ -74,7 +74,7 @@ class _Watcher:
             self.most = max(self.most, resident_mib(self._pids))
 
     def end(self, allowed_mib: float) -> Memory:
-        """Waits up to 10 s until at most `allowed_mib` are left; returns the most that was held and what is left."""
+        """Waits up to a minute until at most `allowed_mib` are left; returns the most that was held, and the rest."""
         self._is_over.set()
         self._thread.join()
         if not self._pids:

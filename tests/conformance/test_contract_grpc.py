@@ -1,4 +1,4 @@
-"""What of TensorFlow Serving's contract only gRPC has: services, limits, compression, deadlines, encodings."""
+"""Tests the parts of TensorFlow Serving's contract that only gRPC has: services, limits, compression, deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of TensorFlow Serving's contract only REST has: paths, bodies to the letter, compression, other origins."""
+"""Tests the parts of TensorFlow Serving's contract that only REST has: paths, exact bodies, compression, CORS."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _entry(model: Any) -> str:
 
 
 class Rest:
-    """What a client of the HTTP API sees; codes as statuses."""
+    """Asks the HTTP API, and reads error codes from statuses."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -145,7 +145,7 @@ class Rest:
 
 
 class Grpc:
-    """What a client of the gRPC API sees."""
+    """Asks the gRPC API."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""What the server tells of a model of manifest format 2, and random lookups of it on every wire."""
+"""Compares the metadata and random lookups of a model of manifest format 2 over every wire."""
 
 from __future__ import annotations
 

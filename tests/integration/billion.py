@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+import httpx
 
 from service.artifact.protos import message_class
 from tests.integration.process import PATIENCE_S, ServerProcess
@@ -24,7 +25,9 @@ def refusals(server: ServerProcess) -> list[tuple[str, object]]:
 def _infer(server: ServerProcess, shape: list[int], data: list[int]) -> int:
     tensor = {"name": "user", "datatype": "INT64", "shape": shape, "data": data}
     body = {"inputs": [tensor], "parameters": {"signature_name": "lookup"}}
-    return server.http.post("/v2/models/default/infer", json=body).status_code
+    # A connection of its own, because this server may close kept ones after tenths of a second.
+    url = f"http://127.0.0.1:{server.http_port}/v2/models/default/infer"
+    return httpx.post(url, json=body, timeout=PATIENCE_S).status_code
 
 
 def _predict(server: ServerProcess, sizes: dict[str, int]) -> str:

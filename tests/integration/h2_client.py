@@ -26,7 +26,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 @dataclass
 class Answer:
-    """What came back on one stream."""
+    """The answer on one stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     data: bytes = b""

@@ -1,4 +1,4 @@
-"""What users copy works: the demo's requests, the load test and the benchmark, on a model that the exporter wrote."""
+"""Runs the examples that users copy, the demo's requests, the load test and the benchmark on an exported model."""
 
 from __future__ import annotations
 

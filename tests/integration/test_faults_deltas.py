@@ -1,4 +1,4 @@
-"""What is done to files under tables whose rows were changed: maps that are written to, of pages of their own."""
+"""Damages the files under tables whose rows were changed: their maps have private pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to files under open maps: the server goes on, and no wrong answer leaves it."""
+"""Damages files that the server has mapped: the server goes on, and sends no wrong answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators see of a running server: the status page, request ids and slow requests, on both wires."""
+"""Reads the status page, request ids and slow requests of a running server, on both wires."""
 
 from __future__ import annotations
 

@@ -83,36 +83,35 @@ def replace_file(path: Path, kind: str) -> None:
     STRANGE[kind](path)
 
 
-@by_kind
-def test_one_in_place_of_a_versions_file_costs_that_version_alone(
-    serve: Serve, base: Path, tmp_path: Path, kind: str
-) -> None:
+def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, base: Path, tmp_path: Path) -> None:
     listed = f'config {{ name: "default" base_path: "{base}" model_platform: "tensorflow" }}\n'
-    for place in PLACES:
+    # A model for each kind and file, and its name.
+    models = {(kind, place): f"{place.name}-{kind.split()[-1]}" for kind in STRANGE for place in PLACES}
+    for (kind, place), name in models.items():
         # Version 2, with the strange file, is loaded first.
-        shutil.copytree(base / "1", tmp_path / place.name / "1")
-        replace_file(shutil.copytree(base / "1", tmp_path / place.name / "2") / place, kind)
+        shutil.copytree(base / "1", tmp_path / name / "1")
+        replace_file(shutil.copytree(base / "1", tmp_path / name / "2") / place, kind)
         listed += (
-            f'config {{ name: "{place.name}" base_path: "{tmp_path / place.name}" model_platform: "tensorflow" '
+            f'config {{ name: "{name}" base_path: "{tmp_path / name}" model_platform: "tensorflow" '
             "model_version_policy { all {} } }\n"
         )
     config = tmp_path / "models.conf"
     config.write_text(f"model_config_list {{ {listed} }}")
     server = serve(model_base_path="", model_config_file=config, max_num_load_retries=0).answering()
-    for name in ("default", *(f"{place.name}/versions/1" for place in PLACES)):
+    for name in ("default", *(f"{name}/versions/1" for name in models.values())):
         until(lambda name=name: ask(server, name) == [1, 10])
-    for place in PLACES:
+    for (kind, place), name in models.items():
         # A version that differs from its manifest may be an unfinished copy, so the server waits --version_settle_s.
-        until(lambda place=place: versions(server, place.name)[2]["state"] in ("END", "AVAILABLE"))
-        ended = versions(server, place.name)[2]
+        until(lambda name=name: versions(server, name)[2]["state"] in ("END", "AVAILABLE"))
+        ended = versions(server, name)[2]
         if kind == "a dangling link" and place in (WARMUP, OPTIONS):
             # These files are optional, and a dangling link counts as an absent file.
             assert ended["state"] == "AVAILABLE"
             continue
-        assert (ended["state"], ended["status"]["error_code"]) == ("END", "FAILED_PRECONDITION"), place
+        assert (ended["state"], ended["status"]["error_code"]) == ("END", "FAILED_PRECONDITION"), name
         if kind in ("a pipe", "a socket", "a device"):
-            assert f"{kind}, expected a file" in ended["status"]["error_message"]
-        assert place.name in ended["status"]["error_message"] or kind == "a dangling link", ended
+            assert f"{kind}, expected a file" in ended["status"]["error_message"], name
+        assert place.name in ended["status"]["error_message"] or kind == "a dangling link", (name, ended)
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
     # No load hung at the end: the last record would else be "not waiting for models that still load".
@@ -156,10 +155,17 @@ def test_one_in_place_of_a_file_that_is_read_again_changes_nothing(
     assert server.records[-1]["message"] == "stopped"
 
 
-@by_kind
+# Each flag and each kind once: one function reads all these files, and its own test has all kinds.
 @pytest.mark.parametrize(
-    "flag",
-    ["model_config_file", "auth_config", "ssl_config_file", "monitoring_config_file", "batching_parameters_file"],
+    ("flag", "kind"),
+    [
+        ("model_config_file", "a pipe"),
+        ("auth_config", "a socket"),
+        ("ssl_config_file", "a device"),
+        ("monitoring_config_file", "a loop"),
+        ("batching_parameters_file", "a dangling link"),
+        ("model_config_file", "a folder"),
+    ],
 )
 def test_one_in_place_of_a_settings_file_ends_the_start(serve: Serve, tmp_path: Path, flag: str, kind: str) -> None:
     STRANGE[kind](tmp_path / "file")
@@ -169,11 +175,11 @@ def test_one_in_place_of_a_settings_file_ends_the_start(serve: Serve, tmp_path: 
     assert f"cannot read {tmp_path / 'file'}" in server.text()
 
 
-@by_kind
-def test_one_among_the_versions_is_no_version(serve: Serve, base: Path, kind: str) -> None:
-    if kind == "a folder":
-        pytest.skip("a folder is a version")
-    STRANGE[kind](base / "2")
+def test_one_among_the_versions_is_no_version(serve: Serve, base: Path) -> None:
+    for version, (kind, put) in enumerate(STRANGE.items(), 2):
+        # A folder is a version.
+        if kind != "a folder":
+            put(base / str(version))
     server = serve().ready()
     assert ask(server, "default") == [1, 10]
     assert list(versions(server)) == [1]

@@ -1,4 +1,4 @@
-"""What `export` writes is cut, and answers random requests as TensorFlow answers them from the whole graph."""
+"""Compares exported models with TensorFlow: the server cuts their graphs, and answers as the whole graphs do."""
 
 from __future__ import annotations
 

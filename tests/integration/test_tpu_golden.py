@@ -1,4 +1,4 @@
-"""What the last TPUEstimator wrote is answered by our server: both MetaGraphs, over every wire that takes the inputs.
+"""Serves models that TensorFlow 2.15's TPUEstimator wrote: both MetaGraphs, over every wire that takes the inputs.
 
 The numbers are TensorFlow 2.15's own: `serve` is what its {serve} graph answered, `serve_tpu_lowered` what the
 tensor-core arithmetic of its {serve, tpu} graph gives, where a row of six ids is cut at four.

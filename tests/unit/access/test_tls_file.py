@@ -1,4 +1,4 @@
-"""What is said of a file that can not be used, and that it changes nothing."""
+"""Checks the errors about TLS files that can not be used, and that such a file changes nothing."""
 
 from __future__ import annotations
 
@@ -148,6 +148,7 @@ def test_only_protocols_and_ciphers_that_are_held_for_strong(tmp_path: Path) -> 
         assert cipher["strength_bits"] >= 128, cipher["name"]
 
 
+@pytest.mark.slow
 def test_the_documented_command_makes_a_file_from_pem_files(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs/security.md").read_text()
     command = next(block for block in text.split("```") if "server_cert tls.crt" in block)

@@ -1,4 +1,4 @@
-"""What was appended is read by all, whatever a killed writer or a bad disk left in the file."""
+"""Checks that every reader gets the appended records, whatever a killed writer or a bad disk left in the file."""
 
 from __future__ import annotations
 

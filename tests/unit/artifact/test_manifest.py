@@ -320,6 +320,7 @@ def places(data: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return [path, *below] if path else below
 
 
+@pytest.mark.slow
 @given(st.sampled_from(places(manifest_json())), JSON_VALUES)
 def test_any_value_in_any_place_is_read_or_refused(place: tuple[str, ...], value: Any) -> None:
     data = manifest_json()

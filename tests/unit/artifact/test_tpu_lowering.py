@@ -1,4 +1,4 @@
-"""What a TPU's rewrite put around a graph comes off, and nothing else; the arithmetic is in test_tpu_graph.py."""
+"""Checks that lowering removes the nodes of a TPU's rewrite and no others; test_tpu_graph.py tests the arithmetic."""
 
 from __future__ import annotations
 
@@ -212,6 +212,7 @@ def test_every_op_refused_has_no_cpu_kernel_in_tensorflow(tf: Any) -> None:
     assert sorted(op for op in for_cpus if is_tpu_only(op)) == []
 
 
+@pytest.mark.slow
 def test_lowering_does_not_import_tensorflow() -> None:
     code = "import sys, service.artifact.tpu_lowering; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

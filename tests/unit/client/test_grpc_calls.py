@@ -1,4 +1,4 @@
-"""What is asked over gRPC and how answers are read, against the server's own encoders."""
+"""Checks the client's gRPC requests and its reading of answers, against the server's own encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is one id per row, what is ragged, and what is refused."""
+"""Checks which inputs the client sends as one id per row, which as ragged ids, and which it refuses."""
 
 from __future__ import annotations
 

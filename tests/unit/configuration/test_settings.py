@@ -358,6 +358,7 @@ def test_what_the_user_has_set_for_a_library_is_left(name: str, monkeypatch: pyt
     assert os.environ[name] != "7"
 
 
+@pytest.mark.slow
 def test_the_table_in_the_docs_is_up_to_date() -> None:
     check = subprocess.run(
         [sys.executable, ".ci/make_settings_table.py", "--check"], cwd=ROOT, capture_output=True, text=True

@@ -38,7 +38,7 @@ class Served:
 
     @property
     def deltas(self) -> VersionDeltas:
-        """What follows the version."""
+        """The deltas of the version."""
         (holder,) = self.registry.holders()
         assert isinstance(holder.servable.deltas, VersionDeltas)
         return holder.servable.deltas

@@ -1,4 +1,4 @@
-"""What a client sees of batching: its own answer or its own error, whoever was in the batch with it."""
+"""Checks that each client of a batch gets its own answer or its own error, whoever shares the batch."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Bench:
 
     @property
     def fed(self) -> list[list[float]]:
-        """What the backend was fed, run by run."""
+        """Returns the inputs that the backend got, run by run."""
         return [inputs["x"].tolist() for _, inputs, _ in self.backend.runs]
 
     def _count(self, number: int) -> None:

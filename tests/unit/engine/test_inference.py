@@ -1,4 +1,4 @@
-"""What a signature must look like to classify or regress. Each text is in cases/contract.json too."""
+"""Checks which signatures can classify or regress. Each text is in cases/contract.json too."""
 
 from __future__ import annotations
 

@@ -558,7 +558,7 @@ class Slots:
 
 @pytest.fixture
 def slots(world: World) -> Slots:
-    """What the world's loads hold."""
+    """Bounds the loads of the world by slots, and returns these."""
     slots = Slots()
     rules = dataclasses.replace(world.rules, slots=slots)
     world.watcher = ModelWatcher(world.config(), world.registry, rules)

@@ -1,4 +1,4 @@
-"""What a manifest says of keys and of rows without ids is held against the graph, and spares it a run."""
+"""Compares a manifest's claims about keys and empty rows with the graph; a true claim saves a run of the graph."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def specs() -> dict[str, SignatureSpec]:
 
 @pytest.fixture
 def model() -> NumpyModel:
-    """What computes; tests tell it how to behave."""
+    """The model behind the engine; tests tell it how to behave."""
     return NumpyModel()
 
 

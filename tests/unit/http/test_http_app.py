@@ -1,4 +1,4 @@
-"""What every answer has in common, operations' routes, and the documentation."""
+"""Checks headers that every answer has, the routes for operators, and the OpenAPI documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the settings say of memory reaches the tables before a version is there to answer."""
+"""Checks that the settings about memory reach the tables before their version answers."""
 
 from __future__ import annotations
 

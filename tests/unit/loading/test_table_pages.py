@@ -21,6 +21,8 @@ from service.tables.verification import Verifier
 from tests.large_folios import HUGE, need_large_folios
 from tests.toy_model import SHARD, toy_tables, write_toy_model
 
+# Files of megabytes are written and read again, for each test anew.
+pytestmark = pytest.mark.slow
 # The tables of the toy model lie behind so much: the first begins in the last whole chunk.
 PADDING = 5 * HUGE - 8
 

@@ -53,13 +53,13 @@ class Doubling:
 
 @pytest.fixture
 def backend() -> Doubling:
-    """What is batched."""
+    """The backend whose runs are batched."""
     return Doubling()
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """Of deadlines."""
+    """The clock that deadlines are compared with."""
     return Clock()
 
 

@@ -1,4 +1,4 @@
-"""What a picture holds: where points lie between the axes, gaps, marks, names that are no markup."""
+"""Checks the pictures: places of points between the axes, gaps, marks, names that are no markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fuzzer takes for a good answer, and what not."""
+"""Checks which answers the fuzzer accepts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 class Refusal(grpc.RpcError):
-    """What a stub raises."""
+    """The error that a gRPC stub raises."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self.code = lambda: code

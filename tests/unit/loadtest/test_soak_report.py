@@ -1,4 +1,4 @@
-"""What a soak's report makes of its samples."""
+"""Checks the report that a soak writes of its samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native core counted is added to what the server counts, each request once."""
+"""Checks that the native core's counts are added to the server's, each request once."""
 
 from __future__ import annotations
 

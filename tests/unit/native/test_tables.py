@@ -116,6 +116,7 @@ def test_sequence(dtype: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_long_row() -> None:
     rng = np.random.default_rng(4)
     table = store(rng.normal(size=(100, 33)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""What is kept of slow and failed requests, and how often it is said."""
+"""Checks the records of slow and failed requests, and how often they are logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the status document says of settings, durations and memory."""
+"""Checks the settings, durations and memory in the status document."""
 
 from __future__ import annotations
 

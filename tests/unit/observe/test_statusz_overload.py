@@ -1,4 +1,4 @@
-"""What the status document says of overload, from counters that were told of some."""
+"""Checks the overload part of the status document, from counters with requests in them."""
 
 from __future__ import annotations
 

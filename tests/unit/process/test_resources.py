@@ -26,6 +26,7 @@ def faults(mib: int) -> tuple[bool, int]:
     return is_kept == "True", int(count)
 
 
+@pytest.mark.slow
 def test_kept_memory_is_not_faulted_in_again() -> None:
     is_kept, kept = faults(64)
     if not is_kept:

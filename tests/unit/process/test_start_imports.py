@@ -1,4 +1,4 @@
-"""What is imported before the native core answers its first lookup."""
+"""Checks which modules are imported before the native core answers its first lookup."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ assert servable.native is not None
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("service._native") is None, reason="the native core is not built")
 def test_a_lookup_is_answered_before_anything_heavy_is_imported(toy_model: Path) -> None:
     program = f"import sys\nfrom pathlib import Path\n{LOAD}\nprint(*sys.modules)"

@@ -143,6 +143,7 @@ other.sum()
 SENT = "print(octets.sum(), flush=True)\nos.kill(os.getpid(), signal.SIGBUS)\n"
 
 
+@pytest.mark.slow
 @needs_guard
 @pytest.mark.parametrize("options", [[], ["-X", "faulthandler"]], ids=["alone", "faulthandler"])
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,29 @@ def ragged_tensor(tf: Any, rows: oracle.Rows, dtype: str = "int64") -> Any:
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_equals_the_serving_lookup_of_ragged_ids(tf: Any, combiner: str, is_weighted: bool) -> None:
+    for seed, expected in enumerate(serving_lookups(tf, combiner, is_weighted)):
+        table, rows, weights = draw(seed, positive=False)
+        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+# Computed once: TensorFlow's answers are compared with both implementations of ours.
+@cache
+def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarray]:
+    """Returns what TensorFlow's serving lookup of ragged ids gives for each seed."""
     embedding = tf.tpu.experimental.embedding
+    found = []
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=False)
         config = embedding.TableConfig(vocabulary_size=V, dim=D, combiner=combiner, name="t")
-        feature = embedding.FeatureConfig(table=config)
-        expected = embedding.serving_embedding_lookup(
+        (answer,) = embedding.serving_embedding_lookup(
             [ragged_tensor(tf, rows)],
             [ragged_tensor(tf, weights, "float32")] if is_weighted else None,
             {config: tf.Variable(table)},
-            [feature],
-        )[0]
-        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
-        np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+            [embedding.FeatureConfig(table=config)],
+        )
+        found.append(answer.numpy())
+    return found
 
 
 @pytest.mark.parametrize("combiner", COMBINERS)
@@ -58,26 +69,39 @@ def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(tf: Any, combin
     # It drops ids whose weight is not positive, unless it sums; a ragged lookup keeps them, and so do we.
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=combiner != "sum")
-        expected = tf.nn.safe_embedding_lookup_sparse(
-            [tf.constant(table)],
-            ragged_tensor(tf, rows).to_sparse(),
-            sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse() if is_weighted else None,
-            combiner=combiner,
-        ).numpy()
+        expected = safe_lookup(tf, seed, combiner, is_weighted, positive=combiner != "sum")
         found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
         # It gives no row for empty rows at the end of a batch whose every row is empty.
         assert len(expected) == len(rows)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
+def without_zeros(rows: oracle.Rows) -> list[list[int]]:
+    """Returns rows with -1 in place of each id 0."""
+    return [[row_id if row_id else -1 for row_id in row] for row in rows]
+
+
+@cache
+def safe_lookup(
+    tf: Any, seed: int, combiner: str, is_weighted: bool, *, positive: bool, has_negative: bool = False
+) -> np.ndarray:
+    """Returns what TensorFlow's safe sparse lookup gives for a seed."""
+    table, rows, weights = draw(seed, positive=positive)
+    found: np.ndarray = tf.nn.safe_embedding_lookup_sparse(
+        [tf.constant(table)],
+        ragged_tensor(tf, without_zeros(rows) if has_negative else rows).to_sparse(),
+        sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse() if is_weighted else None,
+        combiner=combiner,
+    ).numpy()
+    return found
+
+
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_dropping_negative_ids_is_what_the_safe_lookup_does(tf: Any, combiner: str) -> None:
     for seed in range(CASES):
         table, rows, _ = draw(seed, positive=True)
-        rows = [[row_id if row_id else -1 for row_id in row] for row in rows]
-        expected = tf.nn.safe_embedding_lookup_sparse(
-            [tf.constant(table)], ragged_tensor(tf, rows).to_sparse(), combiner=combiner
-        ).numpy()
+        rows = without_zeros(rows)
+        expected = safe_lookup(tf, seed, combiner, False, positive=True, has_negative=True)
         found = combine(store(table), rows, combiner, on_bad_id="drop")
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
@@ -86,13 +110,8 @@ def test_dropping_negative_ids_is_what_the_safe_lookup_does(tf: Any, combiner: s
 def test_leaving_weights_out_is_what_the_safe_lookup_does_unless_it_sums(tf: Any, combiner: str) -> None:
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=False)
-        rows = [[row_id if row_id else -1 for row_id in row] for row in rows]
-        expected = tf.nn.safe_embedding_lookup_sparse(
-            [tf.constant(table)],
-            ragged_tensor(tf, rows).to_sparse(),
-            sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse(),
-            combiner=combiner,
-        ).numpy()
+        rows = without_zeros(rows)
+        expected = safe_lookup(tf, seed, combiner, True, positive=False, has_negative=True)
         found = combine(store(table), rows, combiner, weights=weights, on_bad_id="drop_negative", positive_only=True)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
@@ -111,9 +130,16 @@ def test_clamping_is_what_a_compiled_gather_does(tf: Any) -> None:
 def test_equals_the_serving_lookup_of_sequences(tf: Any, length: int, is_sparse: bool) -> None:
     for seed in range(CASES):
         table, rows, _ = draw(seed, positive=True)
-        ids = ragged_tensor(tf, rows)
-        expected = serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)
+        expected = sequence_of_seed(tf, seed, length, is_sparse)
         assert np.array_equal(sequence(store(table), rows, length), expected), f"seed {seed}"
+
+
+@cache
+def sequence_of_seed(tf: Any, seed: int, length: int, is_sparse: bool) -> np.ndarray:
+    """Returns what TensorFlow's serving lookup gives for a sequence feature and a seed."""
+    table, rows, _ = draw(seed, positive=True)
+    ids = ragged_tensor(tf, rows)
+    return serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)
 
 
 def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(tf: Any) -> None:
@@ -155,9 +181,16 @@ def test_equals_the_tensor_core_functions(tf: Any, combiner: str, is_weighted: b
     for seed in range(CASES // 2):
         table, rows, weights = draw(seed, positive=False)
         used = weights if is_weighted else None
-        expected = tensor_core(tf, table, rows, used, combiner, width)
+        expected = tensor_core_of_seed(tf, seed, is_weighted, combiner, width)
         found = combine(store(table), rows, combiner, weights=used, at_least_one=True, max_ids=width, truncate=True)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
+
+
+@cache
+def tensor_core_of_seed(tf: Any, seed: int, is_weighted: bool, combiner: str, width: int) -> np.ndarray:
+    """Returns what the tensor-core functions give for a seed."""
+    table, rows, weights = draw(seed, positive=False)
+    return tensor_core(tf, table, rows, weights if is_weighted else None, combiner, width)
 
 
 def test_the_tensor_core_knows_no_sqrtn(tf: Any) -> None:
@@ -165,17 +198,9 @@ def test_the_tensor_core_knows_no_sqrtn(tf: Any) -> None:
         tensor_core(tf, np.ones((V, D), np.float32), [[1]], None, "sqrtn", 2)
 
 
-def test_the_oracle_agrees_with_tensorflow_too(tf: Any) -> None:
-    embedding = tf.tpu.experimental.embedding
-    for seed in range(10):
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_the_oracle_agrees_with_tensorflow_too(tf: Any, combiner: str) -> None:
+    for seed, expected in enumerate(serving_lookups(tf, combiner, True)):
         table, rows, weights = draw(seed, positive=False)
-        for combiner in COMBINERS:
-            config = embedding.TableConfig(vocabulary_size=V, dim=D, combiner=combiner, name="t")
-            expected = embedding.serving_embedding_lookup(
-                [ragged_tensor(tf, rows)],
-                [ragged_tensor(tf, weights, "float32")],
-                {config: tf.Variable(table)},
-                [embedding.FeatureConfig(table=config)],
-            )[0]
-            found = oracle.combine(table, rows, combiner, weights=weights)
-            np.testing.assert_allclose(found, expected.numpy(), rtol=2e-6, atol=2e-6)
+        found = oracle.combine(table, rows, combiner, weights=weights)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")

@@ -11,6 +11,7 @@ def document(keys: int, lists: int) -> bytes:
     return b'{"a":[%s],%s}' % (b",".join([b"[]"] * lists), b",".join(b'"%d":1' % number for number in range(keys)))
 
 
+@pytest.mark.slow
 def test_as_many_as_may_be_are_read() -> None:
     assert len(parse_object(document(MAX_KEYS - 1, 9))) == MAX_KEYS
     assert len(parse_object(document(1, MAX_LISTS - 2))["a"]) == MAX_LISTS - 2

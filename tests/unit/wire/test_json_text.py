@@ -1,4 +1,4 @@
-"""What TensorFlow Serving's parser and writer say, case by case, as read from rapidjson's source."""
+"""Compares our JSON with TensorFlow Serving's parser and writer, case by case, as read from rapidjson's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers and models tell of themselves, the same in JSON and in protobuf."""
+"""Checks that the metadata of servers and models is the same in JSON and in protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the graphs of foreign models are found to look up, each written by the zoo's own builders."""
+"""Checks which lookups are found in the graphs of foreign models. The zoo's builders write the models."""
 
 from __future__ import annotations
 

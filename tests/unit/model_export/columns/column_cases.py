@@ -119,7 +119,7 @@ def expected(
 
 @contextmanager
 def tpu_context(*, shards: int | None = 1, is_inference: bool = True) -> Iterator[None]:
-    """What TensorFlow sees while it builds a graph for a TPU; outside_compilation stays where it stands."""
+    """Pretends to TensorFlow that it builds a graph for a TPU; outside_compilation stays where it stands."""
     from tensorflow.python.tpu import tpu, tpu_function
 
     with tpu_function.tpu_shard_context(shards) if shards else nullcontext():

@@ -1,4 +1,4 @@
-"""What is refused: with TensorFlow's own error where it has one, and what it forgets."""
+"""Checks the arguments that columns refuse, with TensorFlow's own error if it has one."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def columns() -> list[Any]:
 
 
 def every_field(column: Any) -> tuple[Any, ...]:
-    """What the arguments of shared_embedding_columns can be read back from."""
+    """Returns the fields that hold the arguments of shared_embedding_columns."""
     return (
         column.categorical_column,
         column.get_embedding_table_size(),
@@ -53,7 +53,7 @@ def every_field(column: Any) -> tuple[Any, ...]:
 
 
 def table_of(column: Any) -> Any:
-    """What makes the variable."""
+    """Returns the object that makes a column's variable."""
     return column.shared_embedding_column_creator
 
 

@@ -1,4 +1,4 @@
-"""What a column keeps when it is copied, pickled or written as a configuration."""
+"""Checks that a column keeps its arguments when it is copied, pickled or written as a configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rate(step: int) -> float:
 
 
 def every_field(column: Any) -> dict[str, Any]:
-    """What the arguments of embedding_column can be read back from, and more than get_config says."""
+    """Returns the fields that hold the arguments of embedding_column; get_config has not all of them."""
     return {
         "categorical_column": column.categorical_column,
         "dimension": column.dimension,

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.tf
 
 
 def rows_in_tensorflow(column: Any, keys: list[Any], dtype: Any) -> list[int]:
-    """What a column's own table makes of keys."""
+    """Returns the rows that a column's own table gives for keys."""
     from tensorflow.python.feature_column.feature_column_v2 import FeatureTransformationCache
 
     cache = FeatureTransformationCache({column.key: sparse([keys], dtype)})
@@ -24,7 +24,7 @@ def rows_in_tensorflow(column: Any, keys: list[Any], dtype: Any) -> list[int]:
 
 
 def rows_by_spec(vocabulary: VocabularySpec, keys: list[Any]) -> list[int]:
-    """What the fields of a VocabularySpec say of keys; -1 for one that is dropped or refused."""
+    """Returns the rows that a VocabularySpec gives for keys; -1 for a key that is dropped or refused."""
     from model_export.tensorflow_setup import tf
 
     def row(key: Any) -> int:

@@ -1,4 +1,4 @@
-"""What a reduced table lost: errors by hand, cosines by numpy, neighbours by looking at every pair."""
+"""Checks the losses of a reduced table: errors by hand, cosines by numpy, neighbours by comparing every pair."""
 
 from __future__ import annotations
 

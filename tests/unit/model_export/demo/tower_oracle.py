@@ -1,4 +1,4 @@
-"""What the rating tower answers, in numpy: written from the formula in demo/tower.py, not from its code."""
+"""Computes the rating tower's answers in numpy, from the formula in demo/tower.py and not from its code."""
 
 from __future__ import annotations
 

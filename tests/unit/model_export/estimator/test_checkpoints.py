@@ -1,4 +1,4 @@
-"""What is read of a model_dir."""
+"""Checks the losses that are read from a model_dir, and a folder without a checkpoint."""
 
 from __future__ import annotations
 

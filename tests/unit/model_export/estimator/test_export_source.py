@@ -1,4 +1,4 @@
-"""What an estimator hands to the exporter, as TensorFlow loads it."""
+"""Checks the source that an estimator gives to the exporter, as TensorFlow loads it."""
 
 from __future__ import annotations
 

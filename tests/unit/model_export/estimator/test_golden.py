@@ -1,4 +1,4 @@
-"""What TensorFlow 2.15's TPUEstimator wrote: its checkpoint goes on here, and ours has all that it would read."""
+"""Reads the checkpoint of TensorFlow 2.15's TPUEstimator and trains on; ours has all variables that it would read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def golden() -> Path:
 
 @pytest.fixture
 def expected(golden: Path) -> dict[str, Any]:
-    """What 2.15 answered, and the names and shapes of its checkpoint."""
+    """The answers of 2.15, and the names and shapes of its checkpoint."""
     return dict(json.loads((golden / "expected.json").read_text()))
 
 

@@ -1,4 +1,4 @@
-"""What an input_fn may return."""
+"""Checks which values an input_fn may return."""
 
 from __future__ import annotations
 

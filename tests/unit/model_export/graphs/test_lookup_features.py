@@ -1,4 +1,4 @@
-"""What each policy of a FeatureSpec becomes on each device."""
+"""Checks the lookup feature that each policy of a FeatureSpec becomes on each device."""
 
 from __future__ import annotations
 

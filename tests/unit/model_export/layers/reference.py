@@ -1,4 +1,4 @@
-"""What a layer should answer, in numpy, and the small models that these tests train and export."""
+"""Computes a layer's right answers in numpy, and builds the small models that these tests train and export."""
 
 from __future__ import annotations
 

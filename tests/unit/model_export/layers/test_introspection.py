@@ -1,4 +1,4 @@
-"""What a layer holds, read from its private fields: a new release of tensorflow_recommenders shows here first."""
+"""Reads the private fields of a layer: a new release of tensorflow_recommenders that changes them fails here first."""
 
 from __future__ import annotations
 

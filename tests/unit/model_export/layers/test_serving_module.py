@@ -1,4 +1,4 @@
-"""What a layer model's artifact keeps of the model, and what its outputs are called."""
+"""Checks which parts of a layer model its artifact keeps, and the names of its outputs."""
 
 from __future__ import annotations
 

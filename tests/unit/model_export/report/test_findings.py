@@ -1,4 +1,4 @@
-"""What a report calls attention to, on artifacts with one thing wrong each."""
+"""Checks the findings of a report, on artifacts with one fault each."""
 
 from __future__ import annotations
 
