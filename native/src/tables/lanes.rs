@@ -1,13 +1,13 @@
-//! Vectors of eight float32, and how each instruction set reads them from a table.
+//! Vectors of eight float32, with one implementation for each instruction set.
 
-/// Eight float32 that are read, multiplied, added and written at once.
+/// Eight float32 that one instruction reads, multiplies, adds or writes.
 ///
-/// Every operation rounds as one float32 operation does, and none is fused with another: all implementations give the
-/// same bits.
+/// All implementations give the same bits: every operation rounds to float32, and no multiplication is fused with an
+/// addition.
 ///
 /// # Safety
-/// The processor has the instructions of the implementation. Addresses hold as many bytes as eight numbers take; they
-/// need no alignment.
+/// The processor has the instructions of the implementation. At each address there are as many bytes as eight numbers
+/// take, at any alignment.
 pub(super) trait Lanes: Copy {
     /// Returns eight zeros.
     unsafe fn zero() -> Self;
@@ -15,33 +15,33 @@ pub(super) trait Lanes: Copy {
     unsafe fn splat(number: f32) -> Self;
     /// Reads 32 bytes: eight float32.
     unsafe fn float32(at: *const u8) -> Self;
-    /// Reads 16 bytes of IEEE halves.
+    /// Reads 16 bytes: eight IEEE float16.
     unsafe fn float16(at: *const u8) -> Self;
-    /// Reads 16 bytes, the upper halves of eight float32.
+    /// Reads 16 bytes: eight bfloat16, each the upper half of a float32.
     unsafe fn bfloat16(at: *const u8) -> Self;
-    /// Reads eight signed bytes.
+    /// Reads eight bytes: eight int8.
     unsafe fn int8(at: *const u8) -> Self;
-    /// Reads four bytes of two signed numbers each, the low half of a byte first.
+    /// Reads four bytes: eight int4, two in a byte, the low half first.
     unsafe fn int4(at: *const u8) -> Self;
-    /// `self + other`
+    /// Returns `self + other`.
     unsafe fn plus(self, other: Self) -> Self;
-    /// `self * other`
+    /// Returns `self * other`.
     unsafe fn times(self, other: Self) -> Self;
     /// Writes 32 bytes.
     unsafe fn write(self, at: *mut u8);
 }
 
-/// Number of float32 in [`Lanes`].
+/// Number of float32 in a [`Lanes`] value.
 pub(super) const LANES: usize = 8;
 
-/// Lanes of any processor; the compiler makes vector instructions of the loops where it can (SSE2, NEON).
+/// Lanes for any processor, in loops that the compiler can turn into vector instructions (SSE2, NEON).
 #[derive(Clone, Copy)]
 pub(super) struct Plain([f32; LANES]);
 
 impl Plain {
     #[inline(always)]
     unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
-        // SAFETY: the caller of the trait's method gives an address of N bytes.
+        // SAFETY: the caller of the trait's method gives an address with N bytes.
         unsafe { at.cast::<[u8; N]>().read_unaligned() }
     }
 
@@ -113,9 +113,9 @@ impl Lanes for Plain {
     }
 }
 
-/// Converts an IEEE half to float32; a signalling NaN becomes quiet, as the processors' instructions make it.
+/// Converts a float16 to float32. A signalling NaN becomes quiet, as in the processors' conversion instructions.
 ///
-/// The function has no branches, so the compiler makes vector instructions of a loop of it. Source:
+/// The function has no branches, so that the compiler can turn a loop over it into vector instructions. Source:
 /// `fp16_ieee_to_fp32_value` of github.com/Maratyszcza/FP16, `include/fp16/fp16.h`.
 #[inline(always)]
 pub(super) fn widened(half: u16) -> f32 {
@@ -128,15 +128,14 @@ pub(super) fn widened(half: u16) -> f32 {
     f32::from_bits(sign | number.to_bits())
 }
 
-/// Returns the signed four-bit number in the low half of a byte for an even column, in the high half for an odd
-/// column.
+/// Returns an int4 number as float32: the low half of the byte for an even column, the high half for an odd column.
 #[inline(always)]
 pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
     let low_half_up = if column.is_multiple_of(2) { byte << 4 } else { byte };
     f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
 }
 
-/// Converts a signed byte to float32.
+/// Converts an int8 byte to float32.
 #[inline(always)]
 pub(super) fn signed_byte(byte: u8) -> f32 {
     f32::from(i8::from_ne_bytes([byte]))
@@ -204,8 +203,8 @@ mod avx2 {
         unsafe fn int4(at: *const u8) -> Self {
             // SAFETY: see above.
             let word = unsafe { at.cast::<i32>().read_unaligned() };
-            // The shifts move the four bits of each lane to the top, and back with their sign.
-            // SAFETY: see above.
+            // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign. SAFETY:
+            // see above.
             Avx2(unsafe {
                 let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);

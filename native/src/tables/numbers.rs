@@ -1,19 +1,19 @@
-//! Reads the five kinds of numbers that tables store as float32, one number or eight at a time.
+//! Reads the numbers of tables of five dtypes as float32, one number or eight at a time.
 
 use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 
-/// Reads rows of one kind of stored numbers.
+/// A dtype of stored numbers, with functions that read them as float32.
 ///
 /// # Safety
-/// `row` is the address of a row that has the columns asked for; it needs no alignment.
+/// `row` is the address of a table row, at any alignment, and the columns exist in the row.
 pub(super) trait Stored {
-    /// Whether the row's float32 scale multiplies each number.
+    /// Whether each row has a float32 scale, by which its numbers are multiplied.
     const IS_SCALED: bool = false;
     /// Returns the bytes of a row of `dim` numbers.
     fn row_bytes(dim: usize) -> usize;
-    /// Reads the number of one column.
+    /// Reads the number in one column.
     unsafe fn one(row: *const u8, column: usize) -> f32;
-    /// Reads the numbers of eight columns from `column` on; `column` is a multiple of eight.
+    /// Reads the numbers in eight columns from `column` on; `column` is a multiple of eight.
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
 }
 
