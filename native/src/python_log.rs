@@ -12,7 +12,7 @@ struct PythonLog;
 
 /// Installs the forwarding of log events, for the whole process.
 pub fn install() {
-    // This fails if the process imported the module before; then the forwarding is installed already.
+    // set_global_default() fails if the process imported this module before; then the forwarding is installed already.
     let _ = tracing::subscriber::set_global_default(PythonLog);
 }
 

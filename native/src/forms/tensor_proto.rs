@@ -51,7 +51,7 @@ struct TensorProto<'a> {
     content: &'a [u8],
     /// Number of the typed field that has the tensor's values; 0 for a tensor without values.
     field: u32,
-    /// The last occurrence of that field, and the number of its occurrences.
+    /// The last occurrence of the field with the tensor's values, and the number of occurrences.
     piece: Option<Value<'a>>,
     num_pieces: usize,
 }
@@ -90,7 +90,7 @@ impl<'a> TensorProto<'a> {
     /// Iterates over all occurrences of the field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
-        // No field is malformed: TensorProto::read has read the whole message.
+        // This skips no malformed field: TensorProto::read has already read the whole message without an error.
         Fields::of(self.message)
             .map_while(Result::ok)
             .filter_map(move |(number, value)| (number == field).then_some(value))
@@ -159,7 +159,7 @@ fn read_shape(message: &[u8]) -> Result<(Dims, usize), Declined> {
         if dims.len() == MAX_RANK || product > MAX_PRODUCT {
             return Err(Declined::Unusual);
         }
-        // This can not overflow: `size` stays at most `product`, which is at most MAX_PRODUCT.
+        // The product `size * dim` can not overflow: it is at most `product`, which is at most MAX_PRODUCT.
         size *= dim;
         dims.push(dim);
     }
@@ -327,7 +327,7 @@ enum Values {
 
 /// The sizes of one output's `TensorProto` and of its parts, which are computed before it is written.
 pub struct MessageLayout {
-    /// Size of the message in bytes.
+    /// Size of the encoded `TensorProto` in bytes.
     pub len: usize,
     dims_len: usize,
     values: Values,

@@ -37,7 +37,7 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// What the input holds for the features.
+    /// What the input holds: ids, row splits or weights of a feature, or nothing for features.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
@@ -214,7 +214,7 @@ pub struct SharedParts {
 
 // SAFETY: threads only read the word at `damage_flag`, atomically, and `_owner` keeps it in memory.
 unsafe impl Send for SharedParts {}
-// SAFETY: as above.
+// SAFETY: as for Send: threads only read the word, atomically.
 unsafe impl Sync for SharedParts {}
 
 /// One published version of a model. Each request that uses it holds an `Arc`; Python unmaps the tables after the last

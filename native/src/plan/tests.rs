@@ -113,7 +113,7 @@ fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<F
         let shape = work.outputs()[number].clone();
         let mut bytes = vec![MaybeUninit::new(0xFF_u8); shape.num_bytes()];
         work.fill(number, &mut bytes)?;
-        // SAFETY: every byte was initialised above.
+        // SAFETY: fill() initialised every byte.
         let bytes: Vec<u8> = bytes.into_iter().map(|byte| unsafe { byte.assume_init() }).collect();
         let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect();
         found.push((plan.outputs[shape.output].name.clone(), shape.dims.to_vec(), numbers));

@@ -177,7 +177,7 @@ fn errno_at() -> *mut libc::c_int {
 
 #[cfg(not(target_os = "linux"))]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: the function `__error` has no conditions.
+    // SAFETY: the C function `__error` has no conditions.
     unsafe { libc::__error() }
 }
 
@@ -230,7 +230,7 @@ mod tests {
 
     impl Drop for MappedFile {
         fn drop(&mut self) {
-            // SAFETY: nobody reads the map any more.
+            // SAFETY: no code reads the map after its owner is dropped.
             unsafe { libc::munmap(self.at.cast(), self.size) };
         }
     }
@@ -272,7 +272,7 @@ mod tests {
         let flag = AtomicU64::new(0);
         let index = guard(&guarded, &flag);
         foreign.file.set_len(0).unwrap();
-        // SAFETY: the child only reads, and ends.
+        // SAFETY: the child process only reads a byte, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             foreign.read(0);
@@ -280,7 +280,7 @@ mod tests {
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
-        // SAFETY: the child is one of this process.
+        // SAFETY: `child` is a child process of this process.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS);
         assert_eq!(flag.load(Ordering::SeqCst), 0);

@@ -41,7 +41,7 @@ pub(super) struct Plain([f32; LANES]);
 impl Plain {
     #[inline(always)]
     unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
-        // SAFETY: the caller of the trait's method gives an address with N bytes.
+        // SAFETY: the caller promises N readable bytes at `at`.
         unsafe { at.cast::<[u8; N]>().read_unaligned() }
     }
 
@@ -70,28 +70,28 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn float16(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 16 bytes.
+        // SAFETY: the caller promises 16 readable bytes at `at`.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| widened(halves[i]))
     }
 
     #[inline(always)]
     unsafe fn bfloat16(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 16 bytes.
+        // SAFETY: the caller promises 16 readable bytes at `at`.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| f32::from_bits(u32::from(halves[i]) << 16))
     }
 
     #[inline(always)]
     unsafe fn int8(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 8 bytes.
+        // SAFETY: the caller promises 8 readable bytes at `at`.
         let bytes: [u8; LANES] = unsafe { Self::read(at) };
         Self::each(|i| signed_byte(bytes[i]))
     }
 
     #[inline(always)]
     unsafe fn int4(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 4 bytes.
+        // SAFETY: the caller promises 4 readable bytes at `at`.
         let bytes: [u8; LANES / 2] = unsafe { Self::read(at) };
         Self::each(|i| half_of_byte(bytes[i / 2], i))
     }
@@ -159,52 +159,51 @@ mod avx2 {
     #[derive(Clone, Copy)]
     pub(in crate::tables) struct Avx2(__m256);
 
-    // SAFETY of all blocks below: the caller promises the instructions and the bytes, as the trait says.
     impl Lanes for Avx2 {
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_setzero_ps() })
         }
 
         #[inline(always)]
         unsafe fn splat(number: f32) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_set1_ps(number) })
         }
 
         #[inline(always)]
         unsafe fn float32(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 32 readable bytes at `at`.
             Avx2(unsafe { _mm256_loadu_ps(at.cast()) })
         }
 
         #[inline(always)]
         unsafe fn float16(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 16 readable bytes at `at`.
             Avx2(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) })
         }
 
         #[inline(always)]
         unsafe fn bfloat16(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 16 readable bytes at `at`.
             let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) })
         }
 
         #[inline(always)]
         unsafe fn int8(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 8 readable bytes at `at`.
             Avx2(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) })
         }
 
         #[inline(always)]
         unsafe fn int4(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises four readable bytes at `at`.
             let word = unsafe { at.cast::<i32>().read_unaligned() };
-            // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign. SAFETY:
-            // see above.
+            // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign.
+            // SAFETY: the caller promises AVX2.
             Avx2(unsafe {
                 let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);
@@ -214,19 +213,19 @@ mod avx2 {
 
         #[inline(always)]
         unsafe fn plus(self, other: Self) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn times(self, other: Self) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn write(self, at: *mut u8) {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and 32 writable bytes at `at`.
             unsafe { _mm256_storeu_ps(at.cast(), self.0) }
         }
     }

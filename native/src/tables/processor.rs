@@ -51,7 +51,7 @@ impl Processor {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
-    // SAFETY: the caller's processor has the instructions.
+    // SAFETY: the caller checked that the processor has AVX2 and F16C.
     unsafe { by_dtype::<super::lanes::Avx2>(dtype, kernel) }
 }
 

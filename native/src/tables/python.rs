@@ -86,7 +86,8 @@ impl<const SIZE: usize> Array<SIZE> {
         }
         match self.0.len_bytes() {
             0 => Ok(&mut []),
-            // SAFETY: as in bytes(); nobody else reads or writes the buffer meanwhile.
+            // SAFETY: `self.0` holds the buffer, which is contiguous; the caller in Python neither reads nor writes it
+            // until this function returns.
             length => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), length) }),
         }
     }

@@ -13,7 +13,7 @@ use super::table::{Dtype, Ints, LookupError, OnBadId, Policy, Table};
 /// table of 256 MB: 219 us without prefetches, 156 us at distance 8, 160 us at 16, 170 us at 32.
 pub(super) const PREFETCH_DISTANCE: usize = 16;
 
-/// Addresses and sizes of one table, and the policy for ids outside it, as kernels use them.
+/// The addresses and sizes of one table, and the policy for ids outside it, as kernels use them.
 #[derive(Clone, Copy)]
 pub(super) struct TableView {
     rows: *const u8,
@@ -321,13 +321,13 @@ impl Terms {
 
     #[inline(always)]
     pub(super) unsafe fn id(&self, i: usize) -> i64 {
-        // SAFETY: the caller gives an `i` below `count`.
+        // SAFETY: the caller promises that `i` is below `count`.
         unsafe { self.ids.add(i * self.stride * 8).cast::<i64>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn weight(&self, i: usize) -> f32 {
-        // SAFETY: the caller gives an `i` below `count`, and these terms have weights.
+        // SAFETY: the caller promises that `i` is below `count`, and that the terms have weights.
         unsafe { self.weights.add(i * self.stride * 4).cast::<f32>().read_unaligned() }
     }
 }
@@ -344,7 +344,8 @@ pub(super) struct SumTarget {
 /// Prefetches the cache lines of `num_bytes` bytes at `at`.
 #[inline(always)]
 fn prefetch(at: *const u8, num_bytes: usize) {
-    // Most rows take two or three cache lines: this is twice as fast as a loop from the first line on.
+    // Most rows take two or three cache lines: to prefetch the first and the last line before the loop is twice as fast
+    // as one loop over all lines.
     let last = at.wrapping_add(num_bytes).wrapping_sub(1);
     prefetch_line(at);
     prefetch_line(last);

@@ -270,7 +270,7 @@ pub struct Policy {
 pub struct CombineOptions {
     /// The combiner, which divides the sum.
     pub combiner: Combiner,
-    /// The order of additions.
+    /// The order in which the vectors are added.
     pub summation: Summation,
     /// Whether a mean divides by `max(sum(w), 1)`.
     pub at_least_one: bool,
@@ -297,7 +297,7 @@ pub struct Table {
 
 // SAFETY: threads only read the memory, and the caller of `new` keeps it mapped.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: as for Send: threads only read the memory.
 unsafe impl Sync for Table {}
 
 impl Table {

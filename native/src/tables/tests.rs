@@ -275,7 +275,7 @@ fn stored_rows_keep_their_bits() {
         let mut memory = [MaybeUninit::new(0); 72];
         let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
         assert_eq!(table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
-        // SAFETY: all of it was initialised.
+        // SAFETY: the array was initialised with zeros.
         let written = memory.map(|byte| unsafe { byte.assume_init() });
         assert_eq!(written[..24], raw[48..72]);
         assert_eq!(written[24..48], [0; 24]);

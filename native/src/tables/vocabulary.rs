@@ -39,7 +39,7 @@ pub struct Vocabulary {
 
 // SAFETY: threads only read the memory, and the caller of `new` keeps it.
 unsafe impl Send for Vocabulary {}
-// SAFETY: as above.
+// SAFETY: as for Send: threads only read the memory.
 unsafe impl Sync for Vocabulary {}
 
 impl Vocabulary {
@@ -105,7 +105,7 @@ unsafe fn array<'a, T>((at, length): (*const T, usize)) -> &'a [T] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that `length` elements at this address stay readable for `'a`.
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 

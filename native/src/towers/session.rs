@@ -50,7 +50,7 @@ struct StatusGuard {
 
 impl StatusGuard {
     fn new(api: &'static Api) -> Self {
-        // SAFETY: the function has no conditions.
+        // SAFETY: this C function has no conditions.
         let raw = unsafe { (api.new_status)() };
         StatusGuard { api, raw }
     }
@@ -105,7 +105,7 @@ impl Session {
         steps: &[Step],
     ) -> Result<Arc<Session>, GraphError> {
         let status = StatusGuard::new(api);
-        // SAFETY: the function has no conditions.
+        // SAFETY: this C function has no conditions.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
             return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };
@@ -181,7 +181,7 @@ impl Session {
     fn tensor(&self, name: &str) -> Result<Output, GraphError> {
         let (operation, index) = name.rsplit_once(':').unwrap_or((name, "0"));
         let operation = self.operation(operation)?;
-        // SAFETY: the operation belongs to the graph.
+        // SAFETY: the operation pointer comes from this session's graph.
         let count = unsafe { (self.api.num_outputs)(operation.as_ptr()) };
         match index.parse::<c_int>() {
             Ok(index) if (0..count).contains(&index) => Ok(Output { operation: operation.as_ptr(), index }),

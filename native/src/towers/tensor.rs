@@ -21,7 +21,7 @@ pub struct AlignedBuffer {
 
 // SAFETY: a buffer owns plain bytes.
 unsafe impl Send for AlignedBuffer {}
-// SAFETY: as above.
+// SAFETY: as for Send: nothing writes to the bytes while they are shared.
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
@@ -36,7 +36,7 @@ impl AlignedBuffer {
             let start = NonNull::new(std::ptr::without_provenance_mut(ALIGNMENT)).unwrap_or(NonNull::dangling());
             return AlignedBuffer { start, len };
         }
-        // SAFETY: the size is not 0.
+        // SAFETY: `layout` does not have size 0, because `len` is not 0.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         AlignedBuffer { start, len }
     }
@@ -109,7 +109,7 @@ pub struct Tensor {
 
 // SAFETY: TensorFlow counts references atomically, and nothing writes to the memory of a tensor.
 unsafe impl Send for Tensor {}
-// SAFETY: as above.
+// SAFETY: as for Send: nothing writes to the bytes while they are shared.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
@@ -153,7 +153,8 @@ impl Tensor {
             written += 1;
         }
         for index in written..count {
-            // SAFETY: as above; strings that the iterator does not give stay empty.
+            // SAFETY: the index is below `count`, so the string lies in the buffer. Strings that the iterator does not
+            // give stay empty.
             unsafe { (api.string_init)(first.add(index)) };
         }
         from_memory(api, STRING, dims, start, len, free_strings)
@@ -174,14 +175,14 @@ impl Tensor {
     /// Returns the dtype as a number of `types.proto`.
     #[must_use]
     pub fn dtype(&self) -> u32 {
-        // SAFETY: the tensor is not deleted yet.
+        // SAFETY: only drop() deletes the tensor.
         unsafe { (self.api.tensor_type)(self.raw()) }.unsigned_abs()
     }
 
     /// Returns the sizes of the tensor.
     #[must_use]
     pub fn dims(&self) -> Vec<usize> {
-        // SAFETY: the tensor is not deleted yet, and has a dimension with each index.
+        // SAFETY: only drop() deletes the tensor, and it has a dimension with each index.
         let sizes = unsafe { (0..(self.api.num_dims)(self.raw())).map(|i| (self.api.dim)(self.raw(), i)) };
         sizes.map(|size| usize::try_from(size).unwrap_or(0)).collect()
     }

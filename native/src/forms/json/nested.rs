@@ -116,7 +116,7 @@ impl<'a> Nested<'a> {
         }
     }
 
-    /// Adds an integer.
+    /// Adds an integer as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
@@ -137,7 +137,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a float.
+    /// Adds a float as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
@@ -158,7 +158,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a boolean.
+    /// Adds a boolean as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
@@ -172,7 +172,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a string.
+    /// Adds a string as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
