@@ -149,9 +149,9 @@ impl Gate {
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         // Without this timeout, requests would wait forever if the reference server hangs, because no slot becomes free
         // then.
-        let received = tokio::time::timeout_at(end.into(), receiver).await;
+        let outcome = tokio::time::timeout_at(end.into(), receiver).await;
         drop(queued);
-        let Ok(Ok((mut slot, waited))) = received else {
+        let Ok(Ok((mut slot, waited))) = outcome else {
             let is_late = deadline.is_some_and(|deadline| deadline <= end);
             return Err(if is_late { Refusal::Late } else { Refusal::Waited(started.elapsed()) });
         };
