@@ -1,31 +1,32 @@
-//! Names the reasons for which the core leaves a request to the reference servers.
+//! The reasons why the core forwards a request to the reference servers.
 
-/// Says why a form did not answer a request.
+/// Why a form did not answer a request.
 ///
-/// After [`Declined::TooLarge`] the edge asks the form again. After any other, it forwards the request to the reference
-/// servers, which answer or refuse it. Metrics count each variant apart.
+/// After [`Declined::TooLarge`] the edge calls the form again. After any other variant, it forwards the request to the
+/// reference servers, which answer or refuse it. Metrics count each variant separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Declined {
-    /// The work is too large for a thread that serves connections. The edge repeats the request with
-    /// [`crate::plan::Effort::Any`] on a thread for large work.
+    /// The request takes too long for a thread that serves connections. The edge runs it again, with
+    /// [`crate::plan::Effort::Any`], on the thread pool for large work.
     TooLarge,
-    /// The bytes are not a request of this form, or use a part of the form that only the reference reads.
+    /// The bytes are not valid, or use a feature of the wire format that only the reference servers read.
     Unusual,
     /// The core is not certain that the caller may run the model.
     Denied,
-    /// The request is sampled for a trace or a request log, which only the reference writes.
+    /// The request is sampled for a trace or a request log, which only the reference servers write.
     Drawn,
-    /// No servable, label, version or signature of that name is published to the core.
+    /// The routing table has no such model, version, label or signature.
     Unknown,
-    /// The signature exists and only the reference runs it.
+    /// Only the reference servers can run the signature.
     NotNative,
-    /// A name, dtype, shape, row split, id or key does not fit the signature; the reference words the refusal.
+    /// A name, dtype, shape, row split, id or key does not fit the signature. The reference servers have the error
+    /// text.
     Unfit,
-    /// A file that the servable reads was damaged while the server runs.
+    /// A mapped file of the servable was truncated or became unreadable.
     Damaged,
-    /// The answer would be larger than the server's limit, or the request's JSON has more keys or lists than the
-    /// reference reads.
+    /// The answer would exceed the server's limit, or the request's JSON has more keys or lists than the reference
+    /// servers accept.
     OverLimit,
-    /// TensorFlow refused the inputs, or failed.
+    /// TensorFlow refused the inputs of the graph, or failed.
     Graph,
 }

@@ -1,11 +1,11 @@
-//! The native core of embedding-server: everything that happens once per request.
+//! The native core of embedding-server, which does everything that happens once per request.
 //!
-//! Python reads artifacts, chooses versions and publishes descriptions; this crate accepts connections, parses
-//! requests, looks rows up and writes answers. Each folder uses only folders that follow it in this list: `edge`,
-//! `forms`, `forward` and `towers`, `plan`, `tables`. `python` is the whole seam to Python.
+//! Python reads artifacts, chooses versions and publishes their descriptions to this crate. This crate accepts
+//! connections, parses requests, looks rows up and writes answers. Each module uses only those that follow it in this
+//! list: `edge`, `forms`, `forward` and `towers`, `plan`, `tables`. `python` has the classes that Python uses.
 //!
-//! A request that a form does not read as plain is forwarded, unchanged, to the reference servers in Python; they answer
-//! or refuse it. So each error is worded in one place, the reference.
+//! Each request that this crate can not answer with certainty is forwarded, unchanged, to the reference servers in
+//! Python, which answer or refuse it. So each error text exists once, in the reference servers.
 
 pub mod declined;
 pub mod edge;

@@ -1,4 +1,4 @@
-//! Defines the Python module: publishes servables, starts the edge, reads counts.
+//! The Python module `service._native`: classes that publish servables, run the server and read its counts.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::FromRawFd;
@@ -15,10 +15,10 @@ use pyo3::types::PyBytes;
 use crate::declined::Declined;
 use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
-use crate::plan::{self, Description, Effort, Keep, ModelRoutes, Routes};
+use crate::plan::{self, Description, Effort, MemoryOwner, ModelRoutes, Routes};
 use crate::{last_words, python_log};
 
-/// One published version of a model. Concurrency: any thread.
+/// One version of a model, compiled for requests. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Servable {
     pub(crate) inner: Arc<plan::Servable>,
@@ -26,34 +26,38 @@ pub struct Servable {
 
 #[pymethods]
 impl Servable {
-    /// Compiles a description; `keep` owns the memory that it names and is dropped after the last request.
+    /// Compiles a description, JSON of service/native/description.py. `keep` owns the memory at the description's
+    /// addresses; it is released after the last request.
     #[new]
     fn new(description: &str, keep: Py<PyAny>) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        // SAFETY: service/native/description.py takes the addresses from arrays that `keep` owns.
-        let compiled = unsafe { plan::Servable::compile(description, Keep(Box::new(keep)), &crate::towers::open) };
+        // SAFETY: service/native/description.py writes addresses of arrays that `keep` owns.
+        let compiled =
+            unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &crate::towers::open) };
         Ok(Servable { inner: Arc::new(compiled.map_err(PyValueError::new_err)?) })
     }
 
-    /// Returns the same servable on other tables: the addresses of rows and scales of each; counts are shared.
+    /// Returns a copy of the servable that reads other tables: `addresses` has the addresses of rows and scales of
+    /// each. Both add to the same counts.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn on_tables(&self, addresses: Vec<(usize, usize)>, keep: Py<PyAny>) -> PyResult<Self> {
         if addresses.len() != self.inner.tables().len() {
             return Err(PyValueError::new_err("one pair of addresses for each table"));
         }
         // SAFETY: as in `new`.
-        let moved = unsafe { self.inner.on_tables(&addresses, Keep(Box::new(keep))) };
+        let moved = unsafe { self.inner.on_tables(&addresses, MemoryOwner(Box::new(keep))) };
         Ok(Servable { inner: Arc::new(moved) })
     }
 
-    /// How many requests and routing tables hold it.
+    /// How many requests and routing tables use the servable.
     #[getter]
     fn num_leases(&self) -> usize {
         Arc::strong_count(&self.inner) - 1
     }
 
-    /// Returns (signature, number of the feature, ids, ids without a row) of all lookups so far.
+    /// Returns, for each feature, (signature, index of the feature, number of ids, number of ids outside the table) of
+    /// all lookups so far.
     fn counts(&self) -> Vec<(String, usize, u64, u64)> {
         let of_signature = self.inner.signatures().iter().zip(self.inner.counts());
         of_signature
@@ -66,17 +70,18 @@ impl Servable {
             .collect()
     }
 
-    /// Returns how many keys that a vocabulary lacks were sent so far, by vocabulary of the description.
-    fn strangers(&self) -> Vec<u64> {
-        let strangers = self.inner.strangers().iter();
-        strangers.map(|count| count.load(Relaxed)).collect()
+    /// Returns for each vocabulary of the description how many keys of requests it lacked so far.
+    fn unknown_keys(&self) -> Vec<u64> {
+        let unknown_keys = self.inner.unknown_keys().iter();
+        unknown_keys.map(|count| count.load(Relaxed)).collect()
     }
 }
 
-/// Models by name: versions, with a servable where the core may answer; labels; the share of requests that is logged.
+/// For each model: name; pairs of a version and its servable, None if only the reference servers can run it; versions
+/// by label; share of requests that is logged.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64)>;
 
-/// Builds a routing table.
+/// Converts Python's list of models to a routing table.
 #[must_use]
 pub fn routes_of(models: &PythonRoutes) -> Routes {
     let models = models.iter().map(|(model, versions, labels, log_rate)| {
@@ -89,10 +94,10 @@ pub fn routes_of(models: &PythonRoutes) -> Routes {
     Routes::new(models.collect())
 }
 
-/// The forms as a server with its default settings has them.
+/// The forms with the default settings of a server.
 const FORMS: PlainForms = PlainForms { max_table_rows: 1 << 20 };
 
-/// The module's forms without a socket, for tests that hold them against the reference's codecs.
+/// The forms without a socket, for tests that compare them with the reference implementation.
 #[pyclass(frozen, module = "service._native")]
 pub struct Forms {
     routes: Routes,
@@ -110,13 +115,14 @@ impl Forms {
         Forms { routes: routes_of(&models), max_response_bytes, as_content, strict_json }
     }
 
-    /// Returns the answer to one gRPC message, or the reason why the reference must answer it.
+    /// Returns the answer to one gRPC message. Raises `ValueError` with the name of the `Declined` variant if the core
+    /// does not answer it.
     fn grpc<'py>(&self, py: Python<'py>, path: &str, message: &[u8]) -> Result<Bound<'py, PyBytes>, PyErr> {
         let method = Method::of_path(path).ok_or_else(|| PyValueError::new_err("no such method"))?;
-        told(py, FORMS.grpc(method, &self.call(), message))
+        body_or_error(py, FORMS.grpc(method, &self.call(), message))
     }
 
-    /// Returns the answer to the body of one HTTP request, or the reason why the reference must answer it.
+    /// Returns the answer to the body of one HTTP request. Raises as `grpc`.
     #[pyo3(signature = (path, body, json_length = None))]
     fn http<'py>(
         &self,
@@ -127,7 +133,7 @@ impl Forms {
     ) -> Result<Bound<'py, PyBytes>, PyErr> {
         let target = edge::target(path).ok_or_else(|| PyValueError::new_err("no such path"))?;
         let target = Target { json_length, ..target };
-        told(py, FORMS.http(&target, &self.call(), body))
+        body_or_error(py, FORMS.http(&target, &self.call(), body))
     }
 }
 
@@ -145,24 +151,24 @@ impl Forms {
     }
 }
 
-fn told(py: Python<'_>, answered: Result<Answered, Declined>) -> PyResult<Bound<'_, PyBytes>> {
+fn body_or_error(py: Python<'_>, answered: Result<Answered, Declined>) -> PyResult<Bound<'_, PyBytes>> {
     match answered {
         Ok(answered) => Ok(PyBytes::new(py, &answered.body)),
         Err(declined) => Err(PyValueError::new_err(format!("{declined:?}"))),
     }
 }
 
-/// The edge, while it serves. Concurrency: any thread.
+/// The network server of the core. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Server {
     inner: ArcSwapOption<edge::Server>,
-    /// What was counted until the server was closed.
+    /// The counts at the time of `close`.
     last: ArcSwapOption<Snapshot>,
 }
 
 #[pymethods]
 impl Server {
-    /// Starts to listen and to serve, as a JSON object of service/native/edge.py says.
+    /// Starts the server; `config` is JSON of service/native/edge.py.
     #[new]
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let config: ServerConfig =
@@ -181,18 +187,19 @@ impl Server {
         Ok(HashMap::from([("grpc", of(Wire::Grpc)), ("http", of(Wire::Http))]))
     }
 
-    /// Makes these the models that requests find; requests that run keep those they have.
+    /// Replaces the routing table for new requests; requests in progress keep their servables.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn set_routes(&self, py: Python<'_>, models: PythonRoutes) {
         let routes = routes_of(&models);
         drop(models);
         if let Some(server) = self.inner.load_full() {
-            // Detached: the last holder of a servable that goes drops a Python object.
+            // Without the interpreter lock, because this may drop the last reference to a servable, which takes the
+            // lock to release `keep`.
             py.detach(|| server.set_routes(routes));
         }
     }
 
-    /// Replaces the list of known callers from the next request on. The list is of the form that `Server` takes.
+    /// Replaces the list of known callers, from the next request on; `callers` is JSON, as `access` in the config.
     fn set_access(&self, callers: &str) -> PyResult<()> {
         let callers: Vec<Caller> = serde_json::from_str(callers).map_err(value_error)?;
         let access = Access::new(&callers).map_err(value_error)?;
@@ -202,7 +209,8 @@ impl Server {
         Ok(())
     }
 
-    /// Encrypts further connections of a wire by these PEM bytes; clients show certificates where authorities are given.
+    /// Sets the TLS certificate of a wire for new connections; all arguments are PEM bytes. With `require_client`,
+    /// clients must show a certificate that one of `authorities` signed.
     #[pyo3(signature = (wire, certificates, key, authorities, require_client))]
     fn set_tls(
         &self,
@@ -219,14 +227,15 @@ impl Server {
         Ok(())
     }
 
-    /// Publishes which services are SERVING for gRPC health checks, and whether the server is ready, for 10 seconds.
+    /// Sets the answers to health checks for the next 10 seconds: the gRPC services that are SERVING, and whether the
+    /// server is ready.
     fn set_health(&self, serving: HashSet<String>, is_ready: bool) {
         if let Some(server) = self.inner.load_full() {
             server.set_health(Some(edge::Health::new(serving, is_ready)));
         }
     }
 
-    /// Returns the JSON text of what was counted (edge/snapshot.rs), also after `close`.
+    /// Returns all counts as JSON text (edge/snapshot.rs); after `close`, those at that time.
     fn statistics(&self) -> PyResult<String> {
         match (self.inner.load_full(), self.last.load_full()) {
             (Some(server), _) => serde_json::to_string(&server.statistics()),
@@ -235,12 +244,13 @@ impl Server {
         .map_err(value_error)
     }
 
-    /// Forgets what was counted for a version, and returns it as JSON text.
+    /// Removes the counts of a version, and returns them as JSON text.
     fn retire(&self, model: &str, version: i64) -> PyResult<String> {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
     }
 
-    /// Accepts no more connections and waits for open requests; says whether all ended. Blocks.
+    /// Stops accepting connections and blocks until all requests have ended, at most `timeout_s` seconds; says whether
+    /// all ended.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let Some(server) = self.inner.load_full() else {
             return true;
@@ -249,13 +259,13 @@ impl Server {
         py.detach(|| server.drain(timeout))
     }
 
-    /// Cuts all connections and ends the threads.
+    /// Closes all connections and ends the threads.
     fn close(&self, py: Python<'_>) {
         let server = self.inner.swap(None);
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // A drain that another thread waits for holds the server, too.
+                // Another thread may hold the server in `drain`, so the drop below may not be the last.
                 server.cut();
             }
             drop(server);
@@ -269,7 +279,7 @@ impl Server {
     }
 }
 
-/// Answers by the forms of this crate.
+/// Dispatches requests to the forms of this crate.
 struct PlainForms {
     max_table_rows: usize,
 }
@@ -299,7 +309,7 @@ impl Dispatch for PlainForms {
             Method::Rows => {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
                 let servable = Arc::clone(call.find(model, version)?);
-                // Statistics do not look at the signature of this method, for it has none.
+                // This method runs no signature; statistics do not read `signature` for it.
                 Ok(Answered { body, rows: 0, servable, signature: 0, ran: Duration::ZERO, json_length: None })
             }
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
@@ -308,7 +318,7 @@ impl Dispatch for PlainForms {
     }
 }
 
-/// The configuration of a server, as `service/native/edge.py` writes it.
+/// The configuration of a server, JSON of `service/native/edge.py`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ServerConfig {
@@ -338,9 +348,9 @@ struct ServerConfig {
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Listener {
-    /// A TCP socket that is bound and listens, by its descriptor, which the core owns from now on.
+    /// File descriptor of a listening TCP socket, which the core closes.
     Fd(i32),
-    /// Path of a Unix socket.
+    /// Path of a Unix socket to listen on.
     Path(PathBuf),
 }
 
@@ -351,7 +361,7 @@ struct Tls {
     http: Option<Pem>,
 }
 
-/// PEM text of one wire; authorities must have signed the certificates of clients.
+/// TLS of one wire, as PEM text. With `authorities`, clients must show a certificate that one of them signed.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Pem {
@@ -436,7 +446,7 @@ impl ServerConfig {
 fn listen(one: Listener) -> Listen {
     match one {
         Listener::Path(path) => Listen::Path(path),
-        // SAFETY: service/native/edge.py has detached the descriptor, so nobody else owns it.
+        // SAFETY: service/native/edge.py detached the descriptor, so no other code owns it.
         Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
     }
 }

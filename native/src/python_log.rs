@@ -1,4 +1,5 @@
-//! Hands what the core logs to Python's logger `service.native`. The core logs faults, and nothing once per request.
+//! Forwards the core's log events to Python's logger `service.native`. The core logs faults only, never once per
+//! request.
 
 use std::fmt::Write;
 
@@ -9,30 +10,30 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 struct PythonLog;
 
-/// Makes Python's logger the one that the core logs to. To be called once.
+/// Installs the forwarding of log events, for the whole process.
 pub fn install() {
-    // A second import of the module in one process finds the first one's.
+    // set_global_default() fails if the process imported this module before; then the forwarding is installed already.
     let _ = tracing::subscriber::set_global_default(PythonLog);
 }
 
-struct Text {
+struct LogLine {
     message: String,
-    rest: String,
+    fields: String,
 }
 
-impl Visit for Text {
+impl Visit for LogLine {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         if field.name() == "message" {
             let _ = write!(self.message, "{value:?}");
         } else {
-            let _ = write!(self.rest, " {}={value:?}", field.name());
+            let _ = write!(self.fields, " {}={value:?}", field.name());
         }
     }
 }
 
 impl Subscriber for PythonLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Libraries below say more than an operator wants to read.
+        // Only warnings and errors of this crate: libraries log too much for an operator.
         metadata.is_event() && *metadata.level() <= Level::WARN && metadata.target().starts_with("_native")
     }
 
@@ -45,13 +46,13 @@ impl Subscriber for PythonLog {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text { message: String::new(), rest: String::new() };
-        event.record(&mut text);
+        let mut line = LogLine { message: String::new(), fields: String::new() };
+        event.record(&mut line);
         let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
-        // At the end of the process there is no interpreter any more, and nobody to read the line.
+        // At the end of the process, the interpreter may be gone; then the line is dropped.
         let _ = Python::try_attach(|py| -> PyResult<()> {
             let logger = py.import("logging")?.call_method1("getLogger", ("service.native",))?;
-            logger.call_method1(method, ("%s", text.message + &text.rest))?;
+            logger.call_method1(method, ("%s", line.message + &line.fields))?;
             Ok(())
         });
     }

@@ -108,7 +108,7 @@ def describe(
         "vocabularies": writer.vocabularies(),
         "signatures": written,
         "has_serving_default": DEFAULT_SIGNATURE in (lookups.signatures if lookups is not None else signatures),
-        "mark_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
+        "damage_flag_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
     }
     files = () if lookups is None else (lookups.files,)
     return Described(json.dumps(document), writer.table_names, features, (*files, *writer.keep), writer.key_tables)
@@ -290,7 +290,7 @@ def _vocabulary(vocabulary: OpenedVocabulary) -> dict[str, Any]:
             "first_bucket": index.first_bucket,
             "num_oov_buckets": index.num_oov_buckets,
             "oov_id": index.oov_id,
-            "refuses_strangers": index.refuses_strangers,
+            "refuses_unknown_keys": index.refuses_strangers,
             "empty_id": index.empty_id,
             "is_hashed": index.is_hashed,
         },

@@ -41,7 +41,7 @@ class CompiledServable:
 
     def table_counts(self) -> Mapping[str, TableCounts]:
         """See engine.servable.NativeServable."""
-        counts = self.described.table_counts(self.compiled.counts(), self.compiled.strangers())
+        counts = self.described.table_counts(self.compiled.counts(), self.compiled.unknown_keys())
         return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:

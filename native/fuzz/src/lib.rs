@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use _native::declined::Declined;
 use _native::forms::Call;
-use _native::plan::{Effort, Graph, Inputs, Keep, ModelRoutes, RanData, RanOutput, Routes, Servable, Signature};
+use _native::plan::{Effort, Graph, Inputs, MemoryOwner, ModelRoutes, OutputData, GraphOutput, Routes, Servable, Signature};
 use serde_json::{Value, json};
 
 const ROWS: usize = 50;
@@ -52,14 +52,14 @@ impl Graph for Zeros {
         signature: &Signature,
         _: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<RanOutput>, Declined> {
+    ) -> Result<Vec<GraphOutput>, Declined> {
         let zero = |&number: &usize| {
             let dtype = signature.outputs[number].dtype;
             let data = match DTYPES[number] {
-                "string" => RanData::Strings(vec![b"zero".to_vec()]),
-                _ => RanData::Numbers(Box::new(vec![0_u8; dtype.size()])),
+                "string" => OutputData::Strings(vec![b"zero".to_vec()]),
+                _ => OutputData::Numbers(Box::new(vec![0_u8; dtype.size()])),
             };
-            RanOutput { dtype, dims: [1].into_iter().collect(), data }
+            GraphOutput { dtype, dims: [1].into_iter().collect(), data }
         };
         Ok(wanted.iter().map(zero).collect())
     }
@@ -115,11 +115,11 @@ fn servable() -> Servable {
         "outputs": DTYPES.map(|dtype| output(dtype, dtype, &[])),
     });
     let description = json!({
-        "model": "m", "version": 3, "vocabularies": [], "mark_at": 0, "signatures": [lookup, predict],
+        "model": "m", "version": 3, "vocabularies": [], "damage_flag_at": 0, "signatures": [lookup, predict],
         "tables": [{"name": "t", "dtype": "float32", "vocabulary_size": ROWS, "embedding_dim": DIM,
             "rows_at": rows.as_ptr() as usize, "scales_at": 0}],
     });
     let description = serde_json::from_value(description).expect("a description");
     // SAFETY: the servable keeps the rows.
-    unsafe { Servable::compile(description, Keep(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }.expect("a servable")
+    unsafe { Servable::compile(description, MemoryOwner(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }.expect("a servable")
 }

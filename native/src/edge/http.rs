@@ -29,7 +29,7 @@ use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use crate::declined::Declined;
 use crate::forms::Answered;
-use crate::forward::{Forwarded, Lane, Left, Upload};
+use crate::forward::{Forwarded, Lane, UnreadReason, Upload};
 use crate::plan::Effort;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -471,8 +471,8 @@ impl Exchange {
     fn upload(&self, begun: Bytes, rest: Incoming) -> Upload {
         let (connection, shared) = (Arc::clone(&self.connection), Arc::clone(&self.shared));
         let left = move |left| match left {
-            Left::Unread => connection.note_unread(),
-            Left::Flood => {
+            UnreadReason::Unread => connection.note_unread(),
+            UnreadReason::Flood => {
                 shared.statistics.count(Event::FloodParts);
                 connection.tell(Order::Cut);
             }

@@ -384,11 +384,11 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
 mod tests {
     use super::*;
     use crate::declined::Declined;
-    use crate::plan::{Keep, Servable};
+    use crate::plan::{MemoryOwner, Servable};
 
     fn answered(version: i64) -> Answered {
         let description = serde_json::json!({
-            "model": "m", "version": version, "tables": [], "vocabularies": [], "mark_at": 0,
+            "model": "m", "version": version, "tables": [], "vocabularies": [], "damage_flag_at": 0,
             "signatures": [{
                 "name": "lookup", "kind": "lookup", "inputs": [], "features": [], "outputs": [],
                 "row_bytes": 0, "max_rows": null, "graph": null
@@ -397,7 +397,7 @@ mod tests {
         let description = serde_json::from_value(description).unwrap();
         let no_graph = |_: &serde_json::Value| Err(String::new());
         // SAFETY: there is no address in it.
-        let servable = unsafe { Servable::compile(description, Keep(Box::new(())), &no_graph) };
+        let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) };
         Answered {
             body: bytes::Bytes::new(),
             rows: 2,

@@ -1,20 +1,20 @@
-//! `POST /v1/models/{model}:lookup`: returns embeddings by feature.
+//! The form of `POST /v1/models/{model}:lookup`, which returns embeddings by feature.
 //!
-//! The reference is `service/wire/json_lookup.py`.
+//! The reference implementation is `service/wire/json_lookup.py`.
 
-use super::json::outputs::{self, Layout};
+use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{LookupBody, read_lookup};
-use super::json::tensors::{add_dense, add_ragged, is_ragged_part, nothing};
+use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
 use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Inputs, Signature};
 
 const DEFAULT_SIGNATURE: &str = "lookup";
 
-/// Answers a lookup.
+/// Answers a `:lookup` request.
 ///
 /// # Errors
-/// The reason why the reference must answer.
+/// Why the request must be forwarded to the reference server.
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_lookup(body)?;
@@ -23,28 +23,28 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
         "" => DEFAULT_SIGNATURE,
         name => name,
     };
-    let number = servable.signature(name, "").ok_or(Declined::Unknown)?;
-    let inputs = inputs_of(&servable.signatures()[number], body)?;
-    outputs::answer(call, servable, number, inputs, Layout::Embeddings)
+    let index = servable.signature(name, "").ok_or(Declined::Unknown)?;
+    let inputs = inputs_of(&servable.signatures()[index], body)?;
+    outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings)
 }
 
-/// Returns the inputs that a body holds.
+/// Converts a parsed body to the signature's inputs.
 pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Result<Inputs<'a>, Declined> {
-    let mut inputs = nothing(signature);
+    let mut inputs = no_inputs(signature);
     let mut all_weights = body.weights;
     for column in body.features {
         let of_column = all_weights.iter().position(|weights| weights.name == column.name);
-        let weights = of_column.map(|place| all_weights.swap_remove(place).value);
+        let weights = of_column.map(|column| all_weights.swap_remove(column).value);
         if let Some(feature) = signature.ragged_feature(column.name.as_bytes()) {
             add_ragged(&mut inputs, signature, feature, column.value, weights)?;
             continue;
         }
-        let number = signature.input(column.name.as_bytes()).ok_or(Declined::Unfit)?;
-        if weights.is_some() || is_ragged_part(signature, number) {
+        let index = signature.input(column.name.as_bytes()).ok_or(Declined::Unfit)?;
+        if weights.is_some() || is_ragged_part(signature, index) {
             return Err(Declined::Unfit);
         }
-        add_dense(&mut inputs, signature, number, column.value)?;
+        add_dense(&mut inputs, signature, index, column.value)?;
     }
-    // The remaining weights have no ids.
+    // Weights that are left belong to no feature of the body.
     if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
 }

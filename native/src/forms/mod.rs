@@ -1,4 +1,4 @@
-//! Reads requests and writes answers; one file for each wire form.
+//! Parses requests, runs them, and writes their answers. Each wire format has a module here, called a form.
 
 pub mod predict_proto;
 pub mod protobuf;
@@ -22,26 +22,26 @@ pub mod oip_proto;
 pub mod table_rows;
 pub mod tensorflow_json;
 
-/// What every form is given beside the bytes of a request.
+/// The context of one request: everything that a form needs besides the request's bytes.
 pub struct Call<'a> {
-    /// The published servables.
+    /// The routing table of published servables.
     pub routes: &'a Routes,
-    /// How much work may be done on this thread.
+    /// How much work this thread may do.
     pub effort: Effort,
-    /// Largest answer as arrays, in bytes.
+    /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
-    /// Whether floats of a gRPC Predict travel in `tensor_content`.
+    /// Whether gRPC Predict answers have their numbers in `tensor_content` and not in typed fields.
     pub as_content: bool,
-    /// Whether NaN and infinite numbers are refused in JSON requests and written as null.
+    /// Whether JSON answers have `null` in place of NaN and infinity, and JSON requests with such numbers are refused.
     pub strict_json: bool,
     /// The models that the caller may run; None: all.
     pub grant: Option<&'a Grant>,
-    /// The random number that decides whether the model's request log has this request; None: it is not logged.
+    /// Random number in [0, 1): below the model's log rate, the request is logged. None if it must not be logged.
     pub log_draw: Option<f64>,
 }
 
 impl<'a> Call<'a> {
-    /// Returns the servable for a model's name and version.
+    /// Returns the servable of a model's version, if the caller may run it and the core can.
     ///
     /// # Errors
     /// [`Declined::Denied`], [`Declined::Drawn`] and [`Declined::Unknown`].
@@ -57,30 +57,30 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The version of a model that a request asks for.
+/// The model version that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version<'a> {
-    /// The latest one.
+    /// The latest version.
     Latest,
-    /// This one.
+    /// The version with this number.
     Number(i64),
-    /// The one that the label points to.
+    /// The version that this label points to.
     Label(&'a str),
 }
 
-/// A finished answer, and the facts that are counted of it.
+/// A finished answer, with the facts that metrics count.
 pub struct Answered {
-    /// The body; of gRPC the message without its five-byte prefix.
+    /// The HTTP body, or the gRPC message without its five-byte prefix.
     pub body: Bytes,
     /// B, the number of rows of the request.
     pub rows: usize,
-    /// The servable that answered; it stays leased until this is dropped.
+    /// The servable that answered; its version can not be unloaded before this is dropped.
     pub servable: Arc<Servable>,
-    /// Number of the signature in `servable`.
+    /// Index of the signature in `servable.signatures()`.
     pub signature: usize,
-    /// The part of the time that lookups and TensorFlow took.
+    /// Time that the lookup or the graph took, without parsing and writing.
     pub ran: Duration,
-    /// Bytes of JSON before the binary tensors, of an Open Inference answer that has any.
+    /// For an Open Inference answer with binary tensors: the length of the JSON text before them.
     pub json_length: Option<usize>,
 }
 
@@ -102,7 +102,7 @@ mod tests {
     fn callers_find_the_models_that_they_may_run() {
         let (routes, other) = (routes(1.0), Grant::new(["n*"]));
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), Declined::Denied);
-        // A caller without the right can not find out whether the model exists.
+        // A caller without the right gets the same result for a model that does not exist.
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), Declined::Denied);
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), Declined::Unknown);
         assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);

@@ -1,7 +1,8 @@
-//! Shares code between the wires of the Open Inference Protocol: datatypes, versions, and tensors in binary form.
+//! Code that the JSON and gRPC forms of the Open Inference Protocol share: datatypes, versions, and tensors in binary
+//! form.
 //!
-//! Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, and
-//! then its bytes.
+//! Binary data is little-endian, in row-major order, without padding; an element of datatype BYTES is its length in
+//! four bytes, then its bytes.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,19 +13,20 @@ use super::{Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
 
-/// The signature of a request that names no signature, where the model has no `serving_default`.
+/// The signature of a request that names none, if the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";
-/// The request parameter that chooses the signature, and the answer's parameter that names the signature.
+/// Name of the parameter that chooses the signature in a request, and names the signature in an answer.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
-/// Most dimensions of a tensor.
+/// Maximal number of dimensions of a tensor.
 const MAX_RANK: usize = 64;
-/// Bytes before each element of BYTES.
+/// Size of the length before each BYTES element.
 const LENGTH_BYTES: usize = 4;
 
-/// Returns the version that a request asks for: a number, a label, or the latest.
+/// Parses the version in a request: digits are a version number, other text is a label, and an empty text is the latest
+/// version.
 ///
 /// # Errors
-/// The version is a number beyond 64 bits.
+/// The digits exceed an int64.
 pub fn version(text: &str) -> Result<Version<'_>, Declined> {
     if text.is_empty() {
         return Ok(Version::Latest);
@@ -35,7 +37,7 @@ pub fn version(text: &str) -> Result<Version<'_>, Declined> {
     text.parse().map(Version::Number).map_err(|_| Declined::Unusual)
 }
 
-/// Returns the dtype with this datatype's name in the protocol.
+/// Returns the dtype for a datatype name of the protocol.
 pub(super) fn dtype_of(datatype: &[u8]) -> Option<DataType> {
     Some(match datatype {
         b"BOOL" => DataType::Bool,
@@ -56,7 +58,7 @@ pub(super) fn dtype_of(datatype: &[u8]) -> Option<DataType> {
     })
 }
 
-/// Returns the protocol's datatype name of a dtype.
+/// Returns the protocol's datatype name for a dtype.
 pub(super) fn datatype_of(dtype: DataType) -> &'static str {
     match dtype {
         DataType::Bool => "BOOL",
@@ -76,12 +78,12 @@ pub(super) fn datatype_of(dtype: DataType) -> &'static str {
     }
 }
 
-/// Returns the number of elements in a tensor of these sizes; refuses the shapes that the reference refuses.
+/// Returns the number of elements of a tensor with these sizes; declines shapes that the reference server refuses.
 pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
     if dims.len() > MAX_RANK {
         return Err(Declined::Unusual);
     }
-    // A size of 0 makes the tensor empty, but the other sizes must still be those of an array.
+    // numpy bounds the product of the sizes that are not 0, even for an empty array.
     let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
     match product {
         Some(product) if product <= isize::MAX as usize / 16 => Ok(if dims.contains(&0) { 0 } else { product }),
@@ -89,7 +91,7 @@ pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
     }
 }
 
-/// Returns the tensor that binary data holds.
+/// Parses a tensor from its binary data.
 pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<Tensor<'_>, Declined> {
     let count = num_elements(&dims)?;
     let data = if dtype == DataType::String {
@@ -104,7 +106,7 @@ pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns booleans as 0 or 1; in the request any byte but 0 is true.
+/// Normalises booleans to the bytes 0 and 1; in a request any nonzero byte is true.
 pub(super) fn booleans(data: &[u8]) -> Data<'_> {
     if data.iter().all(|&byte| byte <= 1) {
         Data::Raw(data)
@@ -114,7 +116,7 @@ pub(super) fn booleans(data: &[u8]) -> Data<'_> {
 }
 
 fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined> {
-    // This check precedes the allocation, so the received bytes bound the allocation's size.
+    // This check bounds the allocation below by the number of received bytes.
     if count > data.len() / LENGTH_BYTES {
         return Err(Declined::Unusual);
     }
@@ -129,7 +131,7 @@ fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined>
     if data.is_empty() { Ok(Strings { parts }) } else { Err(Declined::Unusual) }
 }
 
-/// Returns the servable that a request asks for, and the number of its signature.
+/// Returns the servable that a request asks for, and the index of the signature.
 pub(super) fn find<'a>(
     call: &Call<'a>,
     model: &str,
@@ -141,8 +143,8 @@ pub(super) fn find<'a>(
     Ok((servable, signature.ok_or(Declined::NotNative)?))
 }
 
-/// Returns tensors by the signature's numbers of its inputs.
-pub(super) fn by_number<'a>(
+/// Sorts named tensors by the index of their input in the signature.
+pub(super) fn inputs_by_index<'a>(
     signature: &Signature,
     named: impl Iterator<Item = (impl AsRef<str>, Tensor<'a>)>,
 ) -> Result<Inputs<'a>, Declined> {
@@ -156,27 +158,27 @@ pub(super) fn by_number<'a>(
     Ok(inputs)
 }
 
-/// Returns the numbers of the outputs that a request names.
-pub(super) fn output_numbers(
+/// Returns the indexes of the outputs that a request names.
+pub(super) fn output_indexes(
     signature: &Signature,
     names: impl Iterator<Item = impl AsRef<str>>,
 ) -> Result<SmallVec<[usize; 8]>, Declined> {
-    let mut numbers = SmallVec::new();
+    let mut indexes = SmallVec::new();
     for name in names {
-        let number = signature.output(name.as_ref().as_bytes()).ok_or(Declined::Unfit)?;
-        if numbers.contains(&number) {
+        let index = signature.output(name.as_ref().as_bytes()).ok_or(Declined::Unfit)?;
+        if indexes.contains(&index) {
             return Err(Declined::Unfit);
         }
-        numbers.push(number);
+        indexes.push(index);
     }
-    Ok(numbers)
+    Ok(indexes)
 }
 
-/// Returns the bytes of an output's binary data.
-pub(super) fn binary_size(work: &Work<'_, '_>, number: usize) -> usize {
-    let shape = &work.outputs()[number];
+/// Returns the size of an output's binary data in bytes.
+pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
+    let shape = &work.outputs()[index];
     if shape.dtype == DataType::String {
-        let strings = work.strings(number).iter();
+        let strings = work.strings(index).iter();
         strings.map(|element| LENGTH_BYTES + element.len()).sum()
     } else {
         shape.num_bytes()
@@ -184,24 +186,24 @@ pub(super) fn binary_size(work: &Work<'_, '_>, number: usize) -> usize {
 }
 
 /// Appends an output's binary data.
-pub(super) fn append_binary(work: &mut Work<'_, '_>, number: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
-    if work.outputs()[number].dtype == DataType::String {
-        for element in work.strings(number) {
+pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
+    if work.outputs()[index].dtype == DataType::String {
+        for element in work.strings(index) {
             let length = u32::try_from(element.len()).map_err(|_| Declined::OverLimit)?;
             body.extend_from_slice(&length.to_le_bytes());
             body.extend_from_slice(element);
         }
         return Ok(());
     }
-    append_numbers(work, number, body)
+    append_numbers(work, index, body)
 }
 
 /// Appends the little-endian numbers of an output that has no strings.
-pub(super) fn append_numbers(work: &mut Work<'_, '_>, number: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
-    let size = work.outputs()[number].num_bytes();
+pub(super) fn append_numbers(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
+    let size = work.outputs()[index].num_bytes();
     body.reserve(size);
-    work.fill(number, &mut body.spare_capacity_mut()[..size])?;
-    // SAFETY: reserve() has made room for size more bytes, and fill() has initialised them.
+    work.fill(index, &mut body.spare_capacity_mut()[..size])?;
+    // SAFETY: reserve() allocated `size` more bytes, and fill() initialised them.
     unsafe { body.set_len(body.len() + size) };
     Ok(())
 }

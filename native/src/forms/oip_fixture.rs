@@ -1,4 +1,4 @@
-//! A small model in memory for the tests of the Open Inference forms.
+//! A small model in memory, for tests of the Open Inference forms.
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_wrap, reason = "all numbers are small")]
 
 use std::borrow::Cow;
@@ -13,7 +13,8 @@ use super::Call;
 use super::oip_binary::{datatype_of, num_elements};
 use crate::declined::Declined;
 use crate::plan::{
-    Data, DataType, Effort, Graph, Inputs, Keep, ModelRoutes, RanData, RanOutput, Routes, Servable, Signature, Tensor,
+    Data, DataType, Effort, Graph, GraphOutput, Inputs, MemoryOwner, ModelRoutes, OutputData, Routes, Servable,
+    Signature, Tensor,
 };
 
 /// All dtypes, in the order of the inputs and outputs of the signature "echo".
@@ -35,25 +36,26 @@ pub const DTYPES: [DataType; 14] = [
 ];
 pub const USERS: usize = 50;
 pub const ITEMS: usize = 40;
-/// D of the users' table.
+/// D of the table of users.
 pub const USER_DIM: usize = 3;
-/// D of the items' table.
+/// D of the table of items.
 pub const ITEM_DIM: usize = 2;
 
-/// Number `column` of row `id` in the users' table.
+/// Returns the number in row `id` and column `column` of the table of users.
 pub fn user_number(id: i64, column: usize) -> f32 {
     id as f32 / 8.0 + column as f32
 }
 
-/// Number `column` of row `id` in the items' table.
+/// Returns the number in row `id` and column `column` of the table of items.
 pub fn item_number(id: i64, column: usize) -> f32 {
     id as f32 * -1.5 + column as f32 * 0.1
 }
 
-/// Publishes model "m", version 3 with the label "stable", of tables with D numbers a row.
+/// Publishes version 3, with the label "stable", of model "m"; its tables have the given numbers of columns.
 ///
-/// Its signature "lookup" takes `user`, `item`, and `tags__values`, `tags__row_splits` and `tags__weights`, a sum over the
-/// items' table. "echo" answers each input under its own name, which is its datatype.
+/// Its signature "lookup" has the features `user`, `item`, and `tags`: ragged, weighted, a sum over the table of items.
+/// Its signature "echo" has one input for each datatype, named after it, and returns each input as an output of the
+/// same name.
 pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
     let users: Vec<f32> = (0..USERS * user_dim).map(|i| user_number((i / user_dim) as i64, i % user_dim)).collect();
     let items: Vec<f32> = (0..ITEMS * item_dim).map(|i| item_number((i / item_dim) as i64, i % item_dim)).collect();
@@ -84,7 +86,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
         "version": 3,
         "tables": [table("users", USERS, user_dim, &users), table("items", ITEMS, item_dim, &items)],
         "vocabularies": [],
-        "mark_at": 0,
+        "damage_flag_at": 0,
         "signatures": [
             {
                 "name": "lookup", "kind": "lookup", "row_bytes": 4 * (user_dim + 2 * item_dim), "max_rows": null,
@@ -115,8 +117,8 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
         ],
     });
     let description = serde_json::from_value(description).expect("a description");
-    let keep = Keep(Box::new((users, items)));
-    // SAFETY: keep owns both tables.
+    let keep = MemoryOwner(Box::new((users, items)));
+    // SAFETY: `keep` owns both tables.
     let servable = unsafe { Servable::compile(description, keep, &|_| Ok(Box::new(Echo))) }.expect("a servable");
     let model = ModelRoutes {
         versions: vec![(3, Some(Arc::new(servable)))],
@@ -142,7 +144,7 @@ pub fn call(routes: &Routes) -> Call<'_> {
     }
 }
 
-/// A graph that answers with its inputs; for an input that was not sent it answers with a tensor of no elements.
+/// A graph whose outputs are its inputs; an input that the request lacks becomes a tensor without elements.
 #[derive(Debug)]
 struct Echo;
 
@@ -153,22 +155,22 @@ impl Graph for Echo {
         signature: &Signature,
         inputs: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<RanOutput>, Declined> {
+    ) -> Result<Vec<GraphOutput>, Declined> {
         let echo = |&number: &usize| match &inputs[number] {
-            Some(tensor) => RanOutput {
+            Some(tensor) => GraphOutput {
                 dtype: tensor.dtype,
                 dims: tensor.dims.clone(),
                 data: match elements(tensor) {
-                    Elements::Numbers(bytes) => RanData::Numbers(Box::new(bytes)),
-                    Elements::Strings(strings) => RanData::Strings(strings),
+                    Elements::Numbers(bytes) => OutputData::Numbers(Box::new(bytes)),
+                    Elements::Strings(strings) => OutputData::Strings(strings),
                 },
             },
-            None => RanOutput {
+            None => GraphOutput {
                 dtype: signature.inputs[number].dtype,
                 dims: [0].into_iter().collect(),
                 data: match signature.inputs[number].dtype {
-                    DataType::String => RanData::Strings(vec![]),
-                    _ => RanData::Numbers(Box::new([])),
+                    DataType::String => OutputData::Strings(vec![]),
+                    _ => OutputData::Numbers(Box::new([])),
                 },
             },
         };
@@ -176,7 +178,7 @@ impl Graph for Echo {
     }
 }
 
-/// The elements of a tensor: numbers end to end, or strings.
+/// The elements of a tensor: the bytes of its numbers, or its strings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
     Numbers(Vec<u8>),
@@ -184,7 +186,7 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// Returns the elements as binary data of the protocol.
+    /// Encodes the elements as the protocol's binary data.
     pub fn binary(&self) -> Vec<u8> {
         match self {
             Elements::Numbers(bytes) => bytes.clone(),
@@ -197,7 +199,7 @@ impl Elements {
     }
 }
 
-/// Returns the elements of a tensor that a form read.
+/// Returns the elements of a tensor that a form parsed.
 pub fn elements(tensor: &Tensor<'_>) -> Elements {
     Elements::Numbers(match (&tensor.data, tensor.dtype) {
         (Data::Raw(bytes), _) => bytes.to_vec(),
@@ -214,16 +216,17 @@ pub fn elements(tensor: &Tensor<'_>) -> Elements {
     })
 }
 
-/// One tensor of a request for "echo".
+/// One input tensor of a request.
 #[derive(Clone, Debug)]
-pub struct Sent {
+pub struct SentTensor {
     pub dtype: DataType,
     pub dims: Vec<usize>,
     pub elements: Elements,
 }
 
-/// Any tensors of "echo", each once and at least one. Floats may be NaN; booleans are 0 or 1; strings are any bytes.
-pub fn tensors() -> impl Strategy<Value = Vec<Sent>> {
+/// Generates inputs for the signature "echo": at least one, each once. Floats may be NaN; booleans are 0 or 1; strings
+/// are any bytes.
+pub fn tensors() -> impl Strategy<Value = Vec<SentTensor>> {
     let sent = |dtype: DataType| {
         vec(0_usize..4, 0..4).prop_flat_map(move |dims| {
             let count = num_elements(&dims).expect("a small shape");
@@ -239,7 +242,7 @@ pub fn tensors() -> impl Strategy<Value = Vec<Sent>> {
                         DataType::String => Elements::Strings(strings),
                         _ => Elements::Numbers(bytes),
                     };
-                    Sent { dtype, dims, elements }
+                    SentTensor { dtype, dims, elements }
                 },
             )
         })
@@ -248,7 +251,7 @@ pub fn tensors() -> impl Strategy<Value = Vec<Sent>> {
     some.prop_flat_map(move |dtypes| dtypes.into_iter().map(sent).collect::<Vec<_>>())
 }
 
-/// A request for "lookup": ids, and for the tags one list for each row, perhaps with weights.
+/// A request for the signature "lookup": ids of users and items, and for each row a list of tags, perhaps with weights.
 #[derive(Clone, Debug)]
 pub struct Lookup {
     pub users: Vec<i64>,
@@ -258,9 +261,9 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Returns the request's tensors by name.
-    pub fn tensors(&self) -> Vec<(&'static str, Sent)> {
-        let ids = |numbers: &[i64]| Sent {
+    /// Returns the request's tensors with their names.
+    pub fn tensors(&self) -> Vec<(&'static str, SentTensor)> {
+        let ids = |numbers: &[i64]| SentTensor {
             dtype: DataType::Int64,
             dims: vec![numbers.len()],
             elements: Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
@@ -279,12 +282,12 @@ impl Lookup {
         if let Some(weights) = &self.weights {
             let elements = Elements::Numbers(weights.iter().flat_map(|weight| weight.to_le_bytes()).collect());
             let (dtype, dims) = (DataType::Float32, vec![weights.len()]);
-            tensors.push(("tags__weights", Sent { dtype, dims, elements }));
+            tensors.push(("tags__weights", SentTensor { dtype, dims, elements }));
         }
         tensors
     }
 
-    /// Returns the numbers of the three outputs, one output after the other.
+    /// Works out the numbers of each of the three outputs.
     pub fn vectors(&self) -> [Vec<f32>; 3] {
         let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
             (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()
@@ -306,14 +309,14 @@ impl Lookup {
     }
 }
 
-/// Lookups that the core answers.
+/// Generates lookups that the core answers itself.
 pub fn lookups() -> impl Strategy<Value = Lookup> {
     (0_usize..20).prop_flat_map(|rows| {
         let ids = |size: usize, rows: usize| vec(0..size as i64, rows);
         let tags = vec(vec(0..ITEMS as i64, 0..5), rows);
         (ids(USERS, rows), ids(ITEMS, rows), tags, any::<bool>()).prop_flat_map(|(users, items, tags, has_weights)| {
             let count = tags.concat().len();
-            // The weights are eighths: sums of eighths do not depend on the order.
+            // The weights are multiples of 1/8, whose sums do not depend on the order of additions.
             let weights = vec((-16_i8..16).prop_map(|eighths| f32::from(eighths) / 8.0), count);
             weights.prop_map(move |weights| Lookup {
                 users: users.clone(),
@@ -325,7 +328,7 @@ pub fn lookups() -> impl Strategy<Value = Lookup> {
     })
 }
 
-/// Changes a few bytes of a message, or cuts it.
+/// Generates variants of a message with a few bytes changed, or its end cut off.
 pub fn mutated(message: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let changes = vec((any::<proptest::sample::Index>(), any::<u8>(), 0..3_u8), 1..4);
     changes.prop_map(move |changes| {
@@ -345,7 +348,7 @@ pub fn mutated(message: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// W1: three single ids. W2: 128 rows with ten tags each.
+/// Lookups of the benchmark's workloads. W1 has one row and three ids; W2 has 128 rows with ten tags each.
 pub fn workloads() -> [(&'static str, Lookup); 2] {
     let of = |rows: usize, tags: usize| Lookup {
         users: (0..rows).map(|row| (row * 7 % USERS) as i64).collect(),
@@ -356,7 +359,7 @@ pub fn workloads() -> [(&'static str, Lookup); 2] {
     [("W1", of(1, 1)), ("W2", of(128, 10))]
 }
 
-/// Prints how much processor time a call takes: the best of several rounds.
+/// Prints the processor time of one call of `answer`, the shortest of several rounds.
 pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, Declined>) {
     let mut best = f64::INFINITY;
     let mut size = 0;
@@ -371,10 +374,10 @@ pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, D
     println!("{name:>16}: {best:.0} ns, {size} bytes");
 }
 
-/// Returns the processor time that this thread has used; other processes do not change this time.
+/// Returns the processor time that this thread has used, in seconds; other processes do not add to it.
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes to one timespec.
+    // SAFETY: the call writes only to `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

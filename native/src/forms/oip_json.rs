@@ -1,8 +1,8 @@
-//! `POST /v2/models/{model}[/versions/{version}]/infer`: JSON, and behind the JSON the binary data of its binary
+//! The form of `POST /v2/models/{model}[/versions/{version}]/infer`. A body is JSON, followed by the data of binary
 //! tensors.
 //!
-//! The reference is `service/wire/oip_json.py`. This form answers bodies of a plain kind: a key that the reference
-//! ignores holds no list or object, no number is `NaN` or `Infinity`, and 16-bit floats are binary.
+//! The reference implementation is `service/wire/oip_json.py`. This form declines some bodies that the reference reads:
+//! with lists or objects under unknown keys, with `NaN` or `Infinity`, or with 16-bit floats as JSON.
 
 mod request;
 
@@ -15,27 +15,27 @@ use smallvec::SmallVec;
 use self::request::Request;
 use super::json::floats::{self, NonFinite};
 use super::oip_binary::{
-    SIGNATURE_PARAMETER, append_binary, append_numbers, binary_size, by_number, datatype_of, find, output_numbers,
+    SIGNATURE_PARAMETER, append_binary, append_numbers, binary_size, datatype_of, find, inputs_by_index, output_indexes,
 };
 use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{DataType, Effort, OutputShape, Servable, Signature, Work};
 
-/// A longer JSON text is large work: the form reads some 500 MB of JSON in a second.
+/// Longer JSON texts are parsed on the thread pool for large work; parsing runs at some 500 MB/s.
 const SMALL_JSON_BYTES: usize = 32 << 10;
-/// More numbers in the answer's JSON are large work: each number takes some 15 ns.
+/// Answers with more JSON numbers are written on the thread pool for large work; each number takes some 15 ns.
 const SMALL_JSON_NUMBERS: usize = 4096;
-/// Bytes to reserve for the text of one number.
+/// Bytes of text that are reserved for each number.
 const NUMBER_BYTES: usize = 12;
 
 type Result<T> = std::result::Result<T, Declined>;
 
-/// Answers an inference request.
+/// Answers an `infer` request.
 ///
-/// `header_length` is the value of the header Inference-Header-Content-Length.
+/// `header_length` is the value of the request header Inference-Header-Content-Length: the length of the JSON.
 ///
 /// # Errors
-/// The reason why the reference must answer.
+/// Why the request must be forwarded to the reference server.
 pub fn answer(
     call: &Call<'_>,
     model: &str,
@@ -48,22 +48,22 @@ pub fn answer(
         return Err(Declined::TooLarge);
     }
     let request = Request::read(json, binary, header_length.is_some())?;
-    let (servable, number) = find(call, model, version, &request.signature)?;
-    let signature = &servable.signatures()[number];
-    signature.admit(call.effort)?;
-    let wanted = output_numbers(signature, request.outputs.iter().map(|output| &output.name))?;
-    let forms = Forms::of(&request, &wanted);
+    let (servable, signature_index) = find(call, model, version, &request.signature)?;
+    let signature = &servable.signatures()[signature_index];
+    signature.check_effort(call.effort)?;
+    let wanted = output_indexes(signature, request.outputs.iter().map(|output| &output.name))?;
+    let formats = OutputFormats::of(&request, &wanted);
     let named = request.inputs.into_iter().map(|input| (input.name, input.tensor));
-    let inputs = by_number(signature, named)?;
+    let inputs = inputs_by_index(signature, named)?;
     let started = Instant::now();
-    let mut work = Work::prepare(servable, number, inputs, &wanted, call.effort, call.max_response_bytes)?;
+    let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     let mut ran = started.elapsed();
-    if call.effort == Effort::Small && json_numbers(&work, &forms) > SMALL_JSON_NUMBERS {
+    if call.effort == Effort::Small && json_numbers(&work, &formats) > SMALL_JSON_NUMBERS {
         return Err(Declined::TooLarge);
     }
     let rows = work.rows();
 
-    let mut out = Vec::with_capacity(answer_capacity(&work, &forms));
+    let mut out = Vec::with_capacity(answer_capacity(&work, &formats));
     write_head(servable, request.id.as_deref(), signature, &mut out);
     let mut numbers = Vec::new();
     let mut has_binary = false;
@@ -72,9 +72,9 @@ pub fn answer(
         out.extend_from_slice(if i == 0 { b"{\"name\":" } else { b",{\"name\":" });
         floats::write_string(&signature.outputs[shape.output].name, &mut out);
         write_shape(&shape, &mut out);
-        if forms.is_binary(shape.output) {
+        if formats.is_binary(shape.output) {
             let num_bytes = binary_size(&work, i);
-            // For a BYTES output without elements the reference sends no header with the JSON's length.
+            // As in the reference, an answer whose only binary outputs are BYTES without elements has no length header.
             has_binary |= shape.dtype != DataType::String || num_bytes > 0;
             out.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
             write_size(num_bytes, &mut out);
@@ -98,48 +98,55 @@ pub fn answer(
     let json_length = has_binary.then_some(out.len());
     let started = Instant::now();
     for i in 0..work.outputs().len() {
-        if forms.is_binary(work.outputs()[i].output) {
+        if formats.is_binary(work.outputs()[i].output) {
             append_binary(&mut work, i, &mut out)?;
         }
     }
     work.finish()?;
     ran += started.elapsed();
-    Ok(Answered { body: Bytes::from(out), rows, servable: Arc::clone(servable), signature: number, ran, json_length })
+    Ok(Answered {
+        body: Bytes::from(out),
+        rows,
+        servable: Arc::clone(servable),
+        signature: signature_index,
+        ran,
+        json_length,
+    })
 }
 
-/// The form, JSON or binary, of each output in an answer.
-struct Forms {
-    /// Whether an output is binary if the request does not say so for this output.
+/// Whether each output of an answer is written as JSON or binary.
+struct OutputFormats {
+    /// Whether an output is binary if the request does not set `binary_data` for it.
     is_binary: bool,
-    /// Numbers of the outputs that the request names, each with the form that the request names for it.
+    /// Indexes of the outputs that the request names, each with its `binary_data` parameter.
     of_output: SmallVec<[(usize, Option<bool>); 8]>,
 }
 
-impl Forms {
-    /// Finds the form of each output; `wanted` has the numbers of the outputs that the request names.
+impl OutputFormats {
+    /// Reads the formats that a request asks for; `wanted` has the indexes of the outputs that it names.
     fn of(request: &Request<'_>, wanted: &[usize]) -> Self {
         let own = request.outputs.iter().map(|output| output.is_binary);
-        Forms { is_binary: request.is_binary, of_output: wanted.iter().copied().zip(own).collect() }
+        OutputFormats { is_binary: request.is_binary, of_output: wanted.iter().copied().zip(own).collect() }
     }
 
     fn is_binary(&self, output: usize) -> bool {
-        let named = self.of_output.iter().find(|(number, _)| *number == output);
+        let named = self.of_output.iter().find(|(index, _)| *index == output);
         named.and_then(|(_, form)| *form).unwrap_or(self.is_binary)
     }
 }
 
-fn json_numbers(work: &Work<'_, '_>, forms: &Forms) -> usize {
-    let shapes = work.outputs().iter().filter(|shape| !forms.is_binary(shape.output));
+fn json_numbers(work: &Work<'_, '_>, formats: &OutputFormats) -> usize {
+    let shapes = work.outputs().iter().filter(|shape| !formats.is_binary(shape.output));
     shapes.map(|shape| shape.dims.iter().product::<usize>()).sum()
 }
 
-fn answer_capacity(work: &Work<'_, '_>, forms: &Forms) -> usize {
-    let binary = (0..work.outputs().len()).filter(|&i| forms.is_binary(work.outputs()[i].output));
+fn answer_capacity(work: &Work<'_, '_>, formats: &OutputFormats) -> usize {
+    let binary = (0..work.outputs().len()).filter(|&i| formats.is_binary(work.outputs()[i].output));
     let binary: usize = binary.map(|i| binary_size(work, i)).sum();
-    256 + 128 * work.outputs().len() + NUMBER_BYTES * json_numbers(work, forms) + binary
+    256 + 128 * work.outputs().len() + NUMBER_BYTES * json_numbers(work, formats) + binary
 }
 
-/// Writes the document up to its first output.
+/// Writes the answer's JSON up to its first output.
 fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"model_name\":");
     floats::write_string(servable.model(), out);
@@ -157,7 +164,7 @@ fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out:
     out.extend_from_slice(b"},\"outputs\":[");
 }
 
-/// Writes an output's datatype and sizes.
+/// Writes the datatype and shape of an output.
 fn write_shape(shape: &OutputShape, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"datatype\":\"");
     out.extend_from_slice(datatype_of(shape.dtype).as_bytes());
@@ -181,7 +188,8 @@ fn write_strings(strings: &[Vec<u8>], out: &mut Vec<u8>) -> Result<()> {
         if i > 0 {
             out.push(b',');
         }
-        // A string that is not UTF-8 goes to the reference, whose error tells the client to ask for binary data.
+        // JSON can not hold a string that is not UTF-8; the reference server's error tells the client to ask for binary
+        // data.
         floats::write_string(std::str::from_utf8(string).map_err(|_| Declined::Unfit)?, out);
     }
     out.push(b']');
@@ -193,11 +201,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::oip_binary::version;
-    use super::super::oip_fixture::{self, Elements, Lookup, Sent, call, lookups, mutated, routes, tensors};
+    use super::super::oip_fixture::{self, Elements, Lookup, SentTensor, call, lookups, mutated, routes, tensors};
     use super::*;
     use crate::forms::json::cursor::Cursor;
 
-    /// The form in which a tensor is sent.
+    /// How a test request encodes a tensor.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Form {
         Flat,
@@ -205,9 +213,9 @@ mod tests {
         Binary,
     }
 
-    fn data_text(sent: &Sent, form: Form) -> String {
+    fn data_text(sent: &SentTensor, form: Form) -> String {
         let count: usize = sent.dims.iter().product();
-        // A scalar is sent in a list too.
+        // The data of a scalar is a list, too.
         let is_nested = form == Form::Nested && !sent.dims.is_empty();
         let dims = if is_nested { sent.dims.clone() } else { vec![count] };
         let mut text = vec![];
@@ -223,12 +231,17 @@ mod tests {
         String::from_utf8(text).unwrap()
     }
 
-    fn shape_text(sent: &Sent) -> String {
+    fn shape_text(sent: &SentTensor) -> String {
         format!("{:?}", sent.dims).replace(' ', "")
     }
 
-    /// Returns JSON, and the binary data behind the JSON. `names_last` puts the datatype behind the data.
-    fn request(members: &str, tensors: &[(&str, Sent, Form)], names_last: bool, space: &str) -> (Vec<u8>, Vec<u8>) {
+    /// Returns the JSON of a request, and its binary data. With `names_last`, the datatype follows the data.
+    fn request(
+        members: &str,
+        tensors: &[(&str, SentTensor, Form)],
+        names_last: bool,
+        space: &str,
+    ) -> (Vec<u8>, Vec<u8>) {
         let mut binary = vec![];
         let inputs: Vec<String> = tensors
             .iter()
@@ -258,7 +271,7 @@ mod tests {
         (json.into_bytes(), binary)
     }
 
-    fn response(signature: &str, id: &str, outputs: &[(&str, Sent, Form)]) -> Vec<u8> {
+    fn response(signature: &str, id: &str, outputs: &[(&str, SentTensor, Form)]) -> Vec<u8> {
         let texts: Vec<String> = outputs
             .iter()
             .map(|(name, sent, form)| {
@@ -288,21 +301,21 @@ mod tests {
         Ok((answered.body.to_vec(), answered.json_length))
     }
 
-    fn text_of(body: &str) -> Result<String> {
+    fn text_buffer(body: &str) -> Result<String> {
         let answered = answer(&call(&routes()), "m", Version::Latest, None, body.as_bytes())?;
         Ok(String::from_utf8(answered.body.to_vec()).unwrap())
     }
 
-    /// Returns tensors, each in a form that can carry it: in JSON only finite numbers and strings of UTF-8.
-    fn formed() -> impl Strategy<Value = Vec<(&'static str, Sent, Form)>> {
-        let forms = proptest::sample::select(vec![Form::Flat, Form::Nested, Form::Binary]);
-        (tensors(), proptest::collection::vec(forms, oip_fixture::DTYPES.len())).prop_map(|(tensors, forms)| {
-            let with_form = |(mut sent, mut form): (Sent, Form)| {
+    /// Generates tensors, each with an encoding that can carry it: JSON only for finite numbers and strings of UTF-8.
+    fn formed() -> impl Strategy<Value = Vec<(&'static str, SentTensor, Form)>> {
+        let formats = proptest::sample::select(vec![Form::Flat, Form::Nested, Form::Binary]);
+        (tensors(), proptest::collection::vec(formats, oip_fixture::DTYPES.len())).prop_map(|(tensors, formats)| {
+            let with_form = |(mut sent, mut form): (SentTensor, Form)| {
                 match (&mut sent.elements, sent.dtype) {
                     (_, DataType::Float16 | DataType::Bfloat16) => form = Form::Binary,
                     (Elements::Numbers(bytes), DataType::Float32 | DataType::Float64) => {
                         let size = sent.dtype.size();
-                        // A number whose highest exponent bit is 0 is finite.
+                        // A float whose highest exponent bit is 0 is finite.
                         bytes.chunks_exact_mut(size).for_each(|number| number[size - 1] &= 0xBF);
                     }
                     (Elements::Strings(strings), _) => {
@@ -314,30 +327,30 @@ mod tests {
                 }
                 (datatype_of(sent.dtype), sent, form)
             };
-            tensors.into_iter().zip(forms).map(with_form).collect()
+            tensors.into_iter().zip(formats).map(with_form).collect()
         })
     }
 
-    fn outputs_text(tensors: &[(&str, Sent, Form)]) -> String {
-        let output = |(name, _, form): &(&str, Sent, Form)| {
+    fn outputs_text(tensors: &[(&str, SentTensor, Form)]) -> String {
+        let output = |(name, _, form): &(&str, SentTensor, Form)| {
             format!(r#"{{"name":"{name}","parameters":{{"binary_data":{}}}}}"#, *form == Form::Binary)
         };
         format!(r#""outputs":[{}],"#, tensors.iter().map(output).collect::<Vec<_>>().join(","))
     }
 
-    fn vectors(lookup: &Lookup, form: Form) -> Vec<(&'static str, Sent, Form)> {
+    fn vectors(lookup: &Lookup, form: Form) -> Vec<(&'static str, SentTensor, Form)> {
         let names = [("user", oip_fixture::USER_DIM), ("item", oip_fixture::ITEM_DIM), ("tags", oip_fixture::ITEM_DIM)];
         let outputs = names.into_iter().zip(lookup.vectors());
         outputs
             .map(|((name, dim), numbers)| {
                 let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
                 let (dtype, dims) = (DataType::Float32, vec![lookup.users.len(), dim]);
-                (name, Sent { dtype, dims, elements }, form)
+                (name, SentTensor { dtype, dims, elements }, form)
             })
             .collect()
     }
 
-    fn formed_lookup(lookup: &Lookup, form: Form) -> Vec<(&'static str, Sent, Form)> {
+    fn formed_lookup(lookup: &Lookup, form: Form) -> Vec<(&'static str, SentTensor, Form)> {
         lookup.tensors().into_iter().map(|(name, sent)| (name, sent, form)).collect()
     }
 
@@ -347,7 +360,7 @@ mod tests {
         #[test]
         fn tensors_come_back(sent in formed(), names_last: bool, space in "[ \\n\\r\\t]{0,2}") {
             let members = format!("{ECHO}{}", outputs_text(&sent));
-            let has_binary = |(_, sent, form): &(&str, Sent, Form)| {
+            let has_binary = |(_, sent, form): &(&str, SentTensor, Form)| {
                 *form == Form::Binary && !matches!(&sent.elements, Elements::Strings(strings) if strings.is_empty())
             };
             let wanted = response("echo", "", &sent);
@@ -378,7 +391,7 @@ mod tests {
         fn any_tokens_end(tokens in proptest::collection::vec("[\\[\\]{},:]|\"data\"|\"inputs\"|1|-|\"\\\\u|nul|1e9|\"", 0..20)) {
             let data = tokens.concat();
             for body in [data.clone(), format!(r#"{{"inputs":[{{"name":"FP32","datatype":"FP32","data":{data}"#)] {
-                let _ = text_of(&body);
+                let _ = text_buffer(&body);
             }
         }
 
@@ -407,7 +420,7 @@ mod tests {
         }
     }
 
-    /// Compares answers with the bytes that `service/wire/oip_json.py` writes for the same arrays.
+    /// Compares an answer with the bytes that `service/wire/oip_json.py` writes for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };
@@ -434,7 +447,7 @@ mod tests {
     #[test]
     fn numbers_without_digits_are_tokens_or_null() {
         let body = |number: f32| {
-            let sent = Sent {
+            let sent = SentTensor {
                 dtype: DataType::Float32,
                 dims: vec![1],
                 elements: Elements::Numbers(number.to_le_bytes().to_vec()),
@@ -459,7 +472,7 @@ mod tests {
     fn data_of_each_kind_is_read_as_the_reference_reads_it() {
         let echoed = |datatype: &str, count: usize, data: &str| {
             let input = format!(r#"{{"name":"{datatype}","shape":[{count}],"datatype":"{datatype}","data":{data}}}"#);
-            let text = text_of(&format!(r#"{{{ECHO}"outputs":[{{"name":"{datatype}"}}],"inputs":[{input}]}}"#))?;
+            let text = text_buffer(&format!(r#"{{{ECHO}"outputs":[{{"name":"{datatype}"}}],"inputs":[{input}]}}"#))?;
             Ok(text.split_once(r#""data":"#).unwrap().1.strip_suffix("}]}").unwrap().to_owned())
         };
         let good = [
@@ -549,10 +562,10 @@ mod tests {
             (r#""inputs":null"#.into(), false),
             (r#""id":"1""#.into(), false),
         ] {
-            assert_eq!(text_of(&format!("{{{members}}}")).is_ok(), is_good, "{members}");
+            assert_eq!(text_buffer(&format!("{{{members}}}")).is_ok(), is_good, "{members}");
         }
         for body in ["", "null", "[]", "{}x", "\u{feff}{}"] {
-            assert_eq!(text_of(body), Err(Declined::Unusual), "{body}");
+            assert_eq!(text_buffer(body), Err(Declined::Unusual), "{body}");
         }
         let routes = routes();
         let body = format!(r#"{{"inputs":[{user}]}}"#);

@@ -1,6 +1,7 @@
-//! `inference.GRPCInferenceService/ModelInfer`: answers a `ModelInferRequest` with a `ModelInferResponse`.
+//! The form of `inference.GRPCInferenceService/ModelInfer`: answers a `ModelInferRequest` with a `ModelInferResponse`.
 //!
-//! The reference is `service/wire/oip_proto.py`; field numbers are those of `service/artifact/open_inference.proto`.
+//! The reference implementation is `service/wire/oip_proto.py`; field numbers are those of
+//! `service/artifact/open_inference.proto`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,19 +11,20 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::oip_binary::{
-    SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans, by_number, datatype_of, dtype_of, find,
-    num_elements, output_numbers, version,
+    SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans, datatype_of, dtype_of, find,
+    inputs_by_index, num_elements, output_indexes, version,
 };
 use super::protobuf::{
-    Fields, Value, delimited_len, extend_varints, put_delimited, put_head, put_varint, take_varint, varint_len,
+    Fields, Value, delimited_len, extend_varints, read_varint, varint_len, write_delimited, write_delimited_header,
+    write_varint,
 };
 use super::{Answered, Call};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Effort, Strings, Tensor, Work};
 
-/// A longer message is large work: the form reads some 1 GB of integers in a second.
+/// Longer messages are parsed on the thread pool for large work; parsing runs at some 1 GB/s of integers.
 const SMALL_MESSAGE_BYTES: usize = 64 << 10;
-/// Most sizes of a tensor.
+/// Maximal number of dimensions of a tensor.
 const MAX_SIZES: usize = 64;
 
 type Result<T> = std::result::Result<T, Declined>;
@@ -30,19 +32,19 @@ type Result<T> = std::result::Result<T, Declined>;
 /// Answers a `ModelInferRequest`.
 ///
 /// # Errors
-/// The reason why the reference must answer.
+/// Why the request must be forwarded to the reference server.
 pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     if call.effort == Effort::Small && message.len() > SMALL_MESSAGE_BYTES {
         return Err(Declined::TooLarge);
     }
     let request = Request::read(message)?;
-    let (servable, number) = find(call, request.model, version(request.version)?, request.signature)?;
-    let signature = &servable.signatures()[number];
-    signature.admit(call.effort)?;
-    let inputs = by_number(signature, request.tensors()?.into_iter())?;
-    let wanted = output_numbers(signature, request.outputs.iter())?;
+    let (servable, signature_index) = find(call, request.model, version(request.version)?, request.signature)?;
+    let signature = &servable.signatures()[signature_index];
+    signature.check_effort(call.effort)?;
+    let inputs = inputs_by_index(signature, request.tensors()?.into_iter())?;
+    let wanted = output_indexes(signature, request.outputs.iter())?;
     let started = Instant::now();
-    let mut work = Work::prepare(servable, number, inputs, &wanted, call.effort, call.max_response_bytes)?;
+    let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     let rows = work.rows();
 
     let outputs: SmallVec<[Output<'_>; 8]> = work
@@ -59,21 +61,21 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     let mut number_text = itoa::Buffer::new();
     let version = number_text.format(servable.version()).as_bytes();
     let names = [servable.model().as_bytes(), version, request.id.as_bytes(), signature.name.as_bytes()];
-    // Tags and lengths of the names and of the parameter take less than 64 bytes.
+    // 64 bytes suffice for the tags and lengths of the names and of the parameter.
     let capacity =
         64 + names.iter().map(|name| name.len()).sum::<usize>() + outputs.iter().map(Output::len).sum::<usize>();
     let mut out = Vec::with_capacity(capacity);
-    put_delimited(&mut out, 1, names[0]);
-    put_delimited(&mut out, 2, names[1]);
+    write_delimited(&mut out, 1, names[0]);
+    write_delimited(&mut out, 2, names[1]);
     if !request.id.is_empty() {
-        put_delimited(&mut out, 3, names[2]);
+        write_delimited(&mut out, 3, names[2]);
     }
-    put_signature(&mut out, names[3]);
+    write_signature_parameter(&mut out, names[3]);
     for output in &outputs {
-        output.put_tensor(&mut out);
+        output.write_tensor(&mut out);
     }
     for (i, output) in outputs.iter().enumerate() {
-        put_head(&mut out, 6, output.num_bytes);
+        write_delimited_header(&mut out, 6, output.num_bytes);
         append_binary(&mut work, i, &mut out)?;
     }
     work.finish()?;
@@ -81,13 +83,13 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
         body: Bytes::from(out),
         rows,
         servable: Arc::clone(servable),
-        signature: number,
+        signature: signature_index,
         ran: started.elapsed(),
         json_length: None,
     })
 }
 
-/// Returns the model that a request names, even if only the first bytes of the request are there; "" for an unreadable
+/// Returns the model name in a request, of which perhaps only the first bytes are received; "" if there is no readable
 /// name.
 #[must_use]
 pub fn model(message: &[u8]) -> &str {
@@ -98,16 +100,17 @@ pub fn model(message: &[u8]) -> &str {
     named.and_then(|name| std::str::from_utf8(name).ok()).unwrap_or("")
 }
 
-/// Writes the parameter that names the signature: an entry `{key = 1, value = 2}` of the map, its value a `string_param`.
-fn put_signature(out: &mut Vec<u8>, name: &[u8]) {
+/// Writes the parameter with the signature's name: a map entry (key is field 1, value field 2) whose value is a
+/// `string_param`.
+fn write_signature_parameter(out: &mut Vec<u8>, name: &[u8]) {
     let value = delimited_len(3, name.len());
-    put_head(out, 4, delimited_len(1, SIGNATURE_PARAMETER.len()) + delimited_len(2, value));
-    put_delimited(out, 1, SIGNATURE_PARAMETER.as_bytes());
-    put_head(out, 2, value);
-    put_delimited(out, 3, name);
+    write_delimited_header(out, 4, delimited_len(1, SIGNATURE_PARAMETER.len()) + delimited_len(2, value));
+    write_delimited(out, 1, SIGNATURE_PARAMETER.as_bytes());
+    write_delimited_header(out, 2, value);
+    write_delimited(out, 3, name);
 }
 
-/// One output of the answer.
+/// One output of an answer.
 struct Output<'a> {
     name: &'a [u8],
     datatype: &'a [u8],
@@ -116,7 +119,7 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Bytes of the `InferOutputTensor` and of its raw contents, tags and lengths included.
+    /// Returns the size of the `InferOutputTensor` and of its raw contents, with their tags and lengths.
     fn len(&self) -> usize {
         delimited_len(5, self.tensor_len()) + delimited_len(6, self.num_bytes)
     }
@@ -130,20 +133,20 @@ impl Output<'_> {
         self.dims.iter().map(|&size| varint_len(size as u64)).sum()
     }
 
-    fn put_tensor(&self, out: &mut Vec<u8>) {
-        put_head(out, 5, self.tensor_len());
-        put_delimited(out, 1, self.name);
-        put_delimited(out, 2, self.datatype);
+    fn write_tensor(&self, out: &mut Vec<u8>) {
+        write_delimited_header(out, 5, self.tensor_len());
+        write_delimited(out, 1, self.name);
+        write_delimited(out, 2, self.datatype);
         if !self.dims.is_empty() {
-            put_head(out, 3, self.sizes_len());
+            write_delimited_header(out, 3, self.sizes_len());
             for &size in &self.dims {
-                put_varint(out, size as u64);
+                write_varint(out, size as u64);
             }
         }
     }
 }
 
-/// A parsed `ModelInferRequest` whose tensors are still bytes. If a field comes twice, the last value counts.
+/// A parsed `ModelInferRequest`, whose tensors are not decoded yet. If a field comes twice, the last value counts.
 #[derive(Default)]
 struct Request<'a> {
     model: &'a str,
@@ -155,7 +158,7 @@ struct Request<'a> {
     raw: SmallVec<[&'a [u8]; 4]>,
 }
 
-/// A parsed `InferInputTensor`.
+/// A parsed `InferInputTensor`, whose contents are not decoded yet.
 #[derive(Default)]
 struct Input<'a> {
     name: &'a str,
@@ -189,7 +192,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// Returns the tensors of all inputs, with their names.
+    /// Decodes the tensors of all inputs; returns them with their names.
     fn tensors(&self) -> Result<SmallVec<[(&'a str, Tensor<'a>); 4]>> {
         let tensors = self.inputs.iter().enumerate().map(|(i, input)| {
             let dtype = dtype_of(input.datatype.as_bytes()).ok_or(Declined::Unusual)?;
@@ -214,7 +217,7 @@ impl<'a> Input<'a> {
                 (3, Value::Varint(size)) => input.add_size(size)?,
                 (3, Value::Delimited(mut sizes)) => {
                     while !sizes.is_empty() {
-                        input.add_size(take_varint(&mut sizes)?)?;
+                        input.add_size(read_varint(&mut sizes)?)?;
                     }
                 }
                 (4, Value::Delimited(entry)) => check_tensor_parameter(entry)?,
@@ -225,7 +228,7 @@ impl<'a> Input<'a> {
         Ok(input)
     }
 
-    /// Adds a size of the tensor; a negative size arrives as a number beyond 63 bits.
+    /// Adds a dimension; declines negative sizes, which as uint64 are 2^63 or more.
     fn add_size(&mut self, size: u64) -> Result<()> {
         let size = i64::try_from(size).ok().and_then(|size| usize::try_from(size).ok());
         if self.dims.len() == MAX_SIZES {
@@ -236,7 +239,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Returns the name in an `InferRequestedOutputTensor`.
+/// Returns the output's name in an `InferRequestedOutputTensor`.
 fn output_name(message: &[u8]) -> Result<&str> {
     let mut name = "";
     for field in Fields::of(message) {
@@ -256,8 +259,7 @@ fn check_tensor_parameter(entry: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns the key of an entry of a map of parameters, and the value of its `InferParameter` if the value is a
-/// `string_param`.
+/// Returns the key of an entry in a map of parameters, and its value if that is a `string_param`.
 fn parameter(entry: &[u8]) -> Result<(&str, Option<&str>)> {
     let (mut key, mut string, mut has_value) = ("", None, false);
     for field in Fields::of(entry) {
@@ -279,7 +281,7 @@ fn parameter(entry: &[u8]) -> Result<(&str, Option<&str>)> {
     Ok((key, string))
 }
 
-/// Returns the tensor that an `InferTensorContents` holds.
+/// Decodes the tensor in an `InferTensorContents`.
 fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<Tensor<'a>> {
     let wanted = match dtype {
         DataType::Bool => 1,
@@ -304,7 +306,7 @@ fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<T
         let parts = parts.into_iter().map(Cow::Borrowed).collect();
         (Data::Strings(Strings { parts }), count)
     } else {
-        // Numbers are packed, and serializers write them as one field.
+        // Serializers write all numbers as one packed field.
         match parts[..] {
             [] => numbers(dtype, &[])?,
             [packed] => numbers(dtype, packed)?,
@@ -317,7 +319,7 @@ fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<T
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns the numbers of a packed field, and their count.
+/// Decodes the numbers of a packed field; returns them with their count.
 fn numbers(dtype: DataType, packed: &[u8]) -> Result<(Data<'_>, usize)> {
     let is_short = |byte: &u8| *byte < 0x80;
     let size = dtype.size();
@@ -349,7 +351,7 @@ fn numbers(dtype: DataType, packed: &[u8]) -> Result<(Data<'_>, usize)> {
     Ok((data, count))
 }
 
-/// Returns integers as little-endian bytes of the size of their dtype.
+/// Converts integers to the little-endian bytes of dtype `N`; declines integers that do not fit.
 fn narrowed<'a, N: TryFrom<i64>, const SIZE: usize>(found: &[i64], bytes: fn(N) -> [u8; SIZE]) -> Result<Data<'a>> {
     let mut data = Vec::with_capacity(found.len() * SIZE);
     for &number in found {
@@ -366,8 +368,8 @@ fn text(bytes: &[u8]) -> Result<&str> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::oip_fixture::{self, Elements, Lookup, Sent, call, lookups, mutated, routes, tensors};
-    use super::super::protobuf::put_varint_field;
+    use super::super::oip_fixture::{self, Elements, Lookup, SentTensor, call, lookups, mutated, routes, tensors};
+    use super::super::protobuf::write_varint_field;
     use super::*;
 
     fn message_of(fields: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
@@ -377,18 +379,18 @@ mod tests {
     }
 
     fn packed(numbers: impl Iterator<Item = u64>) -> Vec<u8> {
-        message_of(|to| numbers.for_each(|number| put_varint(to, number)))
+        message_of(|to| numbers.for_each(|number| write_varint(to, number)))
     }
 
     fn signature_entry(name: &str) -> Vec<u8> {
         message_of(|entry| {
-            put_delimited(entry, 1, b"signature_name");
-            put_delimited(entry, 2, &message_of(|value| put_delimited(value, 3, name.as_bytes())));
+            write_delimited(entry, 1, b"signature_name");
+            write_delimited(entry, 2, &message_of(|value| write_delimited(value, 3, name.as_bytes())));
         })
     }
 
-    /// Returns whole numbers of a dtype, sign-extended to 64 bits as protobuf has them.
-    fn whole(sent: &Sent, bytes: &[u8]) -> Vec<u64> {
+    /// Returns the integers of a tensor, sign-extended to 64 bits, as protobuf encodes them.
+    fn whole(sent: &SentTensor, bytes: &[u8]) -> Vec<u64> {
         let is_signed = matches!(sent.dtype, DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64);
         let number = |bytes: &[u8]| {
             let fill = if is_signed && bytes.last().is_some_and(|byte| byte >> 7 == 1) { 0xFF } else { 0 };
@@ -399,7 +401,7 @@ mod tests {
         bytes.chunks_exact(sent.dtype.size()).map(number).collect()
     }
 
-    fn contents(sent: &Sent) -> Vec<u8> {
+    fn contents(sent: &SentTensor) -> Vec<u8> {
         let field = match sent.dtype {
             DataType::Bool => 1,
             DataType::Int8 | DataType::Int16 | DataType::Int32 => 2,
@@ -411,58 +413,58 @@ mod tests {
             _ => 8,
         };
         message_of(|to| match &sent.elements {
-            Elements::Strings(strings) => strings.iter().for_each(|string| put_delimited(to, field, string)),
+            Elements::Strings(strings) => strings.iter().for_each(|string| write_delimited(to, field, string)),
             Elements::Numbers(bytes) if bytes.is_empty() => {}
-            Elements::Numbers(bytes) if field == 6 || field == 7 => put_delimited(to, field, bytes),
-            Elements::Numbers(bytes) => put_delimited(to, field, &packed(whole(sent, bytes).into_iter())),
+            Elements::Numbers(bytes) if field == 6 || field == 7 => write_delimited(to, field, bytes),
+            Elements::Numbers(bytes) => write_delimited(to, field, &packed(whole(sent, bytes).into_iter())),
         })
     }
 
-    fn request(signature: &str, id: &str, tensors: &[(&str, Sent)], is_raw: bool, outputs: &[&str]) -> Vec<u8> {
+    fn request(signature: &str, id: &str, tensors: &[(&str, SentTensor)], is_raw: bool, outputs: &[&str]) -> Vec<u8> {
         message_of(|to| {
-            put_delimited(to, 1, b"m");
-            put_delimited(to, 3, id.as_bytes());
-            put_delimited(to, 4, &signature_entry(signature));
+            write_delimited(to, 1, b"m");
+            write_delimited(to, 3, id.as_bytes());
+            write_delimited(to, 4, &signature_entry(signature));
             for (name, sent) in tensors {
                 let tensor = message_of(|to| {
-                    put_delimited(to, 1, name.as_bytes());
-                    put_delimited(to, 2, datatype_of(sent.dtype).as_bytes());
-                    put_delimited(to, 3, &packed(sent.dims.iter().map(|&size| size as u64)));
+                    write_delimited(to, 1, name.as_bytes());
+                    write_delimited(to, 2, datatype_of(sent.dtype).as_bytes());
+                    write_delimited(to, 3, &packed(sent.dims.iter().map(|&size| size as u64)));
                     if !is_raw {
-                        put_delimited(to, 5, &contents(sent));
+                        write_delimited(to, 5, &contents(sent));
                     }
                 });
-                put_delimited(to, 5, &tensor);
+                write_delimited(to, 5, &tensor);
             }
             for output in outputs {
-                put_delimited(to, 6, &message_of(|to| put_delimited(to, 1, output.as_bytes())));
+                write_delimited(to, 6, &message_of(|to| write_delimited(to, 1, output.as_bytes())));
             }
             for (_, sent) in tensors.iter().filter(|_| is_raw) {
-                put_delimited(to, 7, &sent.elements.binary());
+                write_delimited(to, 7, &sent.elements.binary());
             }
         })
     }
 
-    fn response(signature: &str, id: &str, outputs: &[(&str, Sent)]) -> Vec<u8> {
+    fn response(signature: &str, id: &str, outputs: &[(&str, SentTensor)]) -> Vec<u8> {
         message_of(|to| {
-            put_delimited(to, 1, b"m");
-            put_delimited(to, 2, b"3");
+            write_delimited(to, 1, b"m");
+            write_delimited(to, 2, b"3");
             if !id.is_empty() {
-                put_delimited(to, 3, id.as_bytes());
+                write_delimited(to, 3, id.as_bytes());
             }
-            put_delimited(to, 4, &signature_entry(signature));
+            write_delimited(to, 4, &signature_entry(signature));
             for (name, output) in outputs {
                 let tensor = message_of(|to| {
-                    put_delimited(to, 1, name.as_bytes());
-                    put_delimited(to, 2, datatype_of(output.dtype).as_bytes());
+                    write_delimited(to, 1, name.as_bytes());
+                    write_delimited(to, 2, datatype_of(output.dtype).as_bytes());
                     if !output.dims.is_empty() {
-                        put_delimited(to, 3, &packed(output.dims.iter().map(|&size| size as u64)));
+                        write_delimited(to, 3, &packed(output.dims.iter().map(|&size| size as u64)));
                     }
                 });
-                put_delimited(to, 5, &tensor);
+                write_delimited(to, 5, &tensor);
             }
             for (_, output) in outputs {
-                put_delimited(to, 6, &output.elements.binary());
+                write_delimited(to, 6, &output.elements.binary());
             }
         })
     }
@@ -471,18 +473,18 @@ mod tests {
         answer(&call(&routes()), message).map(|answered| answered.body.to_vec())
     }
 
-    fn named(tensors: Vec<Sent>) -> Vec<(&'static str, Sent)> {
+    fn named(tensors: Vec<SentTensor>) -> Vec<(&'static str, SentTensor)> {
         tensors.into_iter().map(|sent| (datatype_of(sent.dtype), sent)).collect()
     }
 
-    fn vectors(lookup: &Lookup) -> Vec<(&'static str, Sent)> {
+    fn vectors(lookup: &Lookup) -> Vec<(&'static str, SentTensor)> {
         let names = [("user", oip_fixture::USER_DIM), ("item", oip_fixture::ITEM_DIM), ("tags", oip_fixture::ITEM_DIM)];
         let outputs = names.into_iter().zip(lookup.vectors());
         outputs
             .map(|((name, dim), numbers)| {
                 let elements = Elements::Numbers(numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
                 let (dtype, dims) = (DataType::Float32, vec![lookup.users.len(), dim]);
-                (name, Sent { dtype, dims, elements })
+                (name, SentTensor { dtype, dims, elements })
             })
             .collect()
     }
@@ -505,7 +507,7 @@ mod tests {
 
         #[test]
         fn typed_tensors_come_back(sent in tensors()) {
-            let has_contents = |(_, sent): &(&str, Sent)| !matches!(sent.dtype, DataType::Float16 | DataType::Bfloat16);
+            let has_contents = |(_, sent): &(&str, SentTensor)| !matches!(sent.dtype, DataType::Float16 | DataType::Bfloat16);
             let sent: Vec<_> = named(sent).into_iter().filter(has_contents).collect();
             prop_assume!(!sent.is_empty());
             let names: Vec<&str> = sent.iter().map(|(name, _)| *name).collect();
@@ -534,7 +536,7 @@ mod tests {
         }
     }
 
-    /// Compares answers with the bytes that `service/wire/oip_proto.py` writes for the same arrays.
+    /// Compares an answer with the bytes that `service/wire/oip_proto.py` writes for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };
@@ -559,31 +561,31 @@ mod tests {
         let good = request("", "", &lookup.tensors(), true, &[]);
         assert!(body(&good).is_ok(), "the fallback signature");
         let with = |fields: &dyn Fn(&mut Vec<u8>)| body(&[good.clone(), message_of(fields)].concat());
-        assert!(with(&|to| put_delimited(to, 2, b"stable")).is_ok());
-        assert!(with(&|to| put_delimited(to, 2, b"03")).is_ok());
-        assert_eq!(with(&|to| put_delimited(to, 2, b"4")), Err(Declined::Unknown));
-        assert_eq!(with(&|to| put_delimited(to, 2, b"none")), Err(Declined::Unknown));
-        assert_eq!(with(&|to| put_delimited(to, 1, b"other")), Err(Declined::Unknown));
-        assert_eq!(with(&|to| put_delimited(to, 1, b"")), Err(Declined::Unusual));
-        assert_eq!(with(&|to| put_delimited(to, 3, b"\xff")), Err(Declined::Unusual));
-        assert_eq!(with(&|to| put_delimited(to, 4, &signature_entry("no such"))), Err(Declined::NotNative));
-        assert_eq!(with(&|to| put_delimited(to, 7, b"")), Err(Declined::Unusual));
-        assert_eq!(with(&|to| put_varint_field(to, 99, 1)), Err(Declined::Unusual));
-        let output = |name: &str| message_of(|to| put_delimited(to, 1, name.as_bytes()));
-        assert_eq!(with(&|to| put_delimited(to, 6, &output("no such"))), Err(Declined::Unfit));
-        let twice = |to: &mut Vec<u8>| (0..2).for_each(|_| put_delimited(to, 6, &output("user")));
+        assert!(with(&|to| write_delimited(to, 2, b"stable")).is_ok());
+        assert!(with(&|to| write_delimited(to, 2, b"03")).is_ok());
+        assert_eq!(with(&|to| write_delimited(to, 2, b"4")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| write_delimited(to, 2, b"none")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| write_delimited(to, 1, b"other")), Err(Declined::Unknown));
+        assert_eq!(with(&|to| write_delimited(to, 1, b"")), Err(Declined::Unusual));
+        assert_eq!(with(&|to| write_delimited(to, 3, b"\xff")), Err(Declined::Unusual));
+        assert_eq!(with(&|to| write_delimited(to, 4, &signature_entry("no such"))), Err(Declined::NotNative));
+        assert_eq!(with(&|to| write_delimited(to, 7, b"")), Err(Declined::Unusual));
+        assert_eq!(with(&|to| write_varint_field(to, 99, 1)), Err(Declined::Unusual));
+        let output = |name: &str| message_of(|to| write_delimited(to, 1, name.as_bytes()));
+        assert_eq!(with(&|to| write_delimited(to, 6, &output("no such"))), Err(Declined::Unfit));
+        let twice = |to: &mut Vec<u8>| (0..2).for_each(|_| write_delimited(to, 6, &output("user")));
         assert_eq!(with(&twice), Err(Declined::Unfit));
         let parameter = |key: &str| {
-            let value = message_of(|value| put_varint_field(value, 1, 1));
+            let value = message_of(|value| write_varint_field(value, 1, 1));
             message_of(|entry| {
-                put_delimited(entry, 1, key.as_bytes());
-                put_delimited(entry, 2, &value);
+                write_delimited(entry, 1, key.as_bytes());
+                write_delimited(entry, 2, &value);
             })
         };
-        assert!(with(&|to| put_delimited(to, 4, &parameter("priority"))).is_ok());
-        assert_eq!(with(&|to| put_delimited(to, 4, &parameter("signature_name"))), Err(Declined::Unusual));
-        let classified = |to: &mut Vec<u8>| put_delimited(to, 2, &parameter("classification"));
-        let output = |to: &mut Vec<u8>| put_delimited(to, 6, &message_of(classified));
+        assert!(with(&|to| write_delimited(to, 4, &parameter("priority"))).is_ok());
+        assert_eq!(with(&|to| write_delimited(to, 4, &parameter("signature_name"))), Err(Declined::Unusual));
+        let classified = |to: &mut Vec<u8>| write_delimited(to, 2, &parameter("classification"));
+        let output = |to: &mut Vec<u8>| write_delimited(to, 6, &message_of(classified));
         assert_eq!(with(&output), Err(Declined::Unusual));
     }
 

@@ -1,7 +1,8 @@
-//! Answers a `tensorflow.serving.PredictRequest` with a `PredictResponse`, byte for byte as the reference answers.
+//! The form of `tensorflow.serving.PredictionService/Predict`: answers a `PredictRequest` with the same
+//! `PredictResponse`, byte for byte, as the reference server.
 //!
-//! A plain request holds each field once, except repeated fields, and no input or output twice. All other messages
-//! that a stock parser takes (messages in pieces, fields of newer protos) go to the reference.
+//! The form reads requests that have no singular field twice, no input or output twice, and no unknown field. It
+//! declines all other messages.
 //!
 //! Source: `tensorflow_serving/apis/{predict,model}.proto` (9d981c5).
 
@@ -12,33 +13,34 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::protobuf::{
-    Fields, Value, delimited_len, once, put_delimited, put_head, put_varint_field, text, varint_field_len,
+    Fields, Value, delimited_len, set_once, text, varint_field_len, write_delimited, write_delimited_header,
+    write_varint_field,
 };
-use super::tensor_proto::{Allowance, Layout, read_tensor};
+use super::tensor_proto::{Allowance, MessageLayout, read_tensor};
 use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
 
-/// A longer request is large work: its integers take some 50 microseconds to read.
+/// Longer requests are parsed on the thread pool for large work; integers of this size take some 50 microseconds.
 const SMALL_REQUEST: usize = 64 << 10;
 
-/// Answers a request. Request and answer are messages without gRPC's five-byte prefix.
+/// Answers a `PredictRequest`. Request and answer are messages without gRPC's five-byte prefix.
 ///
 /// # Errors
-/// The reason why the reference must answer.
+/// Why the request must be forwarded to the reference server.
 pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     if call.effort == Effort::Small && message.len() > SMALL_REQUEST {
         return Err(Declined::TooLarge);
     }
     let spec = ModelSpec::of_request(message)?;
     let servable = call.find(spec.model, spec.version)?;
-    let number = servable.signature(spec.signature, "").ok_or(Declined::Unknown)?;
-    let signature = servable.signatures().get(number).ok_or(Declined::Unknown)?;
-    signature.admit(call.effort)?;
+    let index = servable.signature(spec.signature, "").ok_or(Declined::Unknown)?;
+    let signature = servable.signatures().get(index).ok_or(Declined::Unknown)?;
+    signature.check_effort(call.effort)?;
     let (inputs, wanted) = read(message, signature)?;
 
     let started = Instant::now();
-    let mut work = Work::prepare(servable, number, inputs, &wanted, call.effort, call.max_response_bytes)?;
+    let mut work = Work::prepare(servable, index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     let body = write(&mut work, servable, signature, call.as_content)?;
     let rows = work.rows();
     work.finish()?;
@@ -46,13 +48,13 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
         body,
         rows,
         servable: Arc::clone(servable),
-        signature: number,
+        signature: index,
         ran: started.elapsed(),
         json_length: None,
     })
 }
 
-/// Returns the model that a request names, even if only the first bytes of the request are there; "" for an unreadable
+/// Returns the model name in a request, of which perhaps only the first bytes are received; "" if there is no readable
 /// name.
 #[must_use]
 pub fn model(message: &[u8]) -> &str {
@@ -63,7 +65,7 @@ pub fn model(message: &[u8]) -> &str {
     spec.and_then(|spec| ModelSpec::read(spec).ok()).map_or("", |spec| spec.model)
 }
 
-/// Reads any bytes as a request; for fuzzing.
+/// Parses any bytes as a request; for the fuzz targets.
 #[doc(hidden)]
 pub fn fuzz(message: &[u8], signature: &Signature) {
     let _ = ModelSpec::of_request(message);
@@ -82,7 +84,7 @@ impl<'a> ModelSpec<'a> {
         let mut spec = None;
         for field in Fields::of(message) {
             if let (1, Value::Delimited(bytes)) = field? {
-                once(&mut spec, bytes)?;
+                set_once(&mut spec, bytes)?;
             }
         }
         Self::read(spec.ok_or(Declined::Unfit)?)
@@ -92,10 +94,10 @@ impl<'a> ModelSpec<'a> {
         let (mut model, mut version, mut signature) = (None, None, None);
         for field in Fields::of(message) {
             match field? {
-                (1, Value::Delimited(bytes)) => once(&mut model, text(bytes)?)?,
-                (2, Value::Delimited(bytes)) => once(&mut version, Version::Number(wrapped_integer(bytes)?))?,
-                (3, Value::Delimited(bytes)) => once(&mut signature, text(bytes)?)?,
-                (4, Value::Delimited(bytes)) => once(&mut version, Version::Label(text(bytes)?))?,
+                (1, Value::Delimited(bytes)) => set_once(&mut model, text(bytes)?)?,
+                (2, Value::Delimited(bytes)) => set_once(&mut version, Version::Number(wrapped_integer(bytes)?))?,
+                (3, Value::Delimited(bytes)) => set_once(&mut signature, text(bytes)?)?,
+                (4, Value::Delimited(bytes)) => set_once(&mut version, Version::Label(text(bytes)?))?,
                 _ => return Err(Declined::Unusual),
             }
         }
@@ -107,45 +109,45 @@ impl<'a> ModelSpec<'a> {
     }
 }
 
-/// Reads a `google.protobuf.Int64Value`.
+/// Parses a `google.protobuf.Int64Value`.
 fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
     let mut number = None;
     for field in Fields::of(message) {
         match field? {
-            (1, Value::Varint(value)) => once(&mut number, value.cast_signed())?,
+            (1, Value::Varint(value)) => set_once(&mut number, value.cast_signed())?,
             _ => return Err(Declined::Unusual),
         }
     }
     Ok(number.unwrap_or(0))
 }
 
-/// Numbers of outputs in a signature.
-type Wanted = SmallVec<[usize; 8]>;
+/// Indexes of outputs in a signature.
+type OutputIndexes = SmallVec<[usize; 8]>;
 
-/// Reads the inputs of a request, and the outputs that its filter names.
-fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, Wanted), Declined> {
+/// Parses the inputs of a request, and the output names in its `output_filter`.
+fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);
-    let mut wanted = Wanted::new();
+    let mut wanted = OutputIndexes::new();
     let mut allowance = Allowance::of_request(message.len());
     for field in Fields::of(message) {
         match field? {
             (1, Value::Delimited(_)) => {}
             (2, Value::Delimited(entry)) => {
                 let (name, tensor) = map_entry(entry)?;
-                let number = signature.input(name).ok_or(Declined::Unfit)?;
-                let slot = inputs.get_mut(number).ok_or(Declined::Unfit)?;
+                let index = signature.input(name).ok_or(Declined::Unfit)?;
+                let slot = inputs.get_mut(index).ok_or(Declined::Unfit)?;
                 if slot.is_some() {
                     return Err(Declined::Unusual);
                 }
                 *slot = Some(read_tensor(tensor, &mut allowance)?);
             }
             (3, Value::Delimited(name)) => {
-                let number = signature.output(name).ok_or(Declined::Unfit)?;
-                if wanted.contains(&number) {
+                let index = signature.output(name).ok_or(Declined::Unfit)?;
+                if wanted.contains(&index) {
                     return Err(Declined::Unfit);
                 }
-                wanted.push(number);
+                wanted.push(index);
             }
             _ => return Err(Declined::Unusual),
         }
@@ -153,20 +155,20 @@ fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, Wan
     Ok((inputs, wanted))
 }
 
-/// Returns the key and the value of a map's entry.
+/// Returns the key and the value of a map entry.
 fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
     let (mut key, mut value) = (None, None);
     for field in Fields::of(entry) {
         match field? {
-            (1, Value::Delimited(bytes)) => once(&mut key, bytes)?,
-            (2, Value::Delimited(bytes)) => once(&mut value, bytes)?,
+            (1, Value::Delimited(bytes)) => set_once(&mut key, bytes)?,
+            (2, Value::Delimited(bytes)) => set_once(&mut value, bytes)?,
             _ => return Err(Declined::Unusual),
         }
     }
     Ok((key.unwrap_or_default(), value.unwrap_or_default()))
 }
 
-/// Writes the answer into one allocation of the answer's size.
+/// Writes a `PredictResponse` into one allocation of exactly its size.
 fn write(
     work: &mut Work<'_, '_>,
     servable: &Servable,
@@ -175,9 +177,9 @@ fn write(
 ) -> Result<Bytes, Declined> {
     let shapes: SmallVec<[OutputShape; 4]> = work.outputs().into();
     let mut outputs = SmallVec::<[Output; 4]>::new();
-    for (number, shape) in shapes.iter().enumerate() {
+    for (index, shape) in shapes.iter().enumerate() {
         let name = signature.outputs.get(shape.output).map_or("", |output| &output.name);
-        let tensor = Layout::of(work, number, shape, as_content)?;
+        let tensor = MessageLayout::of(work, index, shape, as_content)?;
         let entry_len = delimited_len(1, name.len()) + delimited_len(2, tensor.len);
         outputs.push(Output { name, tensor, entry_len });
     }
@@ -189,26 +191,26 @@ fn write(
     let size = outputs_len + delimited_len(2, spec_len);
 
     let mut body = Vec::with_capacity(size);
-    for (number, (output, shape)) in outputs.iter().zip(&shapes).enumerate() {
-        put_head(&mut body, 1, output.entry_len);
-        put_delimited(&mut body, 1, output.name.as_bytes());
-        put_head(&mut body, 2, output.tensor.len);
-        output.tensor.write(work, number, shape, &mut body)?;
+    for (index, (output, shape)) in outputs.iter().zip(&shapes).enumerate() {
+        write_delimited_header(&mut body, 1, output.entry_len);
+        write_delimited(&mut body, 1, output.name.as_bytes());
+        write_delimited_header(&mut body, 2, output.tensor.len);
+        output.tensor.write(work, index, shape, &mut body)?;
     }
-    put_head(&mut body, 2, spec_len);
-    put_delimited(&mut body, 1, model);
-    put_head(&mut body, 2, version_len);
-    put_varint_field(&mut body, 1, version);
-    put_delimited(&mut body, 3, signature.name.as_bytes());
+    write_delimited_header(&mut body, 2, spec_len);
+    write_delimited(&mut body, 1, model);
+    write_delimited_header(&mut body, 2, version_len);
+    write_varint_field(&mut body, 1, version);
+    write_delimited(&mut body, 3, signature.name.as_bytes());
     debug_assert_eq!(body.len(), size);
     Ok(Bytes::from(body))
 }
 
-/// One entry of the map of outputs.
+/// One entry of the response's map of outputs.
 struct Output<'a> {
     name: &'a str,
-    tensor: Layout,
-    /// Bytes of the output's entry in the map.
+    tensor: MessageLayout,
+    /// Size of the map entry in bytes, without its tag and length.
     entry_len: usize,
 }
 

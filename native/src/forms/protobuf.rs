@@ -1,22 +1,22 @@
-//! Reads and writes protobuf's wire format: fields of a message in place, packed integers at memory speed, sizes
-//! before bytes.
+//! Reads and writes protobuf's wire format. Readers borrow fields from the message; writers compute a message's size
+//! before they write it.
 //!
-//! Readers refuse groups, and any message that a stock parser refuses. They allocate nothing but the integers of a
-//! packed field.
+//! Readers refuse groups, and each message that Google's parser refuses. They allocate memory only for the integers of
+//! a packed field.
 //!
 //! Source: protobuf's encoding guide, "Base 128 Varints", "Length-Delimited Records" and "Message Structure".
 
 use crate::declined::Declined;
 
-const MORE: u64 = 0x8080_8080_8080_8080;
-/// Bytes that are searched at once for the ends of integers; also the bytes behind them that one load may touch.
+const CONTINUATION_BITS: u64 = 0x8080_8080_8080_8080;
+/// How many bytes are searched together for the last bytes of varints.
 const BLOCK: usize = 64;
 const WORD: usize = 8;
-/// Bytes of the longest varint, and of the longest tag or length.
-const LONGEST: usize = 10;
-const LONGEST_SHORT: usize = 5;
+/// Maximal size of a varint of 64 bits, and of a tag or length.
+const MAX_VARINT_BYTES: usize = 10;
+const MAX_VARINT32_BYTES: usize = 5;
 
-/// The bytes are no protobuf message, or hold a group.
+/// The bytes are no protobuf message, or contain a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -31,22 +31,22 @@ impl From<Malformed> for Declined {
 pub enum Value<'a> {
     /// An integer, a bool or an enum.
     Varint(u64),
-    /// Eight bytes, little end first.
+    /// A fixed64, sfixed64 or double, in little-endian bytes.
     Fixed64(&'a [u8; 8]),
     /// A string, bytes, a message or packed numbers.
     Delimited(&'a [u8]),
-    /// Four bytes, little end first.
+    /// A fixed32, sfixed32 or float, in little-endian bytes.
     Fixed32(&'a [u8; 4]),
 }
 
-/// The fields of one message in the order of its bytes: numbers and values. Nothing comes after an error.
+/// An iterator over the fields of one message: field number and value. It ends after the first error.
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// Takes the bytes of a message.
+    /// Iterates over the fields of a message.
     #[must_use]
     #[inline]
     pub fn of(message: &'a [u8]) -> Self {
@@ -54,13 +54,13 @@ impl<'a> Fields<'a> {
     }
 
     #[inline]
-    fn take(&mut self) -> Result<(u32, Value<'a>), Malformed> {
-        let tag = take_short(&mut self.rest)?;
+    fn read_field(&mut self) -> Result<(u32, Value<'a>), Malformed> {
+        let tag = read_varint32(&mut self.rest)?;
         let value = match tag & 7 {
-            0 => Value::Varint(take_varint(&mut self.rest)?),
-            1 => Value::Fixed64(take_chunk(&mut self.rest)?),
-            2 => Value::Delimited(take_delimited(&mut self.rest)?),
-            5 => Value::Fixed32(take_chunk(&mut self.rest)?),
+            0 => Value::Varint(read_varint(&mut self.rest)?),
+            1 => Value::Fixed64(read_fixed(&mut self.rest)?),
+            2 => Value::Delimited(read_delimited(&mut self.rest)?),
+            5 => Value::Fixed32(read_fixed(&mut self.rest)?),
             _ => return Err(Malformed),
         };
         if tag < 8 {
@@ -69,8 +69,8 @@ impl<'a> Fields<'a> {
         Ok((tag >> 3, value))
     }
 
-    /// Passes over the next fields that are short strings of field `number`, up to 15, and calls `each` with every string.
-    /// Ends before a field of another kind, a string of 128 bytes or more, and the end of the message.
+    /// Reads the next fields while they have field number `number`, at most 15, and a string shorter than 128 bytes;
+    /// calls `each` with every string. Stops before any other field.
     #[inline]
     pub fn for_each_short_string(&mut self, number: u32, mut each: impl FnMut(&'a [u8])) {
         let tag = number << 3 | 2;
@@ -92,7 +92,7 @@ impl<'a> Iterator for Fields<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        let field = self.take();
+        let field = self.read_field();
         if field.is_err() {
             self.rest = &[];
         }
@@ -100,62 +100,62 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Stores the value of a field that a plain message holds once.
+/// Stores the value of a field that may come only once.
 ///
 /// # Errors
-/// The message held the field before.
+/// The message has the field twice.
 #[inline]
-pub fn once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
+pub fn set_once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
     match field.replace(value) {
         None => Ok(()),
         Some(_) => Err(Declined::Unusual),
     }
 }
 
-/// Returns a string of proto3.
+/// Returns a string field as UTF-8.
 ///
 /// # Errors
-/// The bytes are not UTF-8; stock parsers refuse such a string too.
+/// The bytes are not UTF-8; Google's parsers refuse such a message, too.
 #[inline]
 pub fn text(bytes: &[u8]) -> Result<&str, Malformed> {
     std::str::from_utf8(bytes).map_err(|_| Malformed)
 }
 
-/// Takes an integer of up to 64 bits from the front of the bytes.
+/// Reads a varint of up to 64 bits from the start of `rest`, and removes its bytes from `rest`.
 ///
 /// # Errors
-/// The bytes end within the integer, or the integer has more than 64 bits.
+/// The bytes end within the varint, or the varint has more than 64 bits.
 #[inline]
-pub fn take_varint(rest: &mut &[u8]) -> Result<u64, Malformed> {
-    // Nearly every integer that is taken alone has one byte.
+pub fn read_varint(rest: &mut &[u8]) -> Result<u64, Malformed> {
+    // Fast path: outside packed fields, nearly every varint has one byte.
     match rest.split_first() {
         Some((&byte, after)) if byte < 0x80 => {
             *rest = after;
             Ok(byte.into())
         }
-        _ => take_long(rest, LONGEST),
+        _ => read_long_varint(rest, MAX_VARINT_BYTES),
     }
 }
 
-/// Takes an integer of up to 32 bits and five bytes, as tags and lengths are.
+/// Reads a varint of up to 32 bits and five bytes, as tags and lengths are.
 ///
 /// # Errors
-/// As [`take_varint`].
+/// As [`read_varint`].
 #[inline]
-pub fn take_short(rest: &mut &[u8]) -> Result<u32, Malformed> {
+pub fn read_varint32(rest: &mut &[u8]) -> Result<u32, Malformed> {
     match rest.split_first() {
         Some((&byte, after)) if byte < 0x80 => {
             *rest = after;
             Ok(byte.into())
         }
-        _ => take_long(rest, LONGEST_SHORT).and_then(|value| u32::try_from(value).map_err(|_| Malformed)),
+        _ => read_long_varint(rest, MAX_VARINT32_BYTES).and_then(|value| u32::try_from(value).map_err(|_| Malformed)),
     }
 }
 
-fn take_long(rest: &mut &[u8], longest: usize) -> Result<u64, Malformed> {
+fn read_long_varint(rest: &mut &[u8], max_bytes: usize) -> Result<u64, Malformed> {
     let mut value = 0;
-    for (position, &byte) in rest.iter().take(longest).enumerate() {
-        if position == LONGEST - 1 && byte > 1 {
+    for (position, &byte) in rest.iter().take(max_bytes).enumerate() {
+        if position == MAX_VARINT_BYTES - 1 && byte > 1 {
             break;
         }
         value |= u64::from(byte & 0x7F) << (7 * position);
@@ -168,49 +168,50 @@ fn take_long(rest: &mut &[u8], longest: usize) -> Result<u64, Malformed> {
 }
 
 #[inline]
-fn take_delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
-    let length = take_short(rest)? as usize;
+fn read_delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
+    let length = read_varint32(rest)? as usize;
     let (bytes, after) = rest.split_at_checked(length).ok_or(Malformed)?;
     *rest = after;
     Ok(bytes)
 }
 
 #[inline]
-fn take_chunk<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Malformed> {
+fn read_fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Malformed> {
     let (chunk, after) = rest.split_first_chunk().ok_or(Malformed)?;
     *rest = after;
     Ok(chunk)
 }
 
-/// Returns the number of integers in a packed field.
+/// Returns the number of varints in a packed field.
 #[must_use]
 pub fn count_varints(packed: &[u8]) -> usize {
-    // One counter in each byte of a word, so that the loop becomes one of vectors: a plain count takes 1 ns for an
-    // integer of three bytes, as long as half of its decoding.
+    // Each byte of a word is a counter, so that the compiler can use vector instructions. A count byte by byte took 1
+    // ns for a varint of three bytes, half the time of decoding it.
     let parts = packed.chunks(WORD * u8::MAX as usize).map(|part| {
         let words = part.chunks_exact(WORD);
         let tail = words.remainder().iter().filter(|&&byte| byte < 0x80).count();
-        let counters = words.fold(0_u64, |counters, word| counters + ((!little_end(word) & MORE) >> 7));
+        let counters = words.fold(0_u64, |counters, word| counters + ((!load_u64(word) & CONTINUATION_BITS) >> 7));
         let pairs = (counters & 0x00FF_00FF_00FF_00FF) + (counters >> 8 & 0x00FF_00FF_00FF_00FF);
         (pairs.wrapping_mul(0x0001_0001_0001_0001) >> 48) as usize + tail
     });
     parts.sum()
 }
 
-/// Returns the first eight bytes as a little-endian integer; every bit is set where there are fewer bytes.
+/// Returns the first eight bytes as a little-endian integer; all ones if there are fewer bytes.
 #[inline]
-fn little_end(bytes: &[u8]) -> u64 {
+fn load_u64(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(u64::MAX, |word| u64::from_le_bytes(*word))
 }
 
-/// Adds the integers of a packed field to `numbers`, which grows by no more than the bytes that were sent.
+/// Decodes the varints of a packed field and appends them to `numbers`: at most one number for each byte.
 ///
-/// Lengths of ids are as random as ids, and a wrong guess of a branch costs more than all arithmetic here. So all ends
-/// within 64 bytes are found first, and each integer is one load from behind the end before it.
+/// A branch on the length of a varint would often be mispredicted, because ids are random; one misprediction costs more
+/// than decoding a varint. So the loop first finds the last bytes of all varints in 64 bytes, then decodes each varint
+/// from one load of its bytes, without a branch.
 ///
 /// # Errors
-/// The bytes end within an integer, or an integer has more than 64 bits.
-#[allow(clippy::cast_possible_wrap)] // Negative numbers travel as two's complement.
+/// The bytes end within a varint, or a varint has more than 64 bits.
+#[allow(clippy::cast_possible_wrap)] // Negative numbers are encoded in two's complement.
 pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malformed> {
     let before = numbers.len();
     numbers.resize(before + count_varints(packed), 0);
@@ -220,7 +221,7 @@ pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malfo
         if packed.len() - block_at < BLOCK + WORD {
             break;
         }
-        let mut ends = ends_of(block);
+        let mut ends = varint_ends(block);
         if ends == u64::MAX && start == block_at {
             for (byte, slot) in block.iter().zip(slots.by_ref()) {
                 *slot = i64::from(*byte);
@@ -230,7 +231,7 @@ pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malfo
         while ends != 0 {
             let end = block_at + ends.trailing_zeros() as usize;
             ends &= ends - 1;
-            let value = one_varint(packed, start, end)?;
+            let value = decode_varint(packed, start, end)?;
             *slots.next().ok_or(Malformed)? = value as i64;
             start = end + 1;
         }
@@ -238,24 +239,25 @@ pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malfo
     }
     let mut rest = packed.get(start..).ok_or(Malformed)?;
     for slot in slots {
-        *slot = take_varint(&mut rest)? as i64;
+        *slot = read_varint(&mut rest)? as i64;
     }
     if rest.is_empty() { Ok(()) } else { Err(Malformed) }
 }
 
-/// Returns one bit for each byte of a block, which says whether an integer ends there.
+/// Returns one bit for each byte of a block, set if the byte is the last of a varint.
 #[inline]
-fn ends_of(block: &[u8; BLOCK]) -> u64 {
+fn varint_ends(block: &[u8; BLOCK]) -> u64 {
     block.chunks_exact(WORD).rev().fold(0, |ends, word| {
-        let last = (!little_end(word) & MORE) >> 7;
-        // One bit of each byte, moved side by side into the highest byte; no two of the products meet.
+        let last = (!load_u64(word) & CONTINUATION_BITS) >> 7;
+        // The multiplication gathers the lowest bit of each byte in the highest byte; no partial products overlap
+        // there.
         ends << WORD | last.wrapping_mul(0x0102_0408_1020_4080) >> 56
     })
 }
 
-/// Returns the integer whose bytes are `start` to `end`; eight bytes may be read from `start` on.
+/// Decodes the varint in bytes `start` to `end`, inclusive; `packed` has at least eight bytes from `start` on.
 #[inline]
-fn one_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed> {
+fn decode_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed> {
     let from = packed.get(start..).ok_or(Malformed)?;
     let more = end - start;
     if more < 4 {
@@ -264,11 +266,11 @@ fn one_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed>
         let word = word & 0x007F_007F | (word & 0x7F00_7F00) >> 1;
         return Ok(u64::from(word & 0x3FFF | (word & 0x3FFF_0000) >> 2));
     }
-    let word = little_end(from) & !MORE >> (56 - 8 * more.min(WORD - 1));
+    let word = load_u64(from) & !CONTINUATION_BITS >> (56 - 8 * more.min(WORD - 1));
     let word = word & 0x007F_007F_007F_007F | (word & 0x7F00_7F00_7F00_7F00) >> 1;
     let word = word & 0x0000_3FFF_0000_3FFF | (word & 0x3FFF_0000_3FFF_0000) >> 2;
     let word = word & 0x0FFF_FFFF | (word & 0x0FFF_FFFF_0000_0000) >> 4;
-    // Eight bytes hold 56 bits; a tenth byte holds one.
+    // The first eight bytes hold 56 bits, the ninth 7, the tenth only one.
     match *from.get(WORD..=more).unwrap_or_default() {
         [] => Ok(word),
         [ninth] => Ok(word | u64::from(ninth) << 56),
@@ -277,39 +279,39 @@ fn one_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed>
     }
 }
 
-/// Returns the number of bytes of a varint.
+/// Returns the size of a varint in bytes.
 #[must_use]
 #[inline]
 pub fn varint_len(value: u64) -> usize {
-    // A varint has one byte for each seven bits of the value; the value 0 has one byte.
+    // One byte for each seven bits of the value, and one byte for 0.
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
 
-/// Returns the number of bytes of a tag; its wire type does not matter.
+/// Returns the size of a field's tag in bytes.
 #[must_use]
 #[inline]
 pub fn tag_len(field: u32) -> usize {
     varint_len(u64::from(field) << 3)
 }
 
-/// Returns the number of bytes of a length-delimited field, with its tag and its length.
+/// Returns the size of a length-delimited field in bytes, with its tag and length.
 #[must_use]
 #[inline]
 pub fn delimited_len(field: u32, length: usize) -> usize {
     tag_len(field) + varint_len(length as u64) + length
 }
 
-/// Returns the number of bytes of a varint field, with its tag.
+/// Returns the size of a varint field in bytes, with its tag.
 #[must_use]
 #[inline]
 pub fn varint_field_len(field: u32, value: u64) -> usize {
     tag_len(field) + varint_len(value)
 }
 
-/// Writes a varint.
+/// Appends a varint.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // Seven bits at a time.
-pub fn put_varint(to: &mut Vec<u8>, mut value: u64) {
+pub fn write_varint(to: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         to.push(value as u8 | 0x80);
         value >>= 7;
@@ -317,25 +319,25 @@ pub fn put_varint(to: &mut Vec<u8>, mut value: u64) {
     to.push(value as u8);
 }
 
-/// Writes the tag and the length of a length-delimited field; the caller then writes the field's bytes.
+/// Appends the tag and the length of a length-delimited field; the caller then appends the field's bytes.
 #[inline]
-pub fn put_head(to: &mut Vec<u8>, field: u32, length: usize) {
-    put_varint(to, u64::from(field) << 3 | 2);
-    put_varint(to, length as u64);
+pub fn write_delimited_header(to: &mut Vec<u8>, field: u32, length: usize) {
+    write_varint(to, u64::from(field) << 3 | 2);
+    write_varint(to, length as u64);
 }
 
-/// Writes a length-delimited field.
+/// Appends a length-delimited field.
 #[inline]
-pub fn put_delimited(to: &mut Vec<u8>, field: u32, bytes: &[u8]) {
-    put_head(to, field, bytes.len());
+pub fn write_delimited(to: &mut Vec<u8>, field: u32, bytes: &[u8]) {
+    write_delimited_header(to, field, bytes.len());
     to.extend_from_slice(bytes);
 }
 
-/// Writes a varint field.
+/// Appends a varint field.
 #[inline]
-pub fn put_varint_field(to: &mut Vec<u8>, field: u32, value: u64) {
-    put_varint(to, u64::from(field) << 3);
-    put_varint(to, value);
+pub fn write_varint_field(to: &mut Vec<u8>, field: u32, value: u64) {
+    write_varint(to, u64::from(field) << 3);
+    write_varint(to, value);
 }
 
 #[cfg(test)]
@@ -349,21 +351,21 @@ mod tests {
     fn packed(numbers: &[u64]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for &number in numbers {
-            put_varint(&mut bytes, number);
+            write_varint(&mut bytes, number);
         }
         bytes
     }
 
-    /// Reads one integer after the other.
-    fn plainly(packed: &[u8]) -> Result<Vec<i64>, Malformed> {
+    /// The oracle: decodes one varint after the other.
+    fn decode_one_by_one(packed: &[u8]) -> Result<Vec<i64>, Malformed> {
         let (mut rest, mut numbers) = (packed, Vec::new());
         while !rest.is_empty() {
-            numbers.push(take_long(&mut rest, LONGEST)? as i64);
+            numbers.push(read_long_varint(&mut rest, MAX_VARINT_BYTES)? as i64);
         }
         Ok(numbers)
     }
 
-    /// Integers of all lengths, and runs of short ones as ids are.
+    /// Generates integers whose varints have all lengths, and runs of short ones, as ids often are.
     fn numbers() -> impl Strategy<Value = Vec<u64>> {
         let any_length = (any::<u64>(), 0..64_u32).prop_map(|(bits, shift)| bits >> shift);
         prop_oneof![vec(any_length, 0..200), vec(0..1_u64 << 20, 0..400), vec(0..128_u64, 0..300)]
@@ -391,7 +393,7 @@ mod tests {
             let mut found = Vec::new();
             let result = extend_varints(&mut found, &bytes);
             prop_assert!(found.len() <= bytes.len());
-            prop_assert_eq!(result.map(|()| found), plainly(&bytes));
+            prop_assert_eq!(result.map(|()| found), decode_one_by_one(&bytes));
         }
 
         #[test]
@@ -404,8 +406,8 @@ mod tests {
             let mut bytes = Vec::new();
             let mut length = 0;
             for (field, number, text) in &numbers {
-                put_varint_field(&mut bytes, *field, *number);
-                put_delimited(&mut bytes, *field, text);
+                write_varint_field(&mut bytes, *field, *number);
+                write_delimited(&mut bytes, *field, text);
                 length += varint_field_len(*field, *number) + delimited_len(*field, text.len());
             }
             prop_assert_eq!(bytes.len(), length);
@@ -420,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stock_parser_refuses_the_same() {
+    fn prost_refuses_the_same_messages() {
         let read = |bytes: &[u8]| Fields::of(bytes).collect::<Result<Vec<_>, _>>().is_ok();
         let six_bytes = b"\x22\x81\x80\x80\x80\x80\x00a";
         let five_bytes = b"\x22\x81\x80\x80\x80\x00a";
@@ -453,7 +455,7 @@ mod tests {
                     let mut numbers = Vec::new();
                     extend_varints(&mut numbers, bytes).map_or(0, |()| numbers.len())
                 });
-                let plain = time(&|bytes| plainly(bytes).map_or(0, |numbers| numbers.len()));
+                let plain = time(&|bytes| decode_one_by_one(bytes).map_or(0, |numbers| numbers.len()));
                 println!("{name:>10} x {count:>6}: {fast:.2} ns each, one by one {plain:.2}");
             }
         }

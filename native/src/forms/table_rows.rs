@@ -1,24 +1,24 @@
-//! `POST /v1/models/{model}/tables/{table}:rows`: returns rows of a table by their ids, as float32.
+//! The form of `POST /v1/models/{model}/tables/{table}:rows`, which returns rows of a table by their ids, as float32.
 //!
-//! The reference is `service/wire/json_lookup.py`.
+//! The reference implementation is `service/wire/json_lookup.py`.
 
 use bytes::Bytes;
 
 use super::json::floats::{NonFinite, write_numbers};
 use super::json::nested::Leaves;
-use super::json::outputs::{check_body, check_numbers, text_of};
+use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
 use super::{Call, Version};
 use crate::declined::Declined;
 use crate::plan::DataType;
-use crate::tables::table::{Dtype, Ints, OnBadId, Out, Policy};
+use crate::tables::table::{Dtype, Ints, OnBadId, OutputRows, Policy};
 
-/// Returns the body of an answer. The function runs no signature, so no signature's counts change.
+/// Returns the body of the answer. No counts of ids change, because those belong to signatures.
 ///
-/// `max_rows` is the server's limit on ids of one request.
+/// `max_rows` is the server's limit on the number of ids in one request.
 ///
 /// # Errors
-/// The reason why the reference must answer.
+/// Why the request must be forwarded to the reference server.
 pub fn answer(
     call: &Call<'_>,
     model: &str,
@@ -47,14 +47,14 @@ pub fn answer(
     check_numbers(call.effort, num_bytes / 4)?;
     let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
     let mut rows = Vec::with_capacity(num_bytes);
-    let out = Out::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
+    let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
     table.gather(Ints::of(&ids), policy, out).map_err(|_| Declined::Unfit)?;
-    // SAFETY: gather has written every row.
+    // SAFETY: gather() initialised every row.
     unsafe { rows.set_len(num_bytes) };
     if servable.is_damaged() {
         return Err(Declined::Damaged);
     }
-    let mut body = text_of(num_bytes / 4);
+    let mut body = text_buffer(num_bytes / 4);
     body.extend_from_slice(b"{\"rows\":");
     let dims = [ids.len(), table.embedding_dim];
     write_numbers(DataType::Float32, &dims, &rows, NonFinite::of(call.strict_json), &mut body);

@@ -1,5 +1,5 @@
-//! Reads and writes `tensorflow.TensorProto`: tensors of requests in place, outputs of answers byte for byte as the
-//! reference's.
+//! Reads and writes `tensorflow.TensorProto`. The reader borrows numbers from the request if it can; the writer writes
+//! the same bytes as the reference server.
 //!
 //! Source: `tensorflow/core/framework/{tensor,tensor_shape}.proto` and `Tensor::FromProto` in tensor.cc (2.21).
 
@@ -7,50 +7,51 @@ use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
 use super::protobuf::{
-    Fields, Value, delimited_len, extend_varints, once, put_delimited, put_head, put_varint, put_varint_field,
-    take_short, text, varint_field_len, varint_len,
+    Fields, Value, delimited_len, extend_varints, read_varint32, set_once, text, varint_field_len, varint_len,
+    write_delimited, write_delimited_header, write_varint, write_varint_field,
 };
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, OutputShape, Strings, Tensor, Work};
 
-/// Most elements that a request's tensors repeat here; the reference repeats at least as many.
-const MAX_SPREAD: usize = 1 << 16;
-const REFERENCE_SPREAD: usize = 1 << 20;
-/// Limits of the reference: the highest rank, and the largest product of the sizes that are not 0.
+/// How many elements the tensors of a request may leave out, in all: a `TensorProto` with fewer values than its shape
+/// says repeats its last value. Requests that leave out more are forwarded to the reference server.
+const MAX_REPEATS: usize = 1 << 16;
+const MAX_REPEATS_OF_REFERENCE: usize = 1 << 20;
+/// The reference server's limits on a shape: its rank, and the product of its sizes that are not 0.
 const MAX_RANK: usize = 64;
 const MAX_PRODUCT: usize = usize::MAX >> 5;
 
-// Numbers of fields; see field_of_values for the others.
+// Field numbers of `TensorProto`; field_of_values has those of typed values.
 const DTYPE: u32 = 1;
 const SHAPE: u32 = 2;
 const VERSION_NUMBER: u32 = 3;
 const CONTENT: u32 = 4;
 const STRING_VAL: u32 = 8;
 
-/// Limits the elements that the tensors of a request may have.
+/// How many more elements the tensors of one request may have before the request is declined.
 pub struct Allowance {
     elements: usize,
-    /// Number of elements that may still repeat a tensor's last value, which are not sent.
-    spread: usize,
+    /// How many elements may still be left out because they repeat a tensor's last value.
+    repeats: usize,
 }
 
 impl Allowance {
-    /// Takes the number of bytes of a request: each sent element takes at least one byte.
+    /// Returns the allowance of a request of this size: an element in the request takes at least one byte.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
-        Allowance { elements: num_bytes.max(REFERENCE_SPREAD), spread: MAX_SPREAD }
+        Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
     }
 }
 
-/// A message whose values are still on the wire.
+/// A parsed `TensorProto`, whose values are not decoded yet.
 #[derive(Default)]
 struct TensorProto<'a> {
     message: &'a [u8],
     shape: &'a [u8],
     content: &'a [u8],
-    /// Number of the field with the tensor's values; 0 for a tensor without values.
+    /// Number of the typed field that has the tensor's values; 0 for a tensor without values.
     field: u32,
-    /// The last piece of the tensor's values, and the number of pieces.
+    /// The last occurrence of the field with the tensor's values, and the number of occurrences.
     piece: Option<Value<'a>>,
     num_pieces: usize,
 }
@@ -62,10 +63,10 @@ impl<'a> TensorProto<'a> {
         let mut fields = Fields::of(message);
         while let Some(field) = fields.next() {
             match field? {
-                (DTYPE, Value::Varint(number)) => once(&mut dtype, number)?,
-                (SHAPE, Value::Delimited(bytes)) => once(&mut shape, bytes)?,
-                (VERSION_NUMBER, Value::Varint(number)) => once(&mut version, number)?,
-                (CONTENT, Value::Delimited(bytes)) => once(&mut content, bytes)?,
+                (DTYPE, Value::Varint(number)) => set_once(&mut dtype, number)?,
+                (SHAPE, Value::Delimited(bytes)) => set_once(&mut shape, bytes)?,
+                (VERSION_NUMBER, Value::Varint(number)) => set_once(&mut version, number)?,
+                (CONTENT, Value::Delimited(bytes)) => set_once(&mut content, bytes)?,
                 (DTYPE..=CONTENT, _) => return Err(Declined::Unusual),
                 (number, piece) => {
                     if tensor.num_pieces > 0 && tensor.field != number {
@@ -86,20 +87,21 @@ impl<'a> TensorProto<'a> {
         Ok((dtype, tensor))
     }
 
-    /// Iterates over the pieces of the tensor's values.
+    /// Iterates over all occurrences of the field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
-        // TensorProto::read has seen the end of the message.
+        // This skips no malformed field: TensorProto::read has already read the whole message without an error.
         Fields::of(self.message)
             .map_while(Result::ok)
             .filter_map(move |(number, value)| (number == field).then_some(value))
     }
 }
 
-/// Reads one tensor of a request.
+/// Parses one tensor of a request.
 ///
 /// # Errors
-/// [`Declined::Unusual`]: the parts of the tensor do not fit each other, or only the reference reads them.
+/// [`Declined::Unusual`]: the tensor's dtype, shape and values contradict each other, or only the reference server
+/// reads such a tensor.
 pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<Tensor<'a>, Declined> {
     let (dtype, proto) = TensorProto::read(message)?;
     let (dims, size) = read_shape(proto.shape)?;
@@ -111,13 +113,13 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
                 return Err(Declined::Unusual);
             }
             if dtype == DataType::Bool && content.iter().any(|&byte| byte > 1) {
-                // Any byte but 0 is true.
+                // Any nonzero byte is true.
                 Data::Bytes(content.iter().map(|&byte| u8::from(byte != 0)).collect())
             } else {
                 Data::Raw(content)
             }
         }
-        // The reference prefers the content, and still reads the values.
+        // With both, the reference server uses `tensor_content`, but also parses the typed values.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
@@ -129,7 +131,7 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns the number of the field in which values of a dtype travel.
+/// Returns the number of the typed field for values of a dtype.
 fn field_of_values(dtype: DataType) -> u32 {
     match dtype {
         DataType::Float32 => 5,
@@ -144,7 +146,7 @@ fn field_of_values(dtype: DataType) -> u32 {
     }
 }
 
-/// Returns the sizes of a `TensorShapeProto` and their product.
+/// Parses a `TensorShapeProto`; returns its sizes and their product.
 fn read_shape(message: &[u8]) -> Result<(Dims, usize), Declined> {
     let mut dims = Dims::new();
     let (mut size, mut product) = (1_usize, 1_usize);
@@ -157,7 +159,7 @@ fn read_shape(message: &[u8]) -> Result<(Dims, usize), Declined> {
         if dims.len() == MAX_RANK || product > MAX_PRODUCT {
             return Err(Declined::Unusual);
         }
-        // `dim` is at most the product.
+        // The product `size * dim` can not overflow: it is at most `product`, which is at most MAX_PRODUCT.
         size *= dim;
         dims.push(dim);
     }
@@ -168,27 +170,28 @@ fn read_dim(message: &[u8]) -> Result<usize, Declined> {
     let (mut size, mut name) = (None, None);
     for field in Fields::of(message) {
         match field? {
-            (1, Value::Varint(value)) => once(&mut size, value.cast_signed())?,
-            (2, Value::Delimited(bytes)) => once(&mut name, text(bytes)?)?,
+            (1, Value::Varint(value)) => set_once(&mut size, value.cast_signed())?,
+            (2, Value::Delimited(bytes)) => set_once(&mut name, text(bytes)?)?,
             _ => return Err(Declined::Unusual),
         }
     }
     usize::try_from(size.unwrap_or(0)).map_err(|_| Declined::Unusual)
 }
 
-/// Reads the strings that `port::EncodeStringList` wrote: all lengths as varints, then all bytes.
+/// Splits `tensor_content` of strings, as TensorFlow's `port::EncodeStringList` writes it: all lengths as varints, then
+/// all bytes.
 fn split_strings(content: &[u8], size: usize) -> Result<Vec<Cow<'_, [u8]>>, Declined> {
     if size > content.len() {
         return Err(Declined::Unusual);
     }
     let mut bytes = content;
     for _ in 0..size {
-        take_short(&mut bytes)?;
+        read_varint32(&mut bytes)?;
     }
     let mut lengths = content;
     let mut parts = Vec::with_capacity(size);
     for _ in 0..size {
-        let length = take_short(&mut lengths)? as usize;
+        let length = read_varint32(&mut lengths)? as usize;
         let (part, rest) = bytes.split_at_checked(length).ok_or(Declined::Unusual)?;
         parts.push(Cow::Borrowed(part));
         bytes = rest;
@@ -209,7 +212,7 @@ fn read_values<'a>(
                 Some(Value::Delimited(packed)) if proto.num_pieces == 1 && packed.len() == size * width => {
                     Ok(Data::Raw(packed))
                 }
-                _ => spread_fixed(fixed_values(proto, width)?, width, size, allowance),
+                _ => repeat_last_bytes(fixed_values(proto, width)?, width, size, allowance),
             }
         }
         DataType::String => {
@@ -223,7 +226,7 @@ fn read_values<'a>(
                 }
                 fields.for_each_short_string(STRING_VAL, |bytes| parts.push(Cow::Borrowed(bytes)));
             }
-            spread(&mut parts, Cow::Borrowed(&[]), size, allowance)?;
+            repeat_last(&mut parts, Cow::Borrowed(&[]), size, allowance)?;
             Ok(Data::Strings(Strings { parts }))
         }
         _ => {
@@ -235,13 +238,13 @@ fn read_values<'a>(
                     _ => return Err(Declined::Unusual),
                 }
             }
-            spread(&mut numbers, 0, size, allowance)?;
+            repeat_last(&mut numbers, 0, size, allowance)?;
             Ok(of_dtype(numbers, dtype))
         }
     }
 }
 
-/// Returns the bytes of packed and of single values of four or eight bytes, end to end.
+/// Returns the bytes of all packed and single values of `width` bytes, end to end.
 fn fixed_values(proto: &TensorProto<'_>, width: usize) -> Result<Vec<u8>, Declined> {
     let mut bytes = Vec::new();
     for piece in proto.pieces() {
@@ -255,11 +258,16 @@ fn fixed_values(proto: &TensorProto<'_>, width: usize) -> Result<Vec<u8>, Declin
     Ok(bytes)
 }
 
-/// Brings values to the number that the shape asks for: repeats the last value, or `default` where there is none.
-fn spread<T: Clone>(values: &mut Vec<T>, default: T, size: usize, allowance: &mut Allowance) -> Result<(), Declined> {
-    // `values` may not be longer than the shape says.
+/// Extends `values` to `size` elements by repeating the last value, or `default` if there is none.
+fn repeat_last<T: Clone>(
+    values: &mut Vec<T>,
+    default: T,
+    size: usize,
+    allowance: &mut Allowance,
+) -> Result<(), Declined> {
+    // More values than the shape says are declined.
     let lacking = size.checked_sub(values.len()).ok_or(Declined::Unusual)?;
-    allowance.spread = allowance.spread.checked_sub(lacking).ok_or(Declined::Unusual)?;
+    allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
     if lacking > 0 {
         let last = values.last().cloned().unwrap_or(default);
         values.resize(size, last);
@@ -267,7 +275,7 @@ fn spread<T: Clone>(values: &mut Vec<T>, default: T, size: usize, allowance: &mu
     Ok(())
 }
 
-fn spread_fixed<'a>(
+fn repeat_last_bytes<'a>(
     mut bytes: Vec<u8>,
     width: usize,
     size: usize,
@@ -275,7 +283,7 @@ fn spread_fixed<'a>(
 ) -> Result<Data<'a>, Declined> {
     let count = bytes.len() / width;
     let lacking = size.checked_sub(count).ok_or(Declined::Unusual)?;
-    allowance.spread = allowance.spread.checked_sub(lacking).ok_or(Declined::Unusual)?;
+    allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
     match bytes.len().checked_sub(width) {
         Some(last) => (0..lacking).for_each(|_| bytes.extend_from_within(last..last + width)),
         None => bytes.resize(size * width, 0),
@@ -283,7 +291,7 @@ fn spread_fixed<'a>(
     Ok(Data::Bytes(bytes))
 }
 
-/// Returns decoded integers as numbers of `dtype`; higher bits are lost, as in protobuf and numpy.
+/// Converts decoded integers to `dtype`; higher bits are cut off, as in protobuf and numpy.
 #[allow(clippy::cast_possible_truncation)]
 fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     match dtype {
@@ -303,45 +311,46 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     }
 }
 
-/// The values of one output in the form of the message.
+/// How the values of one output are encoded.
 enum Values {
-    /// No value and no field.
+    /// An empty tensor: no field at all.
     None,
-    /// Number of the field, and number of bytes, of values that are sent as they lie in memory.
+    /// Field number and size of values that are encoded as their bytes in memory.
     Raw(u32, usize),
-    /// Number of the field, and encoded varints.
+    /// Field number and packed varints.
     Packed(u32, Vec<u8>),
-    /// Strings, each in a field of its own.
+    /// Strings, each as one field `string_val`.
     Strings,
-    /// Number of bytes of `tensor_content`, which holds all strings.
+    /// Size of `tensor_content` with all strings.
     JoinedStrings(usize),
 }
 
-/// The lengths of the parts of one output's message.
-pub struct Layout {
-    /// Bytes of the message.
+/// The sizes of one output's `TensorProto` and of its parts, which are computed before it is written.
+pub struct MessageLayout {
+    /// Size of the encoded `TensorProto` in bytes.
     pub len: usize,
     dims_len: usize,
     values: Values,
 }
 
-impl Layout {
-    /// Lays out output `number`. Runs and encodes an output of varints, since nothing else tells its length.
+impl MessageLayout {
+    /// Computes the sizes of the message for output `index`. If the values are varints, looks them up and encodes
+    /// them, because their size depends on the values.
     ///
     /// # Errors
     /// As [`Work::fill`].
-    pub fn of(work: &mut Work<'_, '_>, number: usize, shape: &OutputShape, as_content: bool) -> Result<Self, Declined> {
+    pub fn of(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape, as_content: bool) -> Result<Self, Declined> {
         let field = field_of_values(shape.dtype);
         let (is_empty, num_bytes) = (shape.dims.contains(&0), shape.num_bytes());
         let (values, values_len) = match shape.dtype {
             _ if is_empty => (Values::None, 0),
             DataType::String if as_content => {
-                let lengths = work.strings(number).iter().map(|one| varint_len(one.len() as u64) + one.len());
+                let lengths = work.strings(index).iter().map(|one| varint_len(one.len() as u64) + one.len());
                 let num_bytes = lengths.sum();
                 (Values::JoinedStrings(num_bytes), delimited_len(CONTENT, num_bytes))
             }
             DataType::String => {
-                let lengths = work.strings(number).iter().map(|one| delimited_len(STRING_VAL, one.len()));
+                let lengths = work.strings(index).iter().map(|one| delimited_len(STRING_VAL, one.len()));
                 (Values::Strings, lengths.sum())
             }
             _ if as_content => (Values::Raw(CONTENT, num_bytes), delimited_len(CONTENT, num_bytes)),
@@ -350,7 +359,7 @@ impl Layout {
             }
             dtype => {
                 let mut numbers = Vec::new();
-                fill(work, number, num_bytes, &mut numbers)?;
+                fill(work, index, num_bytes, &mut numbers)?;
                 let packed = pack(&numbers, dtype);
                 let length = delimited_len(field, packed.len());
                 (Values::Packed(field, packed), length)
@@ -358,44 +367,44 @@ impl Layout {
         };
         let dims_len = shape.dims.iter().map(|&size| delimited_len(2, dim_len(size))).sum();
         let len = varint_field_len(DTYPE, shape.dtype as u64) + delimited_len(SHAPE, dims_len) + values_len;
-        Ok(Layout { len, dims_len, values })
+        Ok(MessageLayout { len, dims_len, values })
     }
 
-    /// Runs the output, if it has not run, and writes its message.
+    /// Appends the output's message; looks up the values if [`MessageLayout::of`] did not.
     ///
     /// # Errors
     /// As [`Work::fill`].
     pub fn write(
         &self,
         work: &mut Work<'_, '_>,
-        number: usize,
+        index: usize,
         shape: &OutputShape,
         to: &mut Vec<u8>,
     ) -> Result<(), Declined> {
-        put_varint_field(to, DTYPE, shape.dtype as u64);
-        put_head(to, SHAPE, self.dims_len);
+        write_varint_field(to, DTYPE, shape.dtype as u64);
+        write_delimited_header(to, SHAPE, self.dims_len);
         for &size in &shape.dims {
-            put_head(to, 2, dim_len(size));
-            put_varint_field(to, 1, size as u64);
+            write_delimited_header(to, 2, dim_len(size));
+            write_varint_field(to, 1, size as u64);
         }
         match &self.values {
             Values::None => {}
             Values::Raw(field, num_bytes) => {
-                put_head(to, *field, *num_bytes);
-                fill(work, number, *num_bytes, to)?;
+                write_delimited_header(to, *field, *num_bytes);
+                fill(work, index, *num_bytes, to)?;
             }
-            Values::Packed(field, bytes) => put_delimited(to, *field, bytes),
+            Values::Packed(field, bytes) => write_delimited(to, *field, bytes),
             Values::Strings => {
-                for one in work.strings(number) {
-                    put_delimited(to, STRING_VAL, one);
+                for one in work.strings(index) {
+                    write_delimited(to, STRING_VAL, one);
                 }
             }
             Values::JoinedStrings(num_bytes) => {
-                put_head(to, CONTENT, *num_bytes);
-                for one in work.strings(number) {
-                    put_varint(to, one.len() as u64);
+                write_delimited_header(to, CONTENT, *num_bytes);
+                for one in work.strings(index) {
+                    write_varint(to, one.len() as u64);
                 }
-                for one in work.strings(number) {
+                for one in work.strings(index) {
                     to.extend_from_slice(one);
                 }
             }
@@ -404,22 +413,22 @@ impl Layout {
     }
 }
 
-/// Returns the bytes of a Dim message.
+/// Returns the size of a `Dim` message in bytes.
 fn dim_len(size: usize) -> usize {
     varint_field_len(1, size as u64)
 }
 
-/// Runs an output and appends its `num_bytes` bytes to `to`.
-fn fill(work: &mut Work<'_, '_>, number: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
+/// Looks up the numbers of an output, and appends their `num_bytes` bytes to `to`.
+fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
     to.reserve(num_bytes);
-    let room: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
-    work.fill(number, room)?;
-    // SAFETY: `num_bytes` bytes are reserved, and Work::fill has written each.
+    let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
+    work.fill(index, buffer)?;
+    // SAFETY: `num_bytes` bytes are reserved, and Work::fill has initialised them.
     unsafe { to.set_len(to.len() + num_bytes) };
     Ok(())
 }
 
-/// Encodes numbers of a dtype as varints, negative ones as 64 bits.
+/// Encodes integers of a dtype as varints; negative ones are sign-extended to 64 bits.
 fn pack(numbers: &[u8], dtype: DataType) -> Vec<u8> {
     let wide = |chunk: &[u8]| {
         let mut bytes = [0; 8];
@@ -432,7 +441,7 @@ fn pack(numbers: &[u8], dtype: DataType) -> Vec<u8> {
     let mut packed = Vec::with_capacity(numbers.len());
     for chunk in numbers.chunks_exact(width) {
         let number = (wide(chunk) << unused_bits).cast_signed() >> unused_bits;
-        put_varint(&mut packed, number.cast_unsigned());
+        write_varint(&mut packed, number.cast_unsigned());
     }
     packed
 }

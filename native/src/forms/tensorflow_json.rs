@@ -1,89 +1,90 @@
-//! `POST /v1/models/{model}:predict`: TensorFlow Serving's rows (`instances`) and columns (`inputs`).
+//! The form of `POST /v1/models/{model}:predict`: TensorFlow Serving's row format (`instances`) and column format
+//! (`inputs`).
 //!
-//! The reference is `service/wire/json_tensor.py`. A ragged feature is sent under its own name, as one list of ids for
-//! each row, or by column as values and row splits.
+//! The reference implementation is `service/wire/json_tensor.py`. Clients send a ragged feature under its own name, as
+//! one list of ids for each row; in the column format, they may also send values and row splits.
 
 use smallvec::SmallVec;
 
-use super::json::outputs::{self, Layout};
+use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{Column, Payload, read_predict};
-use super::json::tensors::{add_dense, add_ragged, is_ragged_part, nothing};
+use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
 use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Inputs, Signature};
 
-/// Answers a predict.
+/// Answers a `:predict` request.
 ///
 /// # Errors
-/// The reason why the reference must answer.
+/// Why the request must be forwarded to the reference server.
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_predict(body)?;
     let servable = call.find(model, version)?;
-    let number = servable.signature(&body.signature_name, "").ok_or(Declined::Unknown)?;
-    let signature = &servable.signatures()[number];
-    signature.admit(call.effort)?;
+    let index = servable.signature(&body.signature_name, "").ok_or(Declined::Unknown)?;
+    let signature = &servable.signatures()[index];
+    signature.check_effort(call.effort)?;
     let inputs = inputs_of(signature, body.payload, body.is_by_row)?;
-    let layout = if body.is_by_row { Layout::Rows } else { Layout::Columns };
-    outputs::answer(call, servable, number, inputs, layout)
+    let layout = if body.is_by_row { JsonLayout::Rows } else { JsonLayout::Columns };
+    outputs::answer(call, servable, index, inputs, layout)
 }
 
-/// The role of a column in the body of a predict.
+/// What a column of a `:predict` body holds.
 #[derive(Clone, Copy)]
-enum Role {
-    /// Lists of ids for this feature.
+enum ColumnRole {
+    /// Lists of ids of the feature with this index.
     Ragged(usize),
-    /// Weights of a feature whose ids came in lists; the form reads these weights together with the ids.
+    /// Lists of weights; they are read together with the ids of their feature.
     Weights,
-    /// The whole value of this input.
+    /// The whole value of the input with this index.
     Input(usize),
 }
 
-/// Returns the inputs that a body holds.
+/// Converts a parsed body to the signature's inputs.
 pub(super) fn inputs_of<'a>(
     signature: &Signature,
     payload: Payload<'a>,
     is_by_row: bool,
 ) -> Result<Inputs<'a>, Declined> {
-    let mut inputs = nothing(signature);
+    let mut inputs = no_inputs(signature);
     let columns = match payload {
         Payload::Columns(columns) => columns,
         Payload::Value(value) => {
             match only_feature(signature)? {
-                Role::Ragged(feature) => add_ragged(&mut inputs, signature, feature, value, None)?,
-                Role::Input(number) => add_dense(&mut inputs, signature, number, value)?,
-                Role::Weights => return Err(Declined::Unfit),
+                ColumnRole::Ragged(feature) => add_ragged(&mut inputs, signature, feature, value, None)?,
+                ColumnRole::Input(index) => add_dense(&mut inputs, signature, index, value)?,
+                ColumnRole::Weights => return Err(Declined::Unfit),
             }
             return Ok(inputs);
         }
     };
     let roles = columns.iter().map(|column| role(signature, &columns, &column.name, is_by_row));
-    let roles = roles.collect::<Result<SmallVec<[Role; 8]>, Declined>>()?;
+    let roles = roles.collect::<Result<SmallVec<[ColumnRole; 8]>, Declined>>()?;
     let weights: SmallVec<[Option<usize>; 8]> =
         roles.iter().map(|role| weights_of(signature, &columns, *role)).collect();
     let mut values: SmallVec<[_; 8]> = columns.into_iter().map(|column| Some(column.value)).collect();
-    for (place, (role, weights)) in roles.into_iter().zip(weights).enumerate() {
+    for (column, (role, weights)) in roles.into_iter().zip(weights).enumerate() {
         match role {
-            Role::Ragged(feature) => {
+            ColumnRole::Ragged(feature) => {
                 let weights = weights.and_then(|weights| values[weights].take());
-                let ids = values[place].take().ok_or(Declined::Unfit)?;
+                let ids = values[column].take().ok_or(Declined::Unfit)?;
                 add_ragged(&mut inputs, signature, feature, ids, weights)?;
             }
-            Role::Input(number) => {
-                let value = values[place].take().ok_or(Declined::Unfit)?;
-                add_dense(&mut inputs, signature, number, value)?;
+            ColumnRole::Input(index) => {
+                let value = values[column].take().ok_or(Declined::Unfit)?;
+                add_dense(&mut inputs, signature, index, value)?;
             }
-            Role::Weights => {}
+            ColumnRole::Weights => {}
         }
     }
     Ok(inputs)
 }
 
-/// Returns the only feature of a signature, or its only input with a single id for each row.
-fn only_feature(signature: &Signature) -> Result<Role, Declined> {
+/// Returns the only ragged feature or the only other input of a signature; declines a signature with more.
+fn only_feature(signature: &Signature) -> Result<ColumnRole, Declined> {
     let ragged = signature.features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
-    let ragged = ragged.map(|(number, _)| Role::Ragged(number));
-    let inputs = (0..signature.inputs.len()).filter(|&number| !is_ragged_part(signature, number)).map(Role::Input);
+    let ragged = ragged.map(|(index, _)| ColumnRole::Ragged(index));
+    let inputs = (0..signature.inputs.len()).filter(|&index| !is_ragged_part(signature, index)).map(ColumnRole::Input);
     let mut all = ragged.chain(inputs);
     match (all.next(), all.next()) {
         (Some(only), None) => Ok(only),
@@ -95,18 +96,19 @@ fn is_sent(columns: &[Column<'_>], name: &str) -> bool {
     columns.iter().any(|column| column.name == name)
 }
 
-/// Returns the feature whose ids come as lists under the name `name`.
+/// Returns the index of the feature whose ids are sent as lists under this name.
 fn ragged(signature: &Signature, columns: &[Column<'_>], name: &str) -> Option<usize> {
     let feature = signature.ragged_feature(name.as_bytes())?;
     let splits = signature.features[feature].row_splits?;
-    // A feature may have the name of its ids input; if its row splits are sent too, the ids are flat.
+    // The name may also be that of the feature's ids input: if the row splits are sent too, the value is flat ids, not
+    // lists.
     let is_flat = signature.input(name.as_bytes()).is_some() && is_sent(columns, &signature.inputs[splits].name);
     (!is_flat).then_some(feature)
 }
 
-fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bool) -> Result<Role, Declined> {
-    if let Some(number) = ragged(signature, columns, name) {
-        let feature = &signature.features[number];
+fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bool) -> Result<ColumnRole, Declined> {
+    if let Some(index) = ragged(signature, columns, name) {
+        let feature = &signature.features[index];
         let is_twice = |part: usize| {
             let part = &signature.inputs[part].name;
             part != name && is_sent(columns, part)
@@ -114,23 +116,23 @@ fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bo
         if is_twice(feature.ids) || feature.row_splits.is_some_and(is_twice) {
             return Err(Declined::Unfit);
         }
-        return Ok(Role::Ragged(number));
+        return Ok(ColumnRole::Ragged(index));
     }
-    let number = signature.input(name.as_bytes()).ok_or(Declined::Unfit)?;
+    let index = signature.input(name.as_bytes()).ok_or(Declined::Unfit)?;
     let is_ragged = |name: &str| is_sent(columns, name) && ragged(signature, columns, name).is_some();
     let mut features = signature.features.iter();
-    if features.any(|one| one.weights == Some(number) && is_ragged(&one.name)) {
-        return Ok(Role::Weights);
+    if features.any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
+        return Ok(ColumnRole::Weights);
     }
-    if is_by_row && is_ragged_part(signature, number) {
+    if is_by_row && is_ragged_part(signature, index) {
         return Err(Declined::Unfit);
     }
-    Ok(Role::Input(number))
+    Ok(ColumnRole::Input(index))
 }
 
-/// Returns which column holds the weights of a ragged feature.
-fn weights_of(signature: &Signature, columns: &[Column<'_>], role: Role) -> Option<usize> {
-    let Role::Ragged(feature) = role else { return None };
+/// Returns the position of the column with a ragged feature's weights.
+fn weights_of(signature: &Signature, columns: &[Column<'_>], role: ColumnRole) -> Option<usize> {
+    let ColumnRole::Ragged(feature) = role else { return None };
     let name = &signature.inputs[signature.features[feature].weights?].name;
     columns.iter().position(|column| column.name == *name)
 }

@@ -1,4 +1,5 @@
-//! Limits how many requests the reference works on at the same time; further requests wait here, or are refused early.
+//! Limits how many requests are forwarded to a reference server at the same time. Further requests wait in a queue
+//! here, or are refused if their wait would be too long.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,28 +8,28 @@ use tokio::sync::oneshot;
 
 use crate::edge::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
-/// Slots of the control lane. Its requests are short; only a reload may hold a slot for long.
+/// Number of slots of the control lane. Its requests are short; only a reload may hold a slot for long.
 const CONTROL_SLOTS: usize = 16;
 
-/// The queue in which a forwarded request waits.
+/// The queue in which a forwarded request waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// Predicts and lookups.
     Work,
-    /// Status, metadata, metrics, administration: they never wait for predicts and lookups.
+    /// Status, metadata, metrics and administration, which never wait for predicts and lookups.
     Control,
-    /// Long-lived streams, such as a health `Watch`: they need no slot.
+    /// Long-lived streams, such as a health `Watch`, which need no slot.
     Stream,
 }
 
-/// The gates of one wire.
+/// The queues of one wire, HTTP or gRPC: one for the work lane and one for the control lane.
 pub struct Gates {
     work: Gate,
     control: Gate,
 }
 
 impl Gates {
-    /// Opens both gates. `limits` are those of the work lane.
+    /// Returns empty queues. `limits` are those of the work lane.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Gates { work: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
@@ -37,7 +38,7 @@ impl Gates {
     /// Waits for a slot. Dropping the future removes the request from the queue; dropping the permit frees the slot.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`]: the queue is full, or the request waited too long.
     pub async fn enter(&self, lane: Lane, ask: Ask) -> Result<Option<Permit>, Refusal> {
         match lane {
             Lane::Work => self.work.enter(ask).await.map(Some),
@@ -46,83 +47,83 @@ impl Gates {
         }
     }
 
-    /// Returns how many requests wait.
+    /// Returns how many requests wait in both queues.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.work.0.lock().num_waiting() + self.control.0.lock().num_waiting()
     }
 }
 
-/// Slots of the reference, and a fair queue for them.
+/// A number of slots, and a fair queue of requests that wait for one.
 struct Gate(Arc<Inner>);
 
 struct Inner(Mutex<FairQueue<Waiter>>);
 
-/// Receives the slot when the request's turn has come, with the time that it waited or why it must not run.
-type Waiter = oneshot::Sender<(Turn, Result<Duration, Refusal>)>;
+/// Channel to a waiting request: sends its slot, with the time that it waited or why it must not run.
+type Waiter = oneshot::Sender<(Slot, Result<Duration, Refusal>)>;
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, FairQueue<Waiter>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives free slots to the next waiting requests.
-    fn pass(self: &Arc<Self>) {
+    /// Gives the free slots to the next waiting requests.
+    fn admit_waiting(self: &Arc<Self>) {
         loop {
             let Some(taken) = self.lock().take(Instant::now()) else {
                 return;
             };
-            let turn = Turn { gate: Arc::clone(self), run: Some(taken.run), since: None };
-            // If the receiver is gone, the slot is freed and this loop gives it to the next request.
-            if let Err(unheard) = taken.value.send((turn, taken.refusal.map_or(Ok(taken.waited), Err))) {
-                unheard.0.free();
+            let slot = Slot { gate: Arc::clone(self), run: Some(taken.run), since: None };
+            // If the waiting request is gone, this loop gives its slot to the next one.
+            if let Err(unreceived) = taken.value.send((slot, taken.refusal.map_or(Ok(taken.waited), Err))) {
+                unreceived.0.release_without_waking();
             }
         }
     }
 }
 
-/// A slot that is held.
-struct Turn {
+/// A slot that a request holds; its drop frees it and wakes the next request.
+struct Slot {
     gate: Arc<Inner>,
     run: Option<Run>,
     since: Option<Instant>,
 }
 
-impl Turn {
-    fn free(mut self) {
-        self.give_back();
+impl Slot {
+    fn release_without_waking(mut self) {
+        self.release();
     }
 
-    fn give_back(&mut self) -> bool {
+    fn release(&mut self) -> bool {
         let Some(run) = self.run.take() else { return false };
         self.gate.lock().done(run, self.since.map(|since| since.elapsed()));
         true
     }
 }
 
-impl Drop for Turn {
+impl Drop for Slot {
     fn drop(&mut self) {
-        if self.give_back() {
-            self.gate.pass();
+        if self.release() {
+            self.gate.admit_waiting();
         }
     }
 }
 
-/// A slot of the reference. Dropping it lets the next request in.
+/// The right to forward one request. Dropping it gives the slot to the next waiting request.
 pub struct Permit {
-    _turn: Turn,
-    /// How long the request waited for it.
+    _slot: Slot,
+    /// How long the request waited for the slot.
     pub waited: Duration,
 }
 
-/// A place in the queue.
-struct Place<'a> {
+/// A waiting request; its drop removes it from the queue.
+struct QueuedRequest<'a> {
     gate: &'a Inner,
     ask: Ask,
     id: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         let waiter = self.gate.lock().remove(&self.ask, self.id);
         drop(waiter);
@@ -135,27 +136,28 @@ impl Gate {
     }
 
     async fn enter(&self, ask: Ask) -> Result<Permit, Refusal> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let (sender, receiver) = oneshot::channel();
         let (id, patience) = {
             let mut queue = self.0.lock();
-            (queue.push(&ask, begun, sender)?, queue.patience())
+            (queue.push(&ask, started, sender)?, queue.patience())
         };
         let deadline = ask.deadline;
-        let place = Place { gate: &self.0, ask, id };
-        self.0.pass();
-        let end = begun + patience;
+        let queued = QueuedRequest { gate: &self.0, ask, id };
+        self.0.admit_waiting();
+        let end = started + patience;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        // The wait has its own end: if the reference hangs no slot becomes free, and nothing else ends the wait.
-        let told = tokio::time::timeout_at(end.into(), receiver).await;
-        drop(place);
-        let Ok(Ok((mut turn, waited))) = told else {
+        // Without this timeout, requests would wait forever if the reference server hangs, because no slot becomes free
+        // then.
+        let outcome = tokio::time::timeout_at(end.into(), receiver).await;
+        drop(queued);
+        let Ok(Ok((mut slot, waited))) = outcome else {
             let is_late = deadline.is_some_and(|deadline| deadline <= end);
-            return Err(if is_late { Refusal::Late } else { Refusal::Waited(begun.elapsed()) });
+            return Err(if is_late { Refusal::Late } else { Refusal::Waited(started.elapsed()) });
         };
         let waited = waited?;
-        turn.since = Some(Instant::now());
-        Ok(Permit { _turn: turn, waited })
+        slot.since = Some(Instant::now());
+        Ok(Permit { _slot: slot, waited })
     }
 }
 
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slot_goes_to_the_next_and_more_are_refused() {
+    async fn slots_go_to_waiting_requests_and_others_are_refused() {
         let gate = gate(1, 2, 60_000);
         let first = gate.enter(ask("a:1")).await.ok().unwrap();
         let waiter = |peer: &'static str| {
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_left_and_one_that_waited_too_long_give_their_places_up() {
+    async fn cancelled_and_late_requests_leave_the_queue() {
         let gate = gate(1, 10, 5);
         let first = gate.enter(ask("a:1")).await.ok().unwrap();
         let left = tokio::time::timeout(Duration::from_millis(5), gate.enter(ask("a:1"))).await;

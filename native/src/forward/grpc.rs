@@ -1,4 +1,5 @@
-//! Forwards gRPC calls to grpcio: streamed both ways, with trailers, cancellation and flow control.
+//! Forwards gRPC calls to the reference server in grpcio: streams both directions, with trailers, cancellation and flow
+//! control.
 
 use std::future::poll_fn;
 use std::path::PathBuf;
@@ -17,49 +18,49 @@ use super::gate::Permit;
 use crate::edge::grpc_message::Payload;
 use crate::edge::shared::no_upstream;
 
-/// Unread answer bytes of one call; more waits in the reference.
+/// HTTP/2 window of one call: how many bytes of an answer the reference server may send before the client reads them.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// Calls must not wait for each other's slow clients, so the window of the connection is as large as there is.
+/// HTTP/2 window of the connection. It has the maximal size, so that a slow client does not stop the answers to others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 const FRAME_BYTES: u32 = 1 << 20;
-/// Metadata that the reference may answer with.
+/// Maximal size of the metadata in an answer of the reference server.
 const HEADER_LIST_BYTES: u32 = 1 << 20;
 
-/// The gRPC reference, by one connection that is made anew whenever it is lost.
+/// A client of the gRPC reference server, with one connection, which is opened again after it is lost.
 pub struct GrpcUpstream {
     path: PathBuf,
     sender: Mutex<Option<SendRequest<Bytes>>>,
     connecting: tokio::sync::Mutex<()>,
 }
 
-/// Why a direction of a call ended before its end.
-enum Broken {
-    /// The sender of the bytes reset the stream, for this reason.
+/// Why the copying of a stream stopped early.
+enum StreamEnded {
+    /// The source of the bytes was lost, or reset the stream for this reason.
     Source(Option<Reason>),
-    /// The receiver takes no more.
+    /// The sink accepts no more bytes.
     Sink,
 }
 
 impl GrpcUpstream {
-    /// Names the reference's socket; nothing is connected yet.
+    /// Returns a client of the reference server at this Unix socket; the first call connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         GrpcUpstream { path, sender: Mutex::default(), connecting: tokio::sync::Mutex::default() }
     }
 
-    fn known(&self) -> Option<SendRequest<Bytes>> {
+    fn current_sender(&self) -> Option<SendRequest<Bytes>> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn ready(&self) -> Option<SendRequest<Bytes>> {
-        if let Some(sender) = self.known()
+    async fn ready_sender(&self) -> Option<SendRequest<Bytes>> {
+        if let Some(sender) = self.current_sender()
             && let Ok(sender) = sender.ready().await
         {
             return Some(sender);
         }
         let _connecting = self.connecting.lock().await;
-        // Another call may have connected meanwhile.
-        if let Some(sender) = self.known()
+        // Another call may have connected while this one waited for the lock.
+        if let Some(sender) = self.current_sender()
             && let Ok(sender) = sender.ready().await
         {
             return Some(sender);
@@ -76,29 +77,29 @@ impl GrpcUpstream {
             .ok()?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "the connection to the gRPC reference ended");
+                tracing::debug!(%error, "the connection to the gRPC reference server ended");
             }
         });
         *self.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
         sender.ready().await.ok()
     }
 
-    /// Forwards a call to the reference; says whether the reference took it. `begun` holds the bytes of the body that
-    /// were read before. `permit` is held until the answer begins.
+    /// Forwards a call to the reference server; returns false if the reference server was not reached or was lost.
+    /// `prefix` has the bytes of the body that were already read. `permit` is dropped when the answer starts.
     pub(crate) async fn forward(
         &self,
         head: Parts,
         mut body: RecvStream,
-        begun: Bytes,
+        prefix: Bytes,
         mut respond: SendResponse<Payload>,
         permit: Option<Permit>,
     ) -> bool {
         let sender = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return true,
-            sender = self.ready() => sender,
+            sender = self.ready_sender() => sender,
         };
-        let is_empty = begun.is_empty() && body.is_end_stream();
+        let is_empty = prefix.is_empty() && body.is_end_stream();
         let started = sender.and_then(|mut sender| sender.send_request(request(head)?, is_empty).ok());
         let Some((response, mut upstream)) = started else {
             let _ = respond.send_response(no_upstream().head(None), true);
@@ -108,8 +109,8 @@ impl GrpcUpstream {
             if is_empty {
                 return;
             }
-            let sent = upload(begun, &mut body, &mut upstream).await;
-            if let Err(Broken::Source(_)) = sent {
+            let sent = upload(prefix, &mut body, &mut upstream).await;
+            if let Err(StreamEnded::Source(_)) = sent {
                 upstream.send_reset(Reason::CANCEL);
             }
         };
@@ -135,7 +136,7 @@ impl GrpcUpstream {
         let (mut upload, mut download) = (std::pin::pin!(upload), std::pin::pin!(download));
         let mut is_uploading = true;
         loop {
-            // The call ends with its answer; dropping what is left of the upload resets the reference's stream.
+            // The call ends with its answer. Dropping an unfinished upload resets the stream to the reference server.
             tokio::select! {
                 () = &mut upload, if is_uploading => is_uploading = false,
                 is_served = &mut download => return is_served,
@@ -144,7 +145,7 @@ impl GrpcUpstream {
     }
 }
 
-/// Makes the reference's request of a client's; None where its path is none.
+/// Converts the head of a client's request to a request to the reference server; None if its path is invalid.
 fn request(head: Parts) -> Option<Request<()>> {
     let Parts { method, uri, headers, .. } = head;
     let parts = uri.into_parts();
@@ -160,10 +161,10 @@ fn request(head: Parts) -> Option<Request<()>> {
     Some(request)
 }
 
-async fn upload(begun: Bytes, body: &mut RecvStream, upstream: &mut SendStream<Bytes>) -> Result<(), Broken> {
-    if !begun.is_empty() {
+async fn upload(prefix: Bytes, body: &mut RecvStream, upstream: &mut SendStream<Bytes>) -> Result<(), StreamEnded> {
+    if !prefix.is_empty() {
         let is_whole = body.is_end_stream();
-        send(begun, is_whole, upstream).await?;
+        send(prefix, is_whole, upstream).await?;
         if is_whole {
             return Ok(());
         }
@@ -171,7 +172,7 @@ async fn upload(begun: Bytes, body: &mut RecvStream, upstream: &mut SendStream<B
     pump(body, upstream).await
 }
 
-/// Hands the reference's answer to the client; says whether it came to its end.
+/// Forwards an answer to the client; returns false if the reference server was lost before its end.
 async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payload>) -> bool {
     let (head, mut body) = response.into_parts();
     let is_end = body.is_end_stream();
@@ -184,34 +185,35 @@ async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payl
     if is_end {
         return true;
     }
-    let Err(broken) = pump(&mut body, &mut client).await else {
+    let Err(stream_ended) = pump(&mut body, &mut client).await else {
         return true;
     };
-    match broken {
-        Broken::Sink => true,
-        Broken::Source(Some(reason)) => {
+    match stream_ended {
+        StreamEnded::Sink => true,
+        StreamEnded::Source(Some(reason)) => {
             client.send_reset(reason);
             true
         }
-        Broken::Source(None) => {
-            // The head is sent, so the trailers tell that the reference was lost.
+        StreamEnded::Source(None) => {
+            // The head is already sent, so only the trailers can tell the client that the reference server was lost.
             let _ = client.send_trailers(no_upstream().trailers(None));
             false
         }
     }
 }
 
-/// Moves data and trailers. Capacity is given back to the source only after the sink took the data.
-async fn pump<B: Buf + From<Bytes>>(source: &mut RecvStream, sink: &mut SendStream<B>) -> Result<(), Broken> {
+/// Copies data and trailers from `source` to `sink`. Gives flow-control capacity back to the source only after the sink
+/// accepted the data.
+async fn pump<B: Buf + From<Bytes>>(source: &mut RecvStream, sink: &mut SendStream<B>) -> Result<(), StreamEnded> {
     loop {
         let data = tokio::select! {
             biased;
-            _ = poll_fn(|cx| sink.poll_reset(cx)) => return Err(Broken::Sink),
+            _ = poll_fn(|cx| sink.poll_reset(cx)) => return Err(StreamEnded::Sink),
             data = source.data() => data,
         };
         let data = match data {
             None => break,
-            Some(Err(error)) => return Err(broken(&error)),
+            Some(Err(error)) => return Err(stream_ended(&error)),
             Some(Ok(data)) => data,
         };
         let size = data.len();
@@ -225,35 +227,39 @@ async fn pump<B: Buf + From<Bytes>>(source: &mut RecvStream, sink: &mut SendStre
         }
     }
     match source.trailers().await {
-        Ok(Some(trailers)) => sink.send_trailers(trailers).map_err(|_| Broken::Sink),
-        Ok(None) => sink.send_data(Bytes::new().into(), true).map_err(|_| Broken::Sink),
-        Err(error) => Err(broken(&error)),
+        Ok(Some(trailers)) => sink.send_trailers(trailers).map_err(|_| StreamEnded::Sink),
+        Ok(None) => sink.send_data(Bytes::new().into(), true).map_err(|_| StreamEnded::Sink),
+        Err(error) => Err(stream_ended(&error)),
     }
 }
 
-fn broken(error: &h2::Error) -> Broken {
-    Broken::Source(error.reason().filter(|_| error.is_reset() && error.is_remote()))
+fn stream_ended(error: &h2::Error) -> StreamEnded {
+    StreamEnded::Source(error.reason().filter(|_| error.is_reset() && error.is_remote()))
 }
 
-async fn send<B: Buf + From<Bytes>>(mut data: Bytes, is_last: bool, sink: &mut SendStream<B>) -> Result<(), Broken> {
+async fn send<B: Buf + From<Bytes>>(
+    mut data: Bytes,
+    is_last: bool,
+    sink: &mut SendStream<B>,
+) -> Result<(), StreamEnded> {
     while !data.is_empty() {
         sink.reserve_capacity(data.len());
         let capacity = poll_fn(|cx| sink.poll_capacity(cx)).await;
         let Some(Ok(capacity)) = capacity else {
-            return Err(Broken::Sink);
+            return Err(StreamEnded::Sink);
         };
         let part = data.split_to(capacity.min(data.len()));
         if part.is_empty() {
             continue;
         }
         let is_end = is_last && data.is_empty();
-        sink.send_data(part.into(), is_end).map_err(|_| Broken::Sink)?;
+        sink.send_data(part.into(), is_end).map_err(|_| StreamEnded::Sink)?;
         if is_end {
             return Ok(());
         }
     }
     if is_last {
-        sink.send_data(Bytes::new().into(), true).map_err(|_| Broken::Sink)?;
+        sink.send_data(Bytes::new().into(), true).map_err(|_| StreamEnded::Sink)?;
     }
     Ok(())
 }

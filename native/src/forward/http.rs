@@ -1,4 +1,5 @@
-//! Forwards HTTP requests to uvicorn: bodies streamed both ways, connections kept for the next request.
+//! Forwards HTTP requests to the reference server in uvicorn: streams both bodies, and keeps connections for later
+//! requests.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,45 +22,47 @@ use tokio::task::AbortHandle;
 
 use crate::edge::limits::BodyParts;
 
-/// Time for which an idle connection is kept. The reference keeps it longer, so it never closes one under a request.
-const KEPT_FOR: Duration = Duration::from_secs(2);
-/// How many idle connections are kept.
-const MOST_KEPT: usize = 64;
+/// How long an idle connection is kept. The reference server keeps it longer, so it does not close one while a request
+/// is sent.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximal number of idle connections that are kept.
+const MAX_IDLE: usize = 64;
 
-/// Body of a forwarded request: what was read of it, then the rest as it comes.
+/// Body of a forwarded request: the bytes that were already read, then the rest as the client sends it.
 pub struct Upload {
-    begun: Option<Bytes>,
+    prefix: Option<Bytes>,
     rest: Option<Incoming>,
     parts: BodyParts,
-    on_left: Option<Box<dyn Fn(Left) + Send>>,
+    on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
 }
 
-/// The reason why the rest of a body is not read.
+/// Why the rest of a request's body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// The reference did not read it.
+pub enum UnreadReason {
+    /// The reference server did not read it.
     Unread,
-    /// The body came in too many tiny parts.
+    /// The client sent the body in too many tiny parts.
     Flood,
 }
 
 impl Upload {
-    /// Takes a whole body.
+    /// Returns a body whose bytes are all received.
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
-        Upload { begun: (!data.is_empty()).then_some(data), rest: None, parts: BodyParts::default(), on_left: None }
+        Upload { prefix: (!data.is_empty()).then_some(data), rest: None, parts: BodyParts::default(), on_unread: None }
     }
 
-    /// Takes the bytes of a body that were read, and its rest. `on_left` is called if the rest is not read to its end.
+    /// Returns a body of which `prefix` is already read and `rest` is not. Calls `on_unread` if `rest` is not read to
+    /// its end.
     #[must_use]
-    pub fn streamed(begun: Bytes, rest: Incoming, on_left: Box<dyn Fn(Left) + Send>) -> Self {
-        let mut upload = Upload::whole(begun);
+    pub fn streamed(prefix: Bytes, rest: Incoming, on_unread: Box<dyn Fn(UnreadReason) + Send>) -> Self {
+        let mut upload = Upload::whole(prefix);
         upload.rest = Some(rest);
-        upload.on_left = Some(on_left);
+        upload.on_unread = Some(on_unread);
         upload
     }
 
-    /// Says whether the rest of the body has not been read to its end, so that the client may still be sending it.
+    /// Says whether a part of the body is not read yet, so that the client may still send it.
     #[must_use]
     pub fn is_unread(&self) -> bool {
         self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream())
@@ -69,8 +72,8 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         let is_unread = self.is_unread();
-        if let Some(on_left) = self.on_left.take().filter(|_| is_unread) {
-            on_left(Left::Unread);
+        if let Some(on_unread) = self.on_unread.take().filter(|_| is_unread) {
+            on_unread(UnreadReason::Unread);
         }
     }
 }
@@ -81,7 +84,7 @@ impl Body for Upload {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let me = self.get_mut();
-        if let Some(data) = me.begun.take() {
+        if let Some(data) = me.prefix.take() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         let Some(rest) = &mut me.rest else {
@@ -90,40 +93,40 @@ impl Body for Upload {
         let frame = Pin::new(rest).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &frame
             && me.parts.is_flood(frame.data_ref().map_or(0, Bytes::len))
-            && let Some(on_left) = me.on_left.take()
+            && let Some(on_unread) = me.on_unread.take()
         {
-            on_left(Left::Flood);
+            on_unread(UnreadReason::Flood);
         }
         frame
     }
 
     fn is_end_stream(&self) -> bool {
-        self.begun.is_none() && self.rest.as_ref().is_none_or(Body::is_end_stream)
+        self.prefix.is_none() && self.rest.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        let begun = self.begun.as_ref().map_or(0, |data| data.len() as u64);
+        let prefix = self.prefix.as_ref().map_or(0, |data| data.len() as u64);
         let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
         let mut hint = SizeHint::new();
-        hint.set_lower(begun + rest.lower());
+        hint.set_lower(prefix + rest.lower());
         if let Some(upper) = rest.upper() {
-            hint.set_upper(begun + upper);
+            hint.set_upper(prefix + upper);
         }
         hint
     }
 }
 
-/// A connection whose failed writes are dropped: a reference that answers before it has read the whole body, and closes,
-/// is still to be heard. If it said nothing, reading tells.
-struct Patient(UnixStream);
+/// A connection that reports failed writes as successful. The reference server may answer and close before it has read
+/// the whole body; its answer can then still be read. If there is no answer, the read fails.
+struct IgnoreWriteErrors(UnixStream);
 
-impl AsyncRead for Patient {
+impl AsyncRead for IgnoreWriteErrors {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().0).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for IgnoreWriteErrors {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.get_mut().0).poll_write(cx, data) {
             Poll::Ready(Err(error)) if is_gone(&error) => Poll::Ready(Ok(data.len())),
@@ -159,7 +162,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// A connection to the reference; dropping it closes the connection. Without that, a connection whose reference answered
+/// A connection to the reference server; dropping it closes the connection. Without that, a connection whose reference answered
 /// before it had read the whole body would stay open: the rest of the body waits for a reader that does not come.
 struct Sender {
     requests: SendRequest<Upload>,
@@ -173,18 +176,18 @@ impl Drop for Sender {
 }
 
 #[derive(Default)]
-struct Kept(Mutex<Vec<(Sender, Instant)>>);
+struct IdleConnections(Mutex<Vec<(Sender, Instant)>>);
 
-impl Kept {
+impl IdleConnections {
     fn lock(&self) -> MutexGuard<'_, Vec<(Sender, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self) -> Option<Sender> {
+    fn pop_ready(&self) -> Option<Sender> {
         let mut all = self.lock();
         while let Some((sender, since)) = all.pop() {
-            if since.elapsed() > KEPT_FOR {
-                // The others are older.
+            if since.elapsed() > IDLE_TIMEOUT {
+                // The other connections are older, so they are too old as well.
                 all.clear();
                 break;
             }
@@ -195,34 +198,34 @@ impl Kept {
         None
     }
 
-    fn keep(&self, sender: Sender) {
+    fn push(&self, sender: Sender) {
         let mut all = self.lock();
         // The oldest come first.
-        let num_old = all.iter().take_while(|(_, since)| since.elapsed() > KEPT_FOR).count();
+        let num_old = all.iter().take_while(|(_, since)| since.elapsed() > IDLE_TIMEOUT).count();
         all.drain(..num_old);
-        if all.len() < MOST_KEPT && !sender.requests.is_closed() {
+        if all.len() < MAX_IDLE && !sender.requests.is_closed() {
             all.push((sender, Instant::now()));
         }
     }
 }
 
-/// A client of the HTTP reference.
+/// A client of the HTTP reference server.
 pub struct HttpUpstream {
     path: PathBuf,
-    kept: Arc<Kept>,
+    idle: Arc<IdleConnections>,
 }
 
-/// Body of a forwarded answer. At its end the connection is kept for another request.
+/// Body of a forwarded answer. At its end, its connection is kept for another request.
 pub struct Forwarded {
     body: Incoming,
     sender: Option<Sender>,
-    kept: Arc<Kept>,
+    idle: Arc<IdleConnections>,
 }
 
 impl Forwarded {
-    fn done(&mut self) {
+    fn keep_connection(&mut self) {
         if let Some(sender) = self.sender.take() {
-            self.kept.keep(sender);
+            self.idle.push(sender);
         }
     }
 }
@@ -236,8 +239,8 @@ impl Body for Forwarded {
         let frame = Pin::new(&mut me.body).poll_frame(cx);
         match &frame {
             Poll::Ready(Some(Err(_))) => me.sender = None,
-            Poll::Ready(None) => me.done(),
-            Poll::Ready(Some(Ok(_))) if me.body.is_end_stream() => me.done(),
+            Poll::Ready(None) => me.keep_connection(),
+            Poll::Ready(Some(Ok(_))) if me.body.is_end_stream() => me.keep_connection(),
             _ => {}
         }
         frame
@@ -253,24 +256,25 @@ impl Body for Forwarded {
 }
 
 impl HttpUpstream {
-    /// Names the reference's socket; nothing is connected yet.
+    /// Returns a client of the reference server at this Unix socket; the first request connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        HttpUpstream { path, kept: Arc::default() }
+        HttpUpstream { path, idle: Arc::default() }
     }
 
-    /// Hands a request over and returns the head of its answer; None: there is no reference.
+    /// Forwards a request, and returns the answer, whose body follows; None if the reference server can not be reached.
     pub async fn forward(&self, head: Parts, body: Upload) -> Option<Response<Forwarded>> {
         let mut request = request(head, body);
         loop {
-            let (mut sender, is_new) = match self.kept.take() {
+            let (mut sender, is_new) = match self.idle.pop_ready() {
                 Some(sender) => (sender, false),
                 None => (self.connect().await?, true),
             };
             match sender.requests.try_send_request(request).await {
-                Ok(response) => return Some(self.answer(response, sender)),
+                Ok(response) => return Some(self.forwarded_response(response, sender)),
                 Err(mut error) => match error.take_message() {
-                    // A kept connection that the reference closed meanwhile: nothing of the request was sent.
+                    // The reference server closed the kept connection before anything of the request was sent, so the
+                    // request is sent again.
                     Some(unsent) if !is_new => request = unsent,
                     _ => return None,
                 },
@@ -281,22 +285,22 @@ impl HttpUpstream {
     async fn connect(&self) -> Option<Sender> {
         let stream = UnixStream::connect(&self.path).await.ok()?;
         let (requests, connection) =
-            hyper::client::conn::http1::Builder::new().handshake(TokioIo::new(Patient(stream))).await.ok()?;
+            hyper::client::conn::http1::Builder::new().handshake(TokioIo::new(IgnoreWriteErrors(stream))).await.ok()?;
         let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to the HTTP reference ended");
+                tracing::debug!(%error, "a connection to the HTTP reference server ended");
             }
         });
         Some(Sender { requests, driver: driver.abort_handle() })
     }
 
-    fn answer(&self, response: Response<Incoming>, sender: Sender) -> Response<Forwarded> {
+    fn forwarded_response(&self, response: Response<Incoming>, sender: Sender) -> Response<Forwarded> {
         let (mut head, body) = response.into_parts();
         remove_hop_by_hop(&mut head.headers);
         head.version = Version::HTTP_11;
-        let mut body = Forwarded { body, sender: Some(sender), kept: Arc::clone(&self.kept) };
+        let mut body = Forwarded { body, sender: Some(sender), idle: Arc::clone(&self.idle) };
         if body.is_end_stream() {
-            body.done();
+            body.keep_connection();
         }
         Response::from_parts(head, body)
     }
@@ -304,17 +308,17 @@ impl HttpUpstream {
 
 fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     remove_hop_by_hop(&mut head.headers);
-    // The edge has answered it, by reading the body.
+    // The edge answers `Expect: 100-continue` itself, when it reads the body.
     head.headers.remove(EXPECT);
     head.version = Version::HTTP_11;
     if let Some(path) = head.uri.path_and_query().filter(|_| head.uri.authority().is_some()) {
-        // The absolute form, which proxies are sent.
+        // A request target in absolute form, as clients send it to a proxy.
         head.uri = Uri::from(path.clone());
     }
     Request::from_parts(head, body)
 }
 
-/// Removes the headers that are about one connection. Source: RFC 9110, section 7.6.1.
+/// Removes the headers that apply to one connection only. Source: RFC 9110, section 7.6.1.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)

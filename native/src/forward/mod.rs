@@ -1,4 +1,4 @@
-//! Hands a request to the reference servers over a Unix socket, and their answer to the client.
+//! Forwards requests to the reference servers over Unix sockets, and their answers to the clients.
 
 mod gate;
 mod grpc;
@@ -6,4 +6,4 @@ mod http;
 
 pub use gate::{Gates, Lane, Permit};
 pub use grpc::GrpcUpstream;
-pub use http::{Forwarded, HttpUpstream, Left, Upload};
+pub use http::{Forwarded, HttpUpstream, UnreadReason, Upload};

@@ -6,60 +6,61 @@ use super::inputs::DataType;
 use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
 use crate::tables::vocabulary;
 
-/// One servable. A number of a table, vocabulary, input or feature is its place in the list of the same object.
+/// One version of a model. Tables, vocabularies, inputs and features are named by their index in the lists of this
+/// object.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
     /// Name of the model.
     pub model: String,
-    /// Number of the version.
+    /// Version number.
     pub version: i64,
-    /// All tables that lookups of this servable read.
+    /// Tables that the version's lookups read.
     pub tables: Vec<TableDescription>,
-    /// All vocabularies that signatures of this servable use.
+    /// Vocabularies that the version's signatures use.
     pub vocabularies: Vec<VocabularyDescription>,
-    /// The signatures that the core may answer; other signatures go to the reference.
+    /// Signatures that the native core runs; requests for other signatures are forwarded to the reference server.
     pub signatures: Vec<SignatureDescription>,
-    /// Whether the version has a signature `serving_default`, answered by the core or not.
+    /// Whether the version has a signature `serving_default`, even if only the reference server runs it.
     #[serde(default)]
     pub has_serving_default: bool,
-    /// Address of one 64-bit word, which is not 0 once a file of the servable was damaged; 0 where there is no such
-    /// word.
-    pub mark_at: usize,
+    /// Address of a 64-bit word that becomes nonzero when a mapped file of the version is damaged; 0 if the version
+    /// maps no files.
+    pub damage_flag_at: usize,
 }
 
-/// One table in memory that the publisher keeps mapped.
+/// One table in mapped memory.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableDescription {
     /// Name of the table.
     pub name: String,
-    /// The dtype of the stored numbers.
+    /// Dtype of the stored numbers.
     pub dtype: Dtype,
     /// V, the number of rows.
     pub vocabulary_size: usize,
-    /// D, the numbers of a row.
+    /// D, the number of columns.
     pub embedding_dim: usize,
     /// Address of row 0.
     pub rows_at: usize,
-    /// Address of V float32; 0 where the dtype has no scales.
+    /// Address of V float32 scales; 0 if the dtype has no scales.
     pub scales_at: usize,
 }
 
-/// One vocabulary, as the arrays of `service/tables/vocabulary.py` in memory.
+/// One vocabulary: addresses and lengths of the arrays in `service/tables/vocabulary.py`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyDescription {
     /// Whether keys are strings; else they are int64.
     pub has_strings: bool,
-    /// Address and length in bytes of the file of strings; 0 and 0 for int64 keys and for hashed keys.
+    /// Address and length, in bytes, of the mapped vocabulary file; 0 and 0 for int64 keys and for hashed keys.
     pub data: (usize, usize),
-    /// Address and length of the `[N + 1]` int64 where lines start, or of the `[N]` int64 keys.
+    /// Address and length of the `[N + 1]` int64 offsets of the file's lines, or of the `[N]` int64 keys.
     pub keys: (usize, usize),
-    /// Address and length of the `[2^k]` int32 slots of the index.
+    /// Address and length of the `[2^k]` int32 slots of the hash index.
     pub slots: (usize, usize),
-    /// The mapping from keys to rows.
-    pub rows: vocabulary::Rows,
+    /// The mapping from keys to table rows.
+    pub rows: vocabulary::RowMapping,
 }
 
 /// The kind of a signature.
@@ -68,7 +69,7 @@ pub struct VocabularyDescription {
 pub enum SignatureKind {
     /// Maps ids to vectors; a request may send any of the features.
     Lookup,
-    /// Predicts with a model; a request must send every input that is not optional.
+    /// Runs a graph of the model; a request must send every input that is not optional.
     Predict,
 }
 
@@ -80,21 +81,21 @@ pub struct SignatureDescription {
     pub name: String,
     /// Kind of the signature.
     pub kind: SignatureKind,
-    /// Inputs of the signature; forms find an input by its name.
+    /// Inputs of the signature.
     pub inputs: Vec<InputDescription>,
-    /// Features of the signature: of a lookup the manifest's features; of a predict the features whose rows the rest
-    /// of the graph is fed.
+    /// Features of the signature. For a lookup, the manifest's features; for a predict, the features whose vectors are
+    /// fed to the graph.
     pub features: Vec<FeatureDescription>,
-    /// Outputs of the signature, in the order of answers.
+    /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputDescription>,
-    /// Bytes of one row of all outputs, for the limit on answers (`SignatureSpec.row_bytes`).
+    /// Bytes of one row of all outputs together (`SignatureSpec.row_bytes`), for the limit on the size of an answer.
     pub row_bytes: usize,
-    /// Most rows of a request; None where the signature sets no limit.
+    /// Maximal number of rows in a request; None for no limit.
     pub max_rows: Option<usize>,
-    /// Number of id tensors that the graph of a predict computes itself, before rows are looked up.
+    /// How many id tensors a predict's graph computes itself, before rows are looked up.
     #[serde(default)]
     pub num_computed: usize,
-    /// Description of the graph that runs the rest of a predict (see `towers`); None for a lookup.
+    /// Description of a predict's graph (see `towers/description.rs`); None for a lookup.
     pub graph: Option<serde_json::Value>,
 }
 
@@ -106,19 +107,19 @@ pub struct InputDescription {
     pub name: String,
     /// Dtype of the input.
     pub dtype: DataType,
-    /// Sizes of the input; None where the rank, or a size, is open.
+    /// Sizes of the input; None for an unknown rank, or for one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// V of the table that the input's ids read, in a predict that judges the ids itself.
+    /// V of the table that the input's ids index, for a predict whose ids are checked; else None.
     pub vocabulary_size: Option<usize>,
-    /// The ids of a predict that the core refuses before it runs the graph: "both", "upper" or "none".
+    /// Which ids of a predict are out of bounds: "both" (below 0, or V and more), "upper" (V and more) or "none".
     pub bounds: String,
-    /// Number of the vocabulary that maps keys to ids.
+    /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
-    /// Whether clients send keys and never ids.
+    /// Whether clients send only keys, never ids.
     pub takes_keys: bool,
-    /// Whether clients may send strings, in place of ids or as keys.
+    /// Whether clients may send strings.
     pub takes_strings: bool,
 }
 
@@ -126,20 +127,21 @@ pub struct InputDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {
-    /// Name under which JSON takes the feature's ids: `RaggedNames.feature`, or the ids input's name of a dense
-    /// feature.
+    /// Name of the feature's ids in JSON requests: `RaggedNames.feature`, or for a dense feature the name of its ids
+    /// input.
     pub name: String,
-    /// Number of the input with the feature's ids; ids that the graph computes itself are numbered behind the inputs.
+    /// Index of the input with the feature's ids. Indexes behind the last input are those of id tensors that the graph
+    /// computes.
     pub ids: usize,
-    /// Number of the input with the feature's row splits; None for one id in each row.
+    /// Index of the input with the feature's row splits; None if each row has one id.
     pub row_splits: Option<usize>,
-    /// Number of the input with the feature's weights.
+    /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Number of the feature's table.
+    /// Index of the feature's table.
     pub table: usize,
-    /// Combiner of the feature's rows; None where rows are not combined.
+    /// Combiner of the feature; None if it does not combine the vectors of a row.
     pub combiner: Option<Combiner>,
-    /// The order of additions.
+    /// The order in which the combiner adds vectors.
     pub summation: Summation,
     /// `on_bad_id` of the manifest.
     pub on_bad_id: OnBadId,
@@ -147,17 +149,18 @@ pub struct FeatureDescription {
     pub default_row: usize,
     /// Whether a mean divides by `max(sum(w), 1)`.
     pub at_least_one: bool,
-    /// Whether an id counts only where its weight is above 0.
+    /// Whether ids whose weight is not above 0 are left out.
     pub positive_only: bool,
-    /// K, the most ids of a row; 0 for no limit.
+    /// K, the maximal number of ids in a row; 0 for no limit.
     pub max_ids: usize,
-    /// Whether a longer row is cut at K.
+    /// Whether ids after the first K are left out; else a longer row is refused.
     pub truncates: bool,
-    /// L, the rows of a sequence; 0 for a feature that is no sequence.
+    /// L, the number of vectors in a sequence; 0 if the feature is no sequence.
     pub length: usize,
-    /// Rank of the ids input: 1, or 2 for ids of shape `[B, K]`; None: any rank but 0.
+    /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
     pub ids_rank: Option<usize>,
-    /// Rows of ids that the core leaves to the reference when they hold no id: "none", "last" or "all".
+    /// Which rows must have an id, or else the request is forwarded to the reference server: "none", "last" (the last
+    /// row) or "all".
     pub needs_ids: String,
 }
 
@@ -169,8 +172,8 @@ pub struct OutputDescription {
     pub name: String,
     /// Dtype of the output.
     pub dtype: DataType,
-    /// Numbers of the features whose vectors stand side by side in an output of a lookup.
+    /// For an output of a lookup: indexes of the features whose vectors stand side by side in it.
     pub parts: Vec<usize>,
-    /// Whether the answer has vectors of shape `[K, D]` as one vector of `K * D` numbers.
+    /// Whether vectors of shape `[K, D]` are flattened to `K * D` numbers.
     pub is_flat: bool,
 }

@@ -1,25 +1,25 @@
-//! Reads the vectors of one feature into the memory of an answer, or of a graph.
+//! Looks up the vectors of one feature, and writes them to an answer or to a tensor that is fed to a graph.
 
 use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
 use super::inputs::{Dims, Inputs, Tensor};
-use super::numbers::{Octets, octets_of};
-use super::servable::{FeaturePlan, NeedsIds, Reading, Servable, Signature};
+use super::numbers::{NumberBytes, number_bytes};
+use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
 use crate::declined::Declined;
-use crate::tables::table::{Ints, OnBadId, Out, Weights};
+use crate::tables::table::{Ints, OnBadId, OutputRows, Weights};
 
-/// Ids, row splits and weights of one feature. All is checked, except the range of the ids.
-pub(super) struct Sent<'r> {
-    pub(super) ids: Octets<'r>,
+/// Ids, row splits and weights of one feature, all validated, except that ids may lie outside the table.
+pub(super) struct FeatureInputs<'r> {
+    pub(super) ids: NumberBytes<'r>,
     /// Sizes of the ids input, `[B]` or `[B, K]`.
     pub(super) sizes: Dims,
-    splits: Option<Octets<'r>>,
-    weights: Option<Octets<'r>>,
+    splits: Option<NumberBytes<'r>>,
+    weights: Option<NumberBytes<'r>>,
 }
 
-impl Sent<'_> {
+impl FeatureInputs<'_> {
     pub(super) fn ids(&self) -> Ints<'_> {
         Ints::new(&self.ids)
     }
@@ -33,27 +33,28 @@ impl Sent<'_> {
     }
 }
 
-pub(super) fn sent_features<'r>(
+pub(super) fn feature_inputs<'r>(
     plan: &Signature,
     mut inputs: Inputs<'r>,
-) -> Result<SmallVec<[Option<Sent<'r>>; 8]>, Declined> {
-    // Several features may read one input: the last feature takes the tensor, the others clone it.
+) -> Result<SmallVec<[Option<FeatureInputs<'r>>; 8]>, Declined> {
+    // Several features may read one input: the last of them takes its tensor, the others clone it.
     let mut sent = SmallVec::new();
     for (f, feature) in plan.features.iter().enumerate() {
         let later = &plan.features[f + 1..];
-        let is_last = |number: usize| !later.iter().any(|other| uses(other, number));
-        let mut take = |number: usize| {
-            let tensor = if is_last(number) { inputs[number].take() } else { inputs[number].clone() };
-            tensor.map(|tensor| (tensor.dims.clone(), octets_of(tensor)))
+        let is_last = |index: usize| !later.iter().any(|other| uses(other, index));
+        let mut take_or_clone = |index: usize| {
+            let tensor = if is_last(index) { inputs[index].take() } else { inputs[index].clone() };
+            tensor.map(|tensor| (tensor.dims.clone(), number_bytes(tensor)))
         };
-        let Some((sizes, ids)) = take(feature.ids) else {
+        let Some((sizes, ids)) = take_or_clone(feature.ids) else {
             sent.push(None);
             continue;
         };
-        let splits = feature.row_splits.and_then(&mut take).map(|(_, splits)| splits);
-        // An empty weights tensor is the signature's default, and means weight 1 for every id.
-        let weights = feature.weights.and_then(&mut take).map(|(_, weights)| weights).filter(|w| !w.is_empty());
-        let one = Sent { ids, sizes, splits, weights };
+        let splits = feature.row_splits.and_then(&mut take_or_clone).map(|(_, splits)| splits);
+        // An empty tensor of weights is the input's default, and means weight 1 for every id.
+        let weights =
+            feature.weights.and_then(&mut take_or_clone).map(|(_, weights)| weights).filter(|w| !w.is_empty());
+        let one = FeatureInputs { ids, sizes, splits, weights };
         if !has_needed_ids(feature, &one) || plan.max_rows.is_some_and(|most| one.rows() > most) {
             return Err(Declined::Unfit);
         }
@@ -66,7 +67,7 @@ pub(super) fn uses(feature: &FeaturePlan, input: usize) -> bool {
     feature.ids == input || feature.row_splits == Some(input) || feature.weights == Some(input)
 }
 
-fn has_needed_ids(feature: &FeaturePlan, sent: &Sent<'_>) -> bool {
+fn has_needed_ids(feature: &FeaturePlan, sent: &FeatureInputs<'_>) -> bool {
     let Some(splits) = sent.splits() else { return true };
     let last = splits.len() - 1;
     let first = match feature.needs_ids {
@@ -80,15 +81,15 @@ fn has_needed_ids(feature: &FeaturePlan, sent: &Sent<'_>) -> bool {
 pub(super) fn vector_dims(
     servable: &Servable,
     feature: &FeaturePlan,
-    sent: &Sent<'_>,
+    sent: &FeatureInputs<'_>,
     is_flat: bool,
 ) -> Result<Dims, Declined> {
     let dim = servable.tables()[feature.table].embedding_dim;
     let rows = sent.rows();
-    let mut dims: Dims = match feature.reading {
-        Reading::Combine(_) => [rows, dim].into_iter().collect(),
-        Reading::Sequence { length } => [rows, length, dim].into_iter().collect(),
-        Reading::Gather { ids_rank } => {
+    let mut dims: Dims = match feature.lookup {
+        LookupKind::Combine(_) => [rows, dim].into_iter().collect(),
+        LookupKind::Sequence { length } => [rows, length, dim].into_iter().collect(),
+        LookupKind::Gather { ids_rank } => {
             if sent.sizes.is_empty() || ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
                 return Err(Declined::Unfit);
             }
@@ -103,80 +104,93 @@ pub(super) fn vector_dims(
     Ok(dims)
 }
 
-/// Returns how many numbers of an output's innermost dimension the feature fills.
-pub(super) fn vector_width(servable: &Servable, feature: &FeaturePlan, sent: &Sent<'_>, is_flat: bool) -> usize {
+/// Returns how many columns of an output the feature fills; a column is an index of the output's innermost dimension.
+pub(super) fn vector_width(
+    servable: &Servable,
+    feature: &FeaturePlan,
+    sent: &FeatureInputs<'_>,
+    is_flat: bool,
+) -> usize {
     vector_dims(servable, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
 }
 
-/// Where the vectors of one feature lie in an output: the offset of the first byte, the bytes from one row to the next,
-/// and whether the vectors of a row stand side by side.
-pub(super) struct Place {
+/// Where the vectors of one feature lie in an output's memory: `skip` is the offset of the first vector, `stride` the
+/// distance from one row to the next, both in bytes. With `is_flat`, the vectors of a row stand side by side.
+pub(super) struct Placement {
     pub(super) skip: usize,
     pub(super) stride: usize,
     pub(super) is_flat: bool,
 }
 
-/// Reads the vectors of one feature into an output; returns how many ids have no row.
+/// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table.
 pub(super) fn read(
     servable: &Servable,
     feature: &FeaturePlan,
-    sent: &Sent<'_>,
+    sent: &FeatureInputs<'_>,
     to: &mut [MaybeUninit<u8>],
-    place: &Place,
+    placement: &Placement,
 ) -> Result<usize, Declined> {
     let table = &servable.tables()[feature.table];
     let row_bytes = table.embedding_dim * 4;
     let (ids, policy) = (sent.ids(), feature.policy);
-    let looked = match feature.reading {
-        Reading::Gather { .. } if place.is_flat && sent.sizes.len() == 2 => {
+    let looked = match feature.lookup {
+        LookupKind::Gather { .. } if placement.is_flat && sent.sizes.len() == 2 => {
             let (rows, per_row) = (sent.sizes[0], sent.sizes[1]);
             let mut missing = 0;
             for row in 0..rows {
-                let out = Out::new(to, place.skip + row * place.stride, row_bytes, row_bytes, per_row);
+                let out = OutputRows::new(to, placement.skip + row * placement.stride, row_bytes, row_bytes, per_row);
                 missing += table
                     .gather(ids.slice(row * per_row, (row + 1) * per_row), policy, out)
                     .map_err(|_| Declined::Unfit)?;
             }
             Ok(missing)
         }
-        Reading::Gather { .. } => {
-            table.gather(ids, policy, Out::new(to, place.skip, place.stride, row_bytes, ids.len()))
+        LookupKind::Gather { .. } => {
+            table.gather(ids, policy, OutputRows::new(to, placement.skip, placement.stride, row_bytes, ids.len()))
         }
-        Reading::Combine(how) => {
+        LookupKind::Combine(how) => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let weights = sent.weights.as_deref().map(Weights::new);
-            let out = Out::new(to, place.skip, place.stride, row_bytes, splits.len() - 1);
+            let out = OutputRows::new(to, placement.skip, placement.stride, row_bytes, splits.len() - 1);
             table.combine(ids, splits, weights, &how, policy, out)
         }
-        Reading::Sequence { length } => {
+        LookupKind::Sequence { length } => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let width = length * row_bytes;
-            // Joined sequences are flat (see Servable::compile), so a sequence that is not flat fills an output alone.
-            let stride = if place.is_flat { place.stride } else { width };
-            table.sequence(ids, splits, length, policy, Out::new(to, place.skip, stride, width, splits.len() - 1))
+            // A sequence that is not flat is the only feature of its output: Servable::compile refuses others.
+            let stride = if placement.is_flat { placement.stride } else { width };
+            table.sequence(
+                ids,
+                splits,
+                length,
+                policy,
+                OutputRows::new(to, placement.skip, stride, width, splits.len() - 1),
+            )
         }
     };
     let missing = looked.map_err(|_| Declined::Unfit)?;
     let drops = matches!(policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
-        // A policy may have dropped all ids of a row; only the reference handles such a row.
+        // The policy dropped ids, perhaps all ids of a row that must have one. Only the reference server handles such a
+        // row.
         return Err(Declined::Unfit);
     }
     Ok(missing)
 }
 
-/// The features of a predict as they were sent, from which a graph reads rows into its own memory.
+/// The feature inputs of one predict request; a graph writes their vectors to the tensors that it is fed.
 pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
-    sent: SmallVec<[Option<Sent<'r>>; 8]>,
+    sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
 }
 
 impl<'s, 'r> Features<'s, 'r> {
-    /// Takes the features from inputs that [`Work::prepare`] has checked, and from ids that the graph has computed.
+    /// Takes inputs that [`Work::prepare`] has validated, and the id tensors that the graph has computed.
     ///
     /// # Errors
-    /// Only the reference handles some of the rows, or the graph computed other tensors than the signature names.
+    /// A row has no id although it must have one, or the graph computed another number of id tensors than the signature
+    /// says.
     pub fn new(
         servable: &'s Servable,
         plan: &'s Signature,
@@ -186,37 +200,38 @@ impl<'s, 'r> Features<'s, 'r> {
         if computed.len() != plan.num_computed {
             return Err(Declined::NotNative);
         }
-        let of_features = inputs.iter().enumerate().map(|(number, tensor)| {
-            let is_read = plan.features.iter().any(|feature| uses(feature, number));
+        let of_features = inputs.iter().enumerate().map(|(index, tensor)| {
+            let is_read = plan.features.iter().any(|feature| uses(feature, index));
             tensor.as_ref().filter(|_| is_read).cloned()
         });
-        let sent = sent_features(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
+        let sent = feature_inputs(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
         Ok(Features { servable, plan, sent })
     }
 
-    /// Returns the shape of a feature's vectors; with `is_flat`, the vectors of a row count as one long vector.
+    /// Returns the shape of a feature's vectors; with `is_flat`, shape `[B, K, D]` becomes `[B, K * D]`.
     ///
     /// # Errors
-    /// The feature was not sent, or its ids have another rank.
+    /// The request lacks the feature, or its ids have the wrong rank.
     pub fn dims(&self, feature: usize, is_flat: bool) -> Result<Dims, Declined> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
         vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
     }
 
-    /// Writes a feature's vectors end to end.
+    /// Writes a feature's vectors end to end to `to`.
     ///
     /// # Errors
-    /// The feature was not sent, or an id has no row.
+    /// The request lacks the feature, or the table's policy refuses an id.
     ///
     /// # Panics
-    /// The memory is too short.
+    /// `to` is too short.
     pub fn read(&self, feature: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
         let stride = self.servable.tables()[self.plan.features[feature].table].embedding_dim * 4;
-        let place = Place { skip: 0, stride, is_flat: false };
-        self.read_at(feature, to, &place)
+        let placement = Placement { skip: 0, stride, is_flat: false };
+        self.read_at(feature, to, &placement)
     }
 
-    /// Writes one vector for each row: the first at byte `skip` of the memory, each further one `stride` bytes later.
+    /// Writes a feature's vectors as some columns of a matrix: row 0 at byte `skip` of `to`, each further row `stride`
+    /// bytes later.
     ///
     /// # Errors
     /// As `read`.
@@ -230,15 +245,15 @@ impl<'s, 'r> Features<'s, 'r> {
         skip: usize,
         stride: usize,
     ) -> Result<(), Declined> {
-        self.read_at(feature, to, &Place { skip, stride, is_flat: true })
+        self.read_at(feature, to, &Placement { skip, stride, is_flat: true })
     }
 
-    fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], place: &Place) -> Result<(), Declined> {
+    fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], placement: &Placement) -> Result<(), Declined> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
         if sent.sizes.iter().product::<usize>() != sent.ids().len() {
-            // The ids were sent in another dtype, so the lookup would read fewer rows than the memory has room for.
+            // The ids have a dtype of fewer bytes than int64, so the lookup would leave a part of `to` unwritten.
             return Err(Declined::NotNative);
         }
-        read(self.servable, &self.plan.features[feature], sent, to, place).map(drop)
+        read(self.servable, &self.plan.features[feature], sent, to, placement).map(drop)
     }
 }

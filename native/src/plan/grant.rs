@@ -1,4 +1,4 @@
-//! Holds the models that one caller may run.
+//! The models that one caller may run.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Reads patterns; each is a name, or a prefix with `*` behind it.
+    /// Builds a grant from patterns: names of models, and prefixes that end with `*`.
     #[must_use]
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Self {
         let mut grant = Grant::default();
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_beginnings_of_names_are_allowed() {
+    fn names_and_prefixes_of_names_are_allowed() {
         let grant = Grant::new(["films", "news-*"]);
         for (model, is_allowed) in
             [("films", true), ("films2", false), ("film", false), ("Films", false), ("news-", true), ("news-eu", true)]

@@ -1,44 +1,44 @@
-//! Defines the interface to a predict's graph, which `towers` runs in TensorFlow.
+//! The interface between a predict and its graph, which `towers` implements with TensorFlow.
 
 use super::inputs::{DataType, Dims, Inputs};
 use super::servable::{Servable, Signature};
 use crate::declined::Declined;
 
 /// The elements of one output of a graph.
-pub enum RanData {
-    /// Little-endian numbers end to end, in memory that the graph's library gave.
+pub enum OutputData {
+    /// Little-endian numbers end to end, in memory of TensorFlow's.
     Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
     /// Elements of a string output.
     Strings(Vec<Vec<u8>>),
 }
 
 /// One output of a graph.
-pub struct RanOutput {
+pub struct GraphOutput {
     /// Dtype of the output.
     pub dtype: DataType,
     /// Sizes of the output.
     pub dims: Dims,
     /// Elements of the output.
-    pub data: RanData,
+    pub data: OutputData,
 }
 
-/// The part of a predict that TensorFlow computes. Concurrency: any thread.
+/// The graph of one predict signature. Concurrency: any thread.
 pub trait Graph: Send + Sync + std::fmt::Debug {
-    /// Looks up the rows that the graph is fed, runs the graph, and returns one output for each number in `wanted`.
+    /// Looks up the vectors that the graph is fed, runs the graph, and returns one output for each index in `wanted`.
     ///
     /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature,
     /// and each required input is there.
     ///
     /// # Errors
-    /// [`Declined`]; the reference then answers, or refuses with its own message.
+    /// [`Declined`]: the request is then forwarded to the reference server, which answers or refuses it.
     fn run(
         &self,
         servable: &Servable,
         signature: &Signature,
         inputs: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<RanOutput>, Declined>;
+    ) -> Result<Vec<GraphOutput>, Declined>;
 }
 
-/// Opens the graph of a predict from its part of a description.
+/// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is a sentence.
 pub type OpenGraph<'a> = dyn Fn(&serde_json::Value) -> Result<Box<dyn Graph>, String> + 'a;

@@ -1,11 +1,11 @@
-//! Holds the tensors of one request, which a form found in its bytes.
+//! The input tensors of one request, as a form parsed them from the request's bytes.
 
 use smallvec::SmallVec;
 
 /// Sizes of a tensor, the outermost first.
 pub type Dims = SmallVec<[usize; 4]>;
 
-/// Dtype of a tensor; the numbers are `tensorflow/core/framework/types.proto`'s.
+/// Dtype of a tensor; the discriminants are the enum values of `tensorflow/core/framework/types.proto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -28,7 +28,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Returns the bytes of one number; 0 for a string.
+    /// Returns how many bytes one number takes; 0 for strings.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -40,7 +40,7 @@ impl DataType {
         }
     }
 
-    /// Returns the dtype with this number in `types.proto`; None for a dtype that no signature of the core has.
+    /// Returns the dtype with this enum value in `types.proto`; None for a dtype that the core does not support.
     #[must_use]
     pub fn of_number(number: u64) -> Option<Self> {
         Some(match number {
@@ -70,16 +70,16 @@ pub struct Strings<'a> {
     pub parts: Vec<std::borrow::Cow<'a, [u8]>>,
 }
 
-/// The numbers or strings of a tensor. A form checks that there are as many as the shape says.
+/// The elements of a tensor. A form checks that there are as many as the shape says.
 #[derive(Clone, Debug)]
 pub enum Data<'a> {
-    /// Little-endian numbers of the tensor's dtype, end to end, as they lie in the request.
+    /// Little-endian numbers of the tensor's dtype, end to end, borrowed from the request's bytes.
     Raw(&'a [u8]),
-    /// Numbers that a form decoded, of a tensor of int64 or int32; each fits the tensor's dtype.
+    /// Decoded numbers of an int64 or int32 tensor; each fits the tensor's dtype.
     Ints(Vec<i64>),
-    /// Numbers that a form decoded, of a float32 tensor.
+    /// Decoded numbers of a float32 tensor.
     Floats(Vec<f32>),
-    /// Little-endian numbers of the tensor's dtype that a form decoded.
+    /// Little-endian numbers of the tensor's dtype, end to end, in memory of their own.
     Bytes(Vec<u8>),
     /// Elements of a string tensor.
     Strings(Strings<'a>),
@@ -88,13 +88,14 @@ pub enum Data<'a> {
 /// One tensor of a request.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
-    /// Dtype of the tensor as it was sent.
+    /// Dtype of the tensor in the request.
     pub dtype: DataType,
-    /// Sizes of the tensor as they were sent.
+    /// Sizes of the tensor in the request.
     pub dims: Dims,
     /// Elements of the tensor.
     pub data: Data<'a>,
 }
 
-/// The tensors of a request by number of the input (see `Signature::input`); None for an input that was not sent.
+/// The tensors of a request, one element for each input of the signature (see `Signature::input`); None for an input
+/// that the request lacks.
 pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;

@@ -1,17 +1,17 @@
-//! Compiles signatures against their tables, judges inputs, sizes answers and reads rows.
+//! Compiles the description of a model version, validates the inputs of a request, and runs its lookup or predict.
 
 mod description;
 mod features;
 mod grant;
 mod graph;
 mod inputs;
-mod judging;
 mod names;
 mod numbers;
 mod routes;
 mod servable;
 #[cfg(test)]
 pub(crate) mod tests;
+mod validation;
 mod work;
 
 pub use description::{
@@ -20,8 +20,10 @@ pub use description::{
 };
 pub use features::Features;
 pub use grant::Grant;
-pub use graph::{Graph, OpenGraph, RanData, RanOutput};
+pub use graph::{Graph, GraphOutput, OpenGraph, OutputData};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use routes::{ModelRoutes, Routes};
-pub use servable::{Counts, FeaturePlan, InputPlan, Keep, NeedsIds, OutputPlan, Reading, Role, Servable, Signature};
+pub use servable::{
+    Counts, FeaturePlan, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OutputPlan, Servable, Signature,
+};
 pub use work::{Effort, OutputShape, Work};

@@ -1,12 +1,12 @@
-//! Finds the numbers of inputs, features and outputs by their names.
+//! Finds the index of an input, feature or output by its name.
 
 use std::collections::HashMap;
 
-/// Most names that are compared one by one. Among 8 names, a comparison finds one in 10 ns and a hash in 20; among 64
-/// names, in 60 and in 20.
+/// Up to this many names, a linear search is used. It finds one of 8 names in 10 ns, one of 64 in 60 ns; a hash map
+/// takes 20 ns for both.
 const FEW: usize = 16;
 
-/// A map from names to numbers; of two equal names the first one's number counts.
+/// A map from names to indexes. If a name comes twice, its first index counts.
 #[derive(Debug)]
 pub(super) enum Names {
     Few(Vec<(Box<[u8]>, usize)>),
@@ -14,25 +14,25 @@ pub(super) enum Names {
 }
 
 impl Names {
-    /// Takes pairs of a name and its number.
+    /// Builds the map from pairs of a name and its index.
     pub(super) fn new<'n>(names: impl IntoIterator<Item = (&'n str, usize)>) -> Self {
-        let names = names.into_iter().map(|(name, number)| (Box::from(name.as_bytes()), number));
+        let names = names.into_iter().map(|(name, index)| (Box::from(name.as_bytes()), index));
         let few: Vec<(Box<[u8]>, usize)> = names.collect();
         if few.len() <= FEW {
             return Names::Few(few);
         }
         let mut many = HashMap::with_capacity(few.len());
-        for (name, number) in few {
-            many.entry(name).or_insert(number);
+        for (name, index) in few {
+            many.entry(name).or_insert(index);
         }
         Names::Many(many)
     }
 
-    /// Returns the number of a name; None for an unknown name.
+    /// Returns the index of a name; None for an unknown name.
     #[inline]
-    pub(super) fn number(&self, name: &[u8]) -> Option<usize> {
+    pub(super) fn index(&self, name: &[u8]) -> Option<usize> {
         match self {
-            Names::Few(few) => few.iter().find(|(known, _)| **known == *name).map(|(_, number)| *number),
+            Names::Few(few) => few.iter().find(|(known, _)| **known == *name).map(|(_, index)| *index),
             Names::Many(many) => many.get(name).copied(),
         }
     }
@@ -45,13 +45,13 @@ mod tests {
     #[test]
     fn few_and_many_names_are_found_alike() {
         for count in [0, 1, FEW, FEW + 1, 100] {
-            let names: Vec<String> = (0..count).map(|number| format!("input {number}")).collect();
+            let names: Vec<String> = (0..count).map(|index| format!("input {index}")).collect();
             let twice = names.iter().chain(&names).enumerate();
-            let found = Names::new(twice.map(|(number, name)| (name.as_str(), number)));
-            for (number, name) in names.iter().enumerate() {
-                assert_eq!(found.number(name.as_bytes()), Some(number));
+            let found = Names::new(twice.map(|(index, name)| (name.as_str(), index)));
+            for (index, name) in names.iter().enumerate() {
+                assert_eq!(found.index(name.as_bytes()), Some(index));
             }
-            assert_eq!(found.number(b"input"), None);
+            assert_eq!(found.index(b"input"), None);
         }
     }
 }

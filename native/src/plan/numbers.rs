@@ -1,25 +1,25 @@
-//! Reads the numbers of tensors, in place in the request's bytes if that is possible.
+//! Reads the numbers of tensors, without a copy if possible.
 
 use std::borrow::Cow;
 
 use super::inputs::{Data, DataType, Tensor};
 use crate::tables::table::Ints;
 
-/// Little-endian int64 or float32 numbers, as they lie in the request or as a form decoded them.
-pub(super) enum Octets<'r> {
+/// The little-endian bytes of int64 or float32 numbers, borrowed from the request's bytes or owned.
+pub(super) enum NumberBytes<'r> {
     Borrowed(&'r [u8]),
     Owned(Vec<u8>),
     Ints(Vec<i64>),
 }
 
-impl std::ops::Deref for Octets<'_> {
+impl std::ops::Deref for NumberBytes<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         match self {
-            Octets::Borrowed(bytes) => bytes,
-            Octets::Owned(bytes) => bytes,
-            Octets::Ints(numbers) => Ints::of(numbers).as_bytes(),
+            NumberBytes::Borrowed(bytes) => bytes,
+            NumberBytes::Owned(bytes) => bytes,
+            NumberBytes::Ints(numbers) => Ints::of(numbers).as_bytes(),
         }
     }
 }
@@ -51,15 +51,18 @@ pub(super) fn int64_bytes<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [u8]> {
     }
 }
 
-/// Returns an integer tensor as little-endian int64, or weights as float32, without a copy if possible.
-pub(super) fn octets_of(tensor: Tensor<'_>) -> Octets<'_> {
+/// Returns the numbers of an integer tensor as little-endian int64, those of any other tensor in its own dtype; without
+/// a copy if possible.
+pub(super) fn number_bytes(tensor: Tensor<'_>) -> NumberBytes<'_> {
     match (tensor.data, tensor.dtype) {
-        (Data::Raw(bytes), DataType::Int32) => Octets::Ints(widened(bytes, DataType::Int32)),
-        (Data::Bytes(bytes), DataType::Int32) => Octets::Ints(widened(&bytes, DataType::Int32)),
-        (Data::Raw(bytes), _) => Octets::Borrowed(bytes),
-        (Data::Bytes(bytes), _) => Octets::Owned(bytes),
-        (Data::Ints(numbers), _) => Octets::Ints(numbers),
-        (Data::Floats(numbers), _) => Octets::Owned(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
-        (Data::Strings(_), _) => Octets::Borrowed(&[]),
+        (Data::Raw(bytes), DataType::Int32) => NumberBytes::Ints(widened(bytes, DataType::Int32)),
+        (Data::Bytes(bytes), DataType::Int32) => NumberBytes::Ints(widened(&bytes, DataType::Int32)),
+        (Data::Raw(bytes), _) => NumberBytes::Borrowed(bytes),
+        (Data::Bytes(bytes), _) => NumberBytes::Owned(bytes),
+        (Data::Ints(numbers), _) => NumberBytes::Ints(numbers),
+        (Data::Floats(numbers), _) => {
+            NumberBytes::Owned(numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
+        }
+        (Data::Strings(_), _) => NumberBytes::Borrowed(&[]),
     }
 }

@@ -1,4 +1,5 @@
-//! Finds the servable for a model, a version or a label. The table of routes is built once and swapped as a whole.
+//! The routing table: finds the servable for a model name and a version or label. A new table replaces the old one as a
+//! whole.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,19 +7,20 @@ use std::sync::Arc;
 use super::servable::Servable;
 use crate::forms::Version;
 
-/// The versions of one model that a request may ask for.
+/// The versions and labels of one model.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// The servables that answer, by version; None for a version that the core has no description of.
+    /// Pairs of a version and its servable; None for a version that only the reference server can run.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Pairs of a label and its version.
     pub labels: Vec<(String, i64)>,
-    /// The rate of requests that are written to the model's request log, from 0 to 1.
+    /// The share of requests, from 0 to 1, that are written to the model's request log.
     pub log_rate: f64,
 }
 
 impl ModelRoutes {
-    /// Returns the servable of a version; None if the reference must answer or refuse the request.
+    /// Returns the servable of a version; None if there is no such version or label, or only the reference server can
+    /// run it.
     #[must_use]
     pub fn find(&self, version: Version<'_>) -> Option<&Arc<Servable>> {
         let wanted = match version {
@@ -30,14 +32,14 @@ impl ModelRoutes {
     }
 }
 
-/// The routes of all models. A request loads one snapshot and keeps the snapshot to its end.
+/// The routes of all models. A request uses one snapshot from its start to its end.
 #[derive(Default)]
 pub struct Routes {
     models: HashMap<String, ModelRoutes>,
 }
 
 impl Routes {
-    /// Takes the configured models by name, and sorts their versions.
+    /// Builds the table of the configured models, by name; sorts their versions, the latest first.
     #[must_use]
     pub fn new(mut models: HashMap<String, ModelRoutes>) -> Self {
         for model in models.values_mut() {

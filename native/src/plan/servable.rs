@@ -11,19 +11,19 @@ use super::inputs::DataType;
 use super::names::Names;
 use super::work::Effort;
 use crate::declined::Declined;
-use crate::tables::table::{Combiner, Combining, Dtype, Policy, Table};
+use crate::tables::table::{CombineOptions, Combiner, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
-/// The role of an input for the features of its signature. A request may send int32 for int64 and the reverse, except
-/// for `Free`.
+/// What an input holds for the features of its signature. A request may send int32 in place of int64 and the reverse,
+/// except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// A tensor that no feature reads.
-    Free,
-    /// Ids.
+pub enum InputRole {
+    /// No feature reads the input; only the graph does.
+    Unread,
+    /// Ids of a feature.
     Ids,
-    /// Row splits or weights.
-    Part,
+    /// Row splits or weights of a feature.
+    SplitsOrWeights,
 }
 
 /// One input of a signature.
@@ -33,23 +33,24 @@ pub struct InputPlan {
     pub name: String,
     /// Dtype of the input.
     pub dtype: DataType,
-    /// Sizes of the input; None where the rank, or a size, is open.
+    /// Sizes of the input; None for an unknown rank, or for one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// Role of the input for the features.
-    pub role: Role,
-    /// Number of the vocabulary that maps keys to ids.
+    /// What the input holds: ids, row splits or weights of a feature, or nothing for features.
+    pub role: InputRole,
+    /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
-    /// Whether clients send keys and never ids.
+    /// Whether clients send only keys, never ids.
     pub takes_keys: bool,
-    /// Whether clients may send strings, in place of ids or as keys.
+    /// Whether clients may send strings.
     pub takes_strings: bool,
-    /// Bounds of the ids before a predict runs: ids below the first number, and ids from the second on, are refused.
+    /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict; the core refuses other ids before
+    /// it runs the graph.
     pub bounds: (i64, i64),
 }
 
-/// The rows without ids for which the core leaves a feature to the reference, which treats such rows apart.
+/// Which rows of a feature must have an id; requests that lack it are forwarded to the reference server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedsIds {
     /// No row.
@@ -60,19 +61,19 @@ pub enum NeedsIds {
     All,
 }
 
-/// The way to make the vectors of a feature.
+/// How the vectors of a feature are made of table rows.
 #[derive(Clone, Copy, Debug)]
-pub enum Reading {
-    /// One row of the table for each id.
+pub enum LookupKind {
+    /// One table row for each id.
     Gather {
-        /// The rank of the ids: 1, or 2 for shape `[B, K]`; None: any rank but 0.
+        /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
         ids_rank: Option<usize>,
     },
-    /// One vector for each row of ids.
-    Combine(Combining),
-    /// L vectors for each row of ids; zeros fill up a shorter row.
+    /// One vector for each row of ids, combined from their table rows.
+    Combine(CombineOptions),
+    /// L table rows for each row of ids; zeros fill up a shorter row.
     Sequence {
-        /// L, the vectors of a row.
+        /// L, the number of vectors in a row.
         length: usize,
     },
 }
@@ -80,21 +81,21 @@ pub enum Reading {
 /// One feature of a signature.
 #[derive(Debug)]
 pub struct FeaturePlan {
-    /// Name under which JSON takes the feature's ids.
+    /// Name of the feature's ids in JSON requests.
     pub name: String,
-    /// Number of the input with the feature's ids.
+    /// Index of the input with the feature's ids, or, behind the last input, of an id tensor that the graph computes.
     pub ids: usize,
-    /// Number of the input with the feature's row splits.
+    /// Index of the input with the feature's row splits; None if each row has one id.
     pub row_splits: Option<usize>,
-    /// Number of the input with the feature's weights.
+    /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Number of the feature's table.
+    /// Index of the feature's table.
     pub table: usize,
-    /// The way to make the feature's vectors.
-    pub reading: Reading,
-    /// The policy for an id without a row.
+    /// How the feature's vectors are made of table rows.
+    pub lookup: LookupKind,
+    /// What the lookup does with an id outside the table.
     pub policy: Policy,
-    /// The rows without ids that the core leaves to the reference.
+    /// Which rows must have an id.
     pub needs_ids: NeedsIds,
 }
 
@@ -105,9 +106,9 @@ pub struct OutputPlan {
     pub name: String,
     /// Dtype of the output.
     pub dtype: DataType,
-    /// Numbers of the features that stand side by side in the output.
+    /// Indexes of the features whose vectors stand side by side in the output.
     pub parts: Vec<usize>,
-    /// Whether the answer has vectors of shape `[K, D]` as one vector of `K * D` numbers.
+    /// Whether vectors of shape `[K, D]` are flattened to `K * D` numbers.
     pub is_flat: bool,
 }
 
@@ -122,76 +123,77 @@ pub struct Signature {
     pub inputs: Vec<InputPlan>,
     /// Features of the signature.
     pub features: Vec<FeaturePlan>,
-    /// Outputs of the signature, in the order of answers.
+    /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputPlan>,
-    /// Bytes of one row of all outputs, for the limit on answers.
+    /// Bytes of one row of all outputs together, for the limit on the size of an answer.
     pub row_bytes: usize,
-    /// Most rows of a request.
+    /// Maximal number of rows in a request; None for no limit.
     pub max_rows: Option<usize>,
-    /// Number of id tensors that the graph computes; features number these tensors behind the inputs.
+    /// How many id tensors the graph computes; their indexes come behind those of the inputs.
     pub num_computed: usize,
-    /// The graph of a predict.
+    /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
     output_names: Names,
-    /// Names of the features that have row splits.
+    /// Indexes of the features that have row splits, by name.
     ragged_names: Names,
 }
 
 impl Signature {
-    /// Checks that a thread of this effort may answer the signature. Forms call this before they read the inputs.
+    /// Checks that a thread of this effort may run the signature. Forms call this before they parse the inputs.
     ///
     /// # Errors
     /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`].
     #[inline]
-    pub fn admit(&self, effort: Effort) -> Result<(), Declined> {
+    pub fn check_effort(&self, effort: Effort) -> Result<(), Declined> {
         if self.graph.is_some() && effort == Effort::Small { Err(Declined::TooLarge) } else { Ok(()) }
     }
 
-    /// Returns the number of the input with this name.
+    /// Returns the index of the input with this name.
     #[must_use]
     #[inline]
     pub fn input(&self, name: &[u8]) -> Option<usize> {
-        self.input_names.number(name)
+        self.input_names.index(name)
     }
 
-    /// Returns the number of the feature with row splits that JSON bodies call by this name.
+    /// Returns the index of the feature with row splits that has this name in JSON requests.
     #[must_use]
     pub fn ragged_feature(&self, name: &[u8]) -> Option<usize> {
-        self.ragged_names.number(name)
+        self.ragged_names.index(name)
     }
 
-    /// Returns the number of the output with this name.
+    /// Returns the index of the output with this name.
     #[must_use]
     pub fn output(&self, name: &[u8]) -> Option<usize> {
-        self.output_names.number(name)
+        self.output_names.index(name)
     }
 }
 
-/// Counts of the ids that lookups of one feature read.
+/// Counts the ids that lookups of one feature have read so far.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Number of ids that were sent.
+    /// Number of ids in requests.
     pub ids: AtomicU64,
-    /// Number of sent ids without a row.
+    /// How many of them lay outside the table.
     pub missing: AtomicU64,
 }
 
-/// Owns memory whose addresses a servable reads; dropped with the last request that holds the servable.
-pub struct Keep(#[allow(dead_code, reason = "held for its drop only")] pub Box<dyn std::any::Any + Send + Sync>);
+/// Owns the memory whose addresses a servable reads. It is dropped with the servable, after the last request that uses
+/// it.
+pub struct MemoryOwner(#[allow(dead_code, reason = "held for its drop only")] pub Box<dyn std::any::Any + Send + Sync>);
 
-impl std::fmt::Debug for Keep {
+impl std::fmt::Debug for MemoryOwner {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("Keep")
     }
 }
 
-/// The parts of a version that stay the same when its rows change: everything but its tables' addresses.
+/// The parts of a version that stay the same when an update replaces its rows: everything but the tables' addresses.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedParts {
     /// Name of the model.
     pub model: String,
-    /// Number of the version.
+    /// Version number.
     pub version: i64,
     /// The signatures.
     pub signatures: Vec<Signature>,
@@ -199,41 +201,47 @@ pub struct Shared {
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
-    /// Counts of the ids that lookups read, by signature and feature.
+    /// Counts of ids, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
-    /// Number of sent keys that each vocabulary lacks; a key counts once for the input that it was sent in.
-    pub strangers: Vec<AtomicU64>,
-    mark: *const AtomicU64,
+    /// For each vocabulary, how many keys of requests it lacked so far. A key counts once for its input, even if
+    /// several features read the input.
+    pub unknown_keys: Vec<AtomicU64>,
+    damage_flag: *const AtomicU64,
     has_serving_default: bool,
-    /// Owns the memory of the vocabularies and of the mark.
-    _keep: Keep,
+    /// Owns the memory of the vocabularies, of the damage flag, and of the first tables.
+    _owner: MemoryOwner,
 }
 
-// SAFETY: threads only read the word behind mark, atomically, and its publisher keeps it.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
+// SAFETY: threads only read the word at `damage_flag`, atomically, and `_owner` keeps it in memory.
+unsafe impl Send for SharedParts {}
+// SAFETY: as for Send: threads only read the word, atomically.
+unsafe impl Sync for SharedParts {}
 
-/// One published version of a model. A request holds it by its `Arc`: Python unmaps tables after all are dropped.
+/// One published version of a model. Each request that uses it holds an `Arc`; Python unmaps the tables after the last
+/// `Arc` is dropped.
 #[derive(Debug)]
 pub struct Servable {
-    shared: Arc<Shared>,
+    shared: Arc<SharedParts>,
     tables: Vec<Table>,
     /// Owns the memory of the tables.
-    _keep: Option<Keep>,
+    _owner: Option<MemoryOwner>,
 }
 
 impl Servable {
-    /// Compiles a description; `keep` owns all memory that the description names.
+    /// Compiles a description; `owner` owns all memory that the description has addresses of.
     ///
     /// # Safety
-    /// The addresses in `description` are what [`Table::new`] and [`Vocabulary::new`] ask for, and stay so until the
-    /// servable and all servables that came of [`Servable::on_tables`] are dropped.
+    /// The addresses in `description` meet the conditions of [`Table::new`] and [`Vocabulary::new`] until `owner` is
+    /// dropped.
     ///
     /// # Errors
-    /// A sentence about a number in the description that does not fit the rest of the description.
-    pub unsafe fn compile(description: Description, keep: Keep, open_graph: &OpenGraph<'_>) -> Result<Self, String> {
-        let Description { model, version, tables, vocabularies, signatures, mark_at, has_serving_default } =
+    /// A sentence that names the part of the description that contradicts another part.
+    pub unsafe fn compile(
+        description: Description,
+        owner: MemoryOwner,
+        open_graph: &OpenGraph<'_>,
+    ) -> Result<Self, String> {
+        let Description { model, version, tables, vocabularies, signatures, damage_flag_at, has_serving_default } =
             description;
         let compiled = signatures.into_iter().map(|one| signature(one, &tables, vocabularies.len(), open_graph));
         let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
@@ -243,46 +251,46 @@ impl Servable {
                 let data = (v.data.0 as *const u8, v.data.1);
                 let keys = (v.keys.0 as *const i64, v.keys.1);
                 let slots = (v.slots.0 as *const i32, v.slots.1);
-                // SAFETY: the caller promises that the addresses are what `Vocabulary::new` asks for.
+                // SAFETY: the caller promises the conditions of `Vocabulary::new`.
                 unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
             })
             .collect();
         let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
-        let strangers = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
-        // SAFETY: the caller promises that the addresses are what `Table::new` asks for.
+        let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
+        // SAFETY: the caller promises the conditions of `Table::new`.
         let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
-        let mark = mark_at as *const AtomicU64;
+        let damage_flag = damage_flag_at as *const AtomicU64;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
-        let shared = Shared {
+        let shared = SharedParts {
             model,
             version,
             signatures,
             tables,
             vocabularies,
             counts,
-            strangers,
-            mark,
+            unknown_keys,
+            damage_flag,
             has_serving_default,
-            _keep: keep,
+            _owner: owner,
         };
-        Ok(Servable { shared: Arc::new(shared), tables: mapped, _keep: None })
+        Ok(Servable { shared: Arc::new(shared), tables: mapped, _owner: None })
     }
 
-    /// Returns the same servable on other tables of the same shapes, whose memory `keep` owns; both servables share
-    /// their counts.
+    /// Returns a copy of the servable that reads other tables of the same shapes, whose memory `owner` owns. Both
+    /// servables add to the same counts.
     ///
     /// # Safety
-    /// As [`Servable::compile`], for the addresses of rows and scales, one pair for each table.
+    /// `addresses` has the addresses of rows and scales of each table, which meet the conditions of [`Table::new`].
     ///
     /// # Panics
-    /// The number of pairs is not the number of tables.
+    /// There are not as many pairs as tables.
     #[must_use]
-    pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], keep: Keep) -> Self {
+    pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], owner: MemoryOwner) -> Self {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
-        // SAFETY: the caller promises that the addresses are what `Table::new` asks for.
+        // SAFETY: the caller promises the conditions of `Table::new`.
         let tables = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
-        Servable { shared: Arc::clone(&self.shared), tables, _keep: Some(keep) }
+        Servable { shared: Arc::clone(&self.shared), tables, _owner: Some(owner) }
     }
 
     /// Returns the name of the model.
@@ -297,14 +305,14 @@ impl Servable {
         self.shared.version
     }
 
-    /// Returns the signatures that the core answers.
+    /// Returns the signatures that the core runs.
     #[must_use]
     pub fn signatures(&self) -> &[Signature] {
         &self.shared.signatures
     }
 
-    /// Returns the number of a signature; the empty name means `serving_default`, or `fallback` in a version without
-    /// `serving_default`. None also for a signature that only the reference runs.
+    /// Returns the index of a signature; None if the core does not run it. The empty name means `serving_default`, or
+    /// `fallback` if the version has no `serving_default`.
     #[must_use]
     pub fn signature(&self, name: &str, fallback: &str) -> Option<usize> {
         let wanted = match name {
@@ -321,7 +329,7 @@ impl Servable {
         &self.tables
     }
 
-    /// Returns the number of the table with this name.
+    /// Returns the index of the table with this name.
     #[must_use]
     pub fn table(&self, name: &str) -> Option<usize> {
         self.shared.tables.iter().position(|table| table.name == name)
@@ -339,23 +347,23 @@ impl Servable {
         &self.shared.counts
     }
 
-    /// Returns for each vocabulary how many keys were sent that it lacks.
+    /// Returns for each vocabulary how many keys of requests it lacked so far.
     #[must_use]
-    pub fn strangers(&self) -> &[AtomicU64] {
-        &self.shared.strangers
+    pub fn unknown_keys(&self) -> &[AtomicU64] {
+        &self.shared.unknown_keys
     }
 
-    /// Says whether a file of the servable was damaged. Call this after the rows were read.
+    /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        // SAFETY: the publisher keeps the word, if `mark` is not null.
-        !self.shared.mark.is_null() && unsafe { (*self.shared.mark).load(Ordering::Acquire) != 0 }
+        // SAFETY: `_owner` keeps the word in memory, if `damage_flag` is not null.
+        !self.shared.damage_flag.is_null() && unsafe { (*self.shared.damage_flag).load(Ordering::Acquire) != 0 }
     }
 }
 
 unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
     let TableDescription { dtype, vocabulary_size, embedding_dim, .. } = *table;
-    // SAFETY: the caller promises that the addresses are what `Table::new` asks for.
+    // SAFETY: the caller promises the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 
@@ -376,7 +384,7 @@ fn signature(
     let inputs = inputs
         .into_iter()
         .enumerate()
-        .map(|(number, input)| {
+        .map(|(index, input)| {
             if input.vocabulary.is_some_and(|vocabulary| vocabulary >= num_vocabularies) {
                 return Err(format!("input {:?} has no such vocabulary", input.name));
             }
@@ -393,9 +401,9 @@ fn signature(
                 shape: input.shape,
                 is_optional: input.is_optional,
                 role: match input.vocabulary_size {
-                    _ if parts.contains(&number) => Role::Part,
-                    None if !ids.contains(&number) => Role::Free,
-                    _ => Role::Ids,
+                    _ if parts.contains(&index) => InputRole::SplitsOrWeights,
+                    None if !ids.contains(&index) => InputRole::Unread,
+                    _ => InputRole::Ids,
                 },
                 vocabulary: input.vocabulary,
                 takes_keys: input.takes_keys,
@@ -441,7 +449,7 @@ fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan])
     if kind == SignatureKind::Lookup && (one.parts.is_empty() || one.dtype != DataType::Float32) {
         return Err(format!("output {:?} is no float32 vector of features", one.name));
     }
-    let is_sequence = |part: &usize| matches!(features[*part].reading, Reading::Sequence { .. });
+    let is_sequence = |part: &usize| matches!(features[*part].lookup, LookupKind::Sequence { .. });
     if one.parts.len() > 1 && !one.is_flat && one.parts.iter().any(is_sequence) {
         return Err(format!("output {:?} joins a sequence row by row", one.name));
     }
@@ -455,9 +463,9 @@ fn feature(
     tables: &[TableDescription],
 ) -> Result<FeaturePlan, String> {
     let parts = [one.row_splits, one.weights];
-    // The row splits and the weights of a feature are inputs, and so are the ids that belong to them.
+    // Only a feature without row splits may read ids that the graph computes.
     let num_ids = if one.row_splits.is_some() { num_inputs } else { num_inputs.saturating_add(num_computed) };
-    if one.ids >= num_ids || parts.into_iter().flatten().any(|number| number >= num_inputs) {
+    if one.ids >= num_ids || parts.into_iter().flatten().any(|index| index >= num_inputs) {
         return Err(format!("feature {:?} has no such input", one.name));
     }
     let Some(table) = tables.get(one.table) else {
@@ -466,10 +474,10 @@ fn feature(
     if table.dtype == Dtype::Float64 || one.default_row >= table.vocabulary_size {
         return Err(format!("feature {:?} does not fit its table", one.name));
     }
-    let reading = match (one.row_splits, one.combiner, one.length) {
-        (None, None, 0) => Reading::Gather { ids_rank: one.ids_rank },
-        (Some(_), None, length) if length > 0 => Reading::Sequence { length },
-        (Some(_), Some(combiner), 0) => Reading::Combine(combining(&one, combiner)),
+    let lookup = match (one.row_splits, one.combiner, one.length) {
+        (None, None, 0) => LookupKind::Gather { ids_rank: one.ids_rank },
+        (Some(_), None, length) if length > 0 => LookupKind::Sequence { length },
+        (Some(_), Some(combiner), 0) => LookupKind::Combine(combine_options(&one, combiner)),
         _ => {
             return Err(format!("feature {:?} is neither gathered, combined nor a sequence", one.name));
         }
@@ -486,14 +494,14 @@ fn feature(
         row_splits: one.row_splits,
         weights: one.weights,
         table: one.table,
-        reading,
+        lookup,
         policy: Policy { on_bad_id: one.on_bad_id, default_row: one.default_row },
         needs_ids,
     })
 }
 
-fn combining(one: &FeatureDescription, combiner: Combiner) -> Combining {
-    Combining {
+fn combine_options(one: &FeatureDescription, combiner: Combiner) -> CombineOptions {
+    CombineOptions {
         combiner,
         summation: one.summation,
         at_least_one: one.at_least_one,

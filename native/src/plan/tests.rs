@@ -1,4 +1,4 @@
-//! Tests plans against rows worked out by hand: row `i` of every table is `[10 i, 10 i + 1]`.
+//! Compares lookups with rows worked out by hand: row `i` of every table is `[10 i, 10 i + 1]`.
 
 use std::mem::MaybeUninit;
 
@@ -12,7 +12,7 @@ fn small(number: usize) -> f32 {
     number as f32
 }
 
-/// Returns a servable over tables that live as long as the servable.
+/// Returns a servable that owns its tables; `tables` has V and D of each.
 pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable {
     servable_with(signatures, tables, json!([]))
 }
@@ -31,12 +31,13 @@ fn servable_with(signatures: Value, tables: &[(usize, usize)], vocabularies: Val
                 "rows_at": rows.as_ptr() as usize, "scales_at": 0})
         })
         .collect();
-    let mut description = json!({"model": "m", "version": 3, "tables": described, "mark_at": 0});
+    let mut description = json!({"model": "m", "version": 3, "tables": described, "damage_flag_at": 0});
     description["signatures"] = signatures;
     description["vocabularies"] = vocabularies;
     let description: Description = serde_json::from_value(description).expect("a description");
-    // SAFETY: `memory` is kept by the servable.
-    unsafe { Servable::compile(description, Keep(Box::new(memory)), &|_| Err("no graph".to_owned())) }.expect("fits")
+    // SAFETY: the servable owns `memory`.
+    unsafe { Servable::compile(description, MemoryOwner(Box::new(memory)), &|_| Err("no graph".to_owned())) }
+        .expect("fits")
 }
 
 pub(crate) fn input(name: &str, dtype: &str, shape: Value, is_optional: bool) -> Value {
@@ -61,8 +62,9 @@ pub(crate) fn output(name: &str, parts: &[usize], is_flat: bool) -> Value {
     json!({"name": name, "dtype": "float32", "parts": parts, "is_flat": is_flat})
 }
 
-/// Signature "lookup": `one` (single ids), `bag` (ragged, mean, weights), `path` (sequence of 2), `pair` (ids [B, 2]);
-/// outputs of each, and `both` = one | bag.
+/// Returns a servable whose signature "lookup" has the features `one` (single ids), `bag` (ragged, mean, weights),
+/// `path` (sequence of 2) and `pair` (ids [B, 2]), an output for each, and `both`: the vectors of `one` and `bag` side
+/// by side.
 pub(crate) fn toy() -> Servable {
     let signature = json!({
         "name": "lookup", "kind": "lookup", "row_bytes": 8, "max_rows": 100, "graph": null,
@@ -99,7 +101,7 @@ fn nothing<'a>() -> Inputs<'a> {
     (0..7).map(|_| None).collect()
 }
 
-/// Name, shape and numbers of one output.
+/// Name, shape and numbers of one output of an answer.
 type Found = (String, Vec<usize>, Vec<f32>);
 
 fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<Found>, Declined> {
@@ -111,7 +113,7 @@ fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<F
         let shape = work.outputs()[number].clone();
         let mut bytes = vec![MaybeUninit::new(0xFF_u8); shape.num_bytes()];
         work.fill(number, &mut bytes)?;
-        // SAFETY: every byte was initialised above.
+        // SAFETY: fill() initialised every byte.
         let bytes: Vec<u8> = bytes.into_iter().map(|byte| unsafe { byte.assume_init() }).collect();
         let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect();
         found.push((plan.outputs[shape.output].name.clone(), shape.dims.to_vec(), numbers));
@@ -172,7 +174,7 @@ fn sequences_and_blocks_are_flat_where_the_output_is() {
 }
 
 #[test]
-fn what_does_not_fit_is_left_to_the_reference() {
+fn inputs_that_do_not_fit_are_declined() {
     let servable = toy();
     let one = |slot: usize, tensor: Option<Tensor<'static>>| -> Inputs<'static> {
         let mut inputs = nothing();
@@ -207,7 +209,7 @@ fn what_does_not_fit_is_left_to_the_reference() {
 }
 
 #[test]
-fn limits_and_effort_are_judged_before_rows_are_read() {
+fn limits_and_effort_are_checked_before_rows_are_read() {
     let servable = toy();
     let mut inputs = nothing();
     inputs[0] = ints(&[1, 2]);
@@ -226,7 +228,7 @@ fn limits_and_effort_are_judged_before_rows_are_read() {
 #[test]
 fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
     static SLOTS: [i32; 1] = [crate::tables::key_index::EMPTY];
-    let rows = json!({"first_id": 0, "first_bucket": 0, "num_oov_buckets": 0, "oov_id": 1, "refuses_strangers": false,
+    let rows = json!({"first_id": 0, "first_bucket": 0, "num_oov_buckets": 0, "oov_id": 1, "refuses_unknown_keys": false,
         "empty_id": null, "is_hashed": false});
     let vocabulary = json!({"has_strings": false, "data": [0, 0], "keys": [0, 0],
         "slots": [SLOTS.as_ptr() as usize, 1], "rows": rows});
@@ -241,6 +243,6 @@ fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
     let found = ask(&servable, keys, &[]).expect("an answer");
     assert!(found.iter().all(|(_, _, numbers)| numbers[..2] == [10.0, 11.0]));
     let relaxed = std::sync::atomic::Ordering::Relaxed;
-    assert_eq!(servable.strangers()[0].load(relaxed), 3);
+    assert_eq!(servable.unknown_keys()[0].load(relaxed), 3);
     assert_eq!(servable.counts()[0][1].ids.load(relaxed), 3);
 }

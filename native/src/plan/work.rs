@@ -1,34 +1,35 @@
-//! Judges one request, runs the request, and writes its answer.
+//! Validates the inputs of one request, runs its lookup or predict, and writes the numbers of its outputs.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::features::{Place, Sent, read, sent_features, vector_dims, vector_width};
-use super::graph::{RanData, RanOutput};
+use super::features::{FeatureInputs, Placement, feature_inputs, read, vector_dims, vector_width};
+use super::graph::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs};
-use super::judging::{Strangers, check_names, count_rows, judge_tensors};
 use super::servable::{Servable, Signature};
+use super::validation::{UnknownKeyCounts, check_names, count_rows, validate_tensors};
 use crate::declined::Declined;
 
-/// A request that reads from tables and writes to its answer more bytes than this is large work. A request of this
-/// size takes some 100 microseconds, about as long as a thread change in both directions and a wait for the pool.
+/// A lookup that reads and writes more bytes than this runs on the thread pool for large work. A lookup of this size
+/// takes some 100 microseconds, about as long as handing it to the pool and back.
 const SMALL_BYTES: usize = 512 << 10;
 
-/// The most work that the calling thread may do.
+/// How much work the calling thread may do for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Some tens of microseconds, because the thread serves connections. More work is [`Declined::TooLarge`].
+    /// Some tens of microseconds, because the thread also serves connections; larger requests end with
+    /// [`Declined::TooLarge`].
     Small,
-    /// Any amount of work, because the thread is one of the pool for large work.
+    /// Any amount of work, because the thread belongs to the pool for large work.
     Any,
 }
 
 /// Shape of one output of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputShape {
-    /// Number of the output in the signature.
+    /// Index of the output in the signature.
     pub output: usize,
     /// Dtype of the output.
     pub dtype: DataType,
@@ -37,7 +38,7 @@ pub struct OutputShape {
 }
 
 impl OutputShape {
-    /// Returns the bytes of the output's numbers; 0 for strings.
+    /// Returns how many bytes the output's numbers take; 0 for strings.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         self.dims.iter().product::<usize>() * self.dtype.size()
@@ -47,36 +48,35 @@ impl OutputShape {
 #[allow(clippy::large_enum_variant, reason = "a box would cost each lookup an allocation")]
 enum Content<'r> {
     Lookup {
-        /// The sent tensors of each feature; None for a feature that was not sent.
-        sent: SmallVec<[Option<Sent<'r>>; 8]>,
-        /// The number of ids without a row of each feature; None for a feature that was not read yet.
+        /// The input tensors of each feature; None for a feature that the request lacks.
+        sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
+        /// For each feature, how many of its ids lie outside the table; None before the feature was looked up.
         missing: SmallVec<[Option<usize>; 8]>,
     },
-    Predict(Vec<RanOutput>),
+    Predict(Vec<GraphOutput>),
 }
 
-/// A judged request.
+/// A validated request, while its answer is written.
 ///
-/// A form calls `prepare`, then `outputs` to learn how large the answer is, then `fill` once for each output, and
-/// `finish` at the end. A lookup reads its rows in `fill`, straight into the answer; a predict has run in `prepare`.
+/// A form calls `prepare`, then `outputs` for the sizes of the answer, then `fill` once for each output, and `finish`
+/// at the end. A predict runs in `prepare`; a lookup runs in `fill`, which writes table rows straight into the answer.
 pub struct Work<'s, 'r> {
     servable: &'s Servable,
     signature: usize,
     rows: usize,
     outputs: SmallVec<[OutputShape; 4]>,
     content: Content<'r>,
-    strangers: Strangers,
+    unknown_keys: UnknownKeyCounts,
 }
 
 impl<'s, 'r> Work<'s, 'r> {
-    /// Judges the inputs of a request, and runs a predict.
+    /// Validates the inputs of a request, and runs the graph if the signature is a predict.
     ///
-    /// Arguments: `signature` is the signature's number in the servable; `inputs` has one element for each input of
-    /// the signature; `wanted` has the numbers of the outputs that the request names, each once, or none for all
-    /// outputs.
+    /// `signature` is an index into [`Servable::signatures`]; `inputs` has one element for each input of the signature;
+    /// `wanted` has the indexes of the requested outputs, each once, and is empty for all outputs.
     ///
     /// # Errors
-    /// The reason why the reference must answer.
+    /// Why the request must be forwarded to the reference server.
     pub fn prepare(
         servable: &'s Servable,
         signature: usize,
@@ -86,25 +86,32 @@ impl<'s, 'r> Work<'s, 'r> {
         max_response_bytes: usize,
     ) -> Result<Self, Declined> {
         let plan = &servable.signatures()[signature];
-        plan.admit(effort)?;
+        plan.check_effort(effort)?;
         check_names(plan, &inputs)?;
-        let (inputs, strangers) = judge_tensors(servable, plan, inputs)?;
+        let (inputs, unknown_keys) = validate_tensors(servable, plan, inputs)?;
         let rows = count_rows(plan, &inputs)?;
         if rows.saturating_mul(plan.row_bytes) > max_response_bytes {
             return Err(Declined::OverLimit);
         }
-        let mut work =
-            Work { servable, signature, rows, outputs: SmallVec::new(), content: Content::Predict(vec![]), strangers };
+        let mut work = Work {
+            servable,
+            signature,
+            rows,
+            outputs: SmallVec::new(),
+            content: Content::Predict(vec![]),
+            unknown_keys,
+        };
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
             let numbers = if wanted.is_empty() { &all[..] } else { wanted };
-            let ran = graph.run(servable, plan, &inputs, numbers)?;
-            let shapes = numbers.iter().zip(&ran);
-            work.outputs =
-                shapes.map(|(&o, ran)| OutputShape { output: o, dtype: ran.dtype, dims: ran.dims.clone() }).collect();
-            work.content = Content::Predict(ran);
+            let outputs = graph.run(servable, plan, &inputs, numbers)?;
+            let shapes = numbers.iter().zip(&outputs);
+            work.outputs = shapes
+                .map(|(&index, output)| OutputShape { output: index, dtype: output.dtype, dims: output.dims.clone() })
+                .collect();
+            work.content = Content::Predict(outputs);
         } else {
-            let sent = sent_features(plan, inputs)?;
+            let sent = feature_inputs(plan, inputs)?;
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
             let missing = sent.iter().map(|_| None).collect();
             work.content = Content::Lookup { sent, missing };
@@ -127,32 +134,32 @@ impl<'s, 'r> Work<'s, 'r> {
         &self.outputs
     }
 
-    /// Writes the little-endian numbers of output `number` of [`Work::outputs`], end to end.
+    /// Writes the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`.
     ///
     /// # Errors
-    /// As `prepare`; the memory is then not initialised.
+    /// As `prepare`; `to` is then not initialised.
     ///
     /// # Panics
-    /// The memory has not [`OutputShape::num_bytes`] bytes, or the output is of dtype string.
-    pub fn fill(&mut self, number: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
-        assert_eq!(to.len(), self.outputs[number].num_bytes());
+    /// `to` has another length than [`OutputShape::num_bytes`], or the output is of dtype string.
+    pub fn fill(&mut self, index: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
+        assert_eq!(to.len(), self.outputs[index].num_bytes());
         let plan = &self.servable.signatures()[self.signature];
         match &mut self.content {
-            Content::Predict(ran) => {
-                let RanData::Numbers(numbers) = &ran[number].data else {
+            Content::Predict(outputs) => {
+                let OutputData::Numbers(numbers) = &outputs[index].data else {
                     return Err(Declined::Graph);
                 };
                 let from: &[u8] = (**numbers).as_ref();
                 if from.len() != to.len() {
                     return Err(Declined::Graph);
                 }
-                // SAFETY: both slices have as many bytes, and a MaybeUninit<u8> lies in memory as a u8 does.
+                // SAFETY: both slices have the same length, and a MaybeUninit<u8> has the layout of a u8.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
                 Ok(())
             }
             Content::Lookup { sent, missing } => {
-                let output = &plan.outputs[self.outputs[number].output];
-                let dims = &self.outputs[number].dims;
+                let output = &plan.outputs[self.outputs[index].output];
+                let dims = &self.outputs[index].dims;
                 let stride = dims[dims.len() - 1] * 4;
                 let mut skip = 0;
                 for &part in &output.parts {
@@ -160,8 +167,8 @@ impl<'s, 'r> Work<'s, 'r> {
                     let Some(sent) = &sent[part] else {
                         return Err(Declined::Unfit);
                     };
-                    let place = Place { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
-                    let count = read(self.servable, feature, sent, to, &place)?;
+                    let placement = Placement { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
+                    let count = read(self.servable, feature, sent, to, &placement)?;
                     missing[part] = Some(count);
                     skip += vector_width(self.servable, feature, sent, output.is_flat) * 4;
                 }
@@ -170,29 +177,30 @@ impl<'s, 'r> Work<'s, 'r> {
         }
     }
 
-    /// Returns the strings of output `number` of [`Work::outputs`]; empty for an output of another dtype.
+    /// Returns the strings of `Work::outputs()[index]`; none if the output has another dtype.
     #[must_use]
-    pub fn strings(&self, number: usize) -> &[Vec<u8>] {
+    pub fn strings(&self, index: usize) -> &[Vec<u8>] {
         match &self.content {
-            Content::Predict(ran) => match &ran[number].data {
-                RanData::Strings(strings) => strings,
-                RanData::Numbers(_) => &[],
+            Content::Predict(outputs) => match &outputs[index].data {
+                OutputData::Strings(strings) => strings,
+                OutputData::Numbers(_) => &[],
             },
             Content::Lookup { .. } => &[],
         }
     }
 
-    /// Counts the ids that were read, and says whether the files were sound to the end. Call this after all `fill`s.
+    /// Checks that no mapped file was damaged during the reads, and adds the request's ids to the counts. Call this
+    /// after the last `fill`.
     ///
     /// # Errors
-    /// [`Declined::Damaged`].
+    /// [`Declined::Damaged`]: the answer must not be sent.
     pub fn finish(self) -> Result<(), Declined> {
-        // This check follows the last read, because a page that could not be read gave zeros.
+        // This check must follow the last read: since a file is damaged, its rows read as zeros.
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
         }
-        for &(vocabulary, count) in &self.strangers {
-            self.servable.strangers()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
+        for &(vocabulary, count) in &self.unknown_keys {
+            self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
         }
         if let Content::Lookup { sent, missing } = &self.content {
             let counts = &self.servable.counts()[self.signature];
@@ -206,7 +214,7 @@ impl<'s, 'r> Work<'s, 'r> {
         Ok(())
     }
 
-    /// Returns the number of bytes that a lookup reads from tables and writes to its answer.
+    /// Returns how many bytes a lookup reads from tables and writes to its answer.
     fn cost_bytes(&self) -> usize {
         let Content::Lookup { sent, .. } = &self.content else {
             return 0;
@@ -221,19 +229,19 @@ impl<'s, 'r> Work<'s, 'r> {
     }
 }
 
-/// Returns the shapes of the outputs that a lookup answers: those whose features were all sent.
+/// Returns the shapes of the outputs whose features were all sent; if outputs are requested by name, only of these.
 fn lookup_outputs(
     servable: &Servable,
     plan: &Signature,
-    sent: &[Option<Sent<'_>>],
+    sent: &[Option<FeatureInputs<'_>>],
     wanted: &[usize],
 ) -> Result<SmallVec<[OutputShape; 4]>, Declined> {
     let mut shapes = SmallVec::new();
     let all = 0..plan.outputs.len();
     let numbers: SmallVec<[usize; 8]> =
         if wanted.is_empty() { all.collect() } else { wanted.iter().copied().collect() };
-    for number in numbers {
-        let output = &plan.outputs[number];
+    for index in numbers {
+        let output = &plan.outputs[index];
         if output.parts.iter().any(|&part| sent[part].is_none()) {
             if !wanted.is_empty() && output.parts.len() > 1 {
                 return Err(Declined::Unfit);
@@ -255,8 +263,8 @@ fn lookup_outputs(
             }
         }
         dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
-        shapes.push(OutputShape { output: number, dtype: output.dtype, dims });
+        shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
-    // The reference says which features are missing, or answers with no output at all.
+    // Without outputs the request is forwarded: the reference server has the error text.
     if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
 }

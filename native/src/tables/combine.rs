@@ -1,36 +1,36 @@
 //! Adds up the table rows of each row of ids into one vector.
 //!
-//! A row of ids is cut first, and ids beyond the cut are never judged. Then each id is compared with the table's size,
-//! and its weight with 0.
+//! The kernel cuts each row of ids at `max_ids`; it never checks the ids beyond the cut. Then it compares each id with
+//! the table's size, and the id's weight with 0.
 //!
 //! Source: the arithmetic is TensorFlow 2.21's, `_ragged_embedding_lookup_with_reduce` of
 //! python/tpu/tpu_embedding_for_serving.py (device cpu) and `sparse_embedding_aggregate_slice` of
-//! python/tpu/feature_column_v2.py (device `tpu_tensor_core`); pruning is `safe_embedding_lookup_sparse` of
-//! `python/ops/embedding_ops.py`.
+//! python/tpu/feature_column_v2.py (device `tpu_tensor_core`); the rule that drops ids for their weights is
+//! `safe_embedding_lookup_sparse` of `python/ops/embedding_ops.py`.
 
 use std::ptr::null;
 
 use super::lanes::Lanes;
 use super::numbers::Stored;
 use super::processor::Kernel;
-use super::rows::{AHEAD, Place, Terms};
+use super::rows::{PREFETCH_DISTANCE, TableView, Terms};
 use super::summation;
-use super::table::{Combiner, Combining, Ints, Looked, Out, Stopped, Summation, Weights};
+use super::table::{CombineOptions, Combiner, Ints, LookupError, LookupResult, OutputRows, Summation, Weights};
 
 /// Arguments of [`super::table::Table::combine`].
 pub(super) struct Combine<'a> {
-    pub(super) place: Place,
+    pub(super) table: TableView,
     pub(super) ids: Ints<'a>,
     pub(super) splits: Ints<'a>,
     pub(super) weights: Option<Weights<'a>>,
-    pub(super) how: &'a Combining,
-    pub(super) out: Out<'a>,
+    pub(super) options: &'a CombineOptions,
+    pub(super) out: OutputRows<'a>,
 }
 
-/// Returns row split `r`.
+/// Returns row split `r`: the position of row `r`'s first id.
 ///
 /// # Panics
-/// Row split `r` does not lie within the ids.
+/// Row split `r` is negative or larger than the number of ids.
 #[inline(always)]
 pub(super) fn split(splits: Ints<'_>, r: usize, ids: Ints<'_>) -> usize {
     let at = splits.get(r);
@@ -38,14 +38,15 @@ pub(super) fn split(splits: Ints<'_>, r: usize, ids: Ints<'_>) -> usize {
     at as usize
 }
 
-/// Sums of a row's weights and of their squares; a combiner makes its divisor of these sums.
+/// The sum of a row's weights, and the sum of their squares. A mean divides by the first, sqrtn by the root of the
+/// second.
 #[derive(Clone, Copy, Default)]
-struct Totals {
+struct WeightSums {
     weights: f32,
     squares: f32,
 }
 
-impl Totals {
+impl WeightSums {
     #[inline(always)]
     fn add(&mut self, weight: f32) {
         self.weights += weight;
@@ -53,76 +54,77 @@ impl Totals {
     }
 }
 
-/// The ids of one row that count, where some ids of the row are dropped or replaced.
+/// Table rows and weights of one row of ids, after bad ids were dropped or replaced.
 #[derive(Default)]
-struct Judged {
+struct KeptIds {
     rows: Vec<i64>,
     weights: Vec<f32>,
 }
 
 impl Combine<'_> {
-    /// Sums the weights of a row whose ids all have rows; None if `positive_only` drops an id for its weight.
+    /// Sums the weights of ids `start` to `end`, which all lie in the table; None if `positive_only` drops one of them.
     #[inline(always)]
-    fn totals_of_all(&self, begin: usize, end: usize) -> Option<Totals> {
-        let mut totals = Totals::default();
+    fn sums_of_all(&self, start: usize, end: usize) -> Option<WeightSums> {
+        let mut sums = WeightSums::default();
         if let Some(weights) = self.weights {
-            let weights = weights.slice(begin, end);
+            let weights = weights.slice(start, end);
             for weight in weights.iter() {
-                totals.add(weight);
+                sums.add(weight);
             }
-            if self.how.positive_only && !weights.iter().all(is_above_0) {
+            if self.options.positive_only && !weights.iter().all(is_above_0) {
                 return None;
             }
         } else {
-            let count = end - begin;
-            // In the other orders the sum grows by 1.0 for each id and stops at 2^24, where a float32 has no bit for
-            // one more.
-            let most = if self.how.summation == Summation::InOrder { count } else { 1 << 24 };
+            let count = end - start;
+            // In the other orders TensorFlow adds 1.0 for each id. A float32 sum stops growing at 2^24, because 2^24 +
+            // 1 is no float32.
+            let most = if self.options.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;
-            (totals.weights, totals.squares) = (total, total);
+            (sums.weights, sums.squares) = (total, total);
         }
-        Some(totals)
+        Some(sums)
     }
 
-    /// Judges each id of a row, then its weight; counts the ids that have no row.
+    /// Collects into `kept` the table rows and weights of ids `start` to `end`; adds the number of ids outside the
+    /// table to `missing`.
     #[inline(always)]
-    fn judge<S: Stored>(
+    fn keep_ids<S: Stored>(
         &self,
-        begin: usize,
+        start: usize,
         end: usize,
-        judged: &mut Judged,
+        kept: &mut KeptIds,
         missing: &mut usize,
-    ) -> Result<Totals, Stopped> {
-        judged.rows.clear();
-        judged.weights.clear();
-        let mut totals = Totals::default();
-        for i in begin..end {
-            self.place.ask_for_nth::<S>(self.ids, i + AHEAD);
+    ) -> Result<WeightSums, LookupError> {
+        kept.rows.clear();
+        kept.weights.clear();
+        let mut sums = WeightSums::default();
+        for i in start..end {
+            self.table.prefetch_nth_row::<S>(self.ids, i + PREFETCH_DISTANCE);
             let mut id = self.ids.get(i);
-            if !self.place.has(id) {
+            if !self.table.has_row(id) {
                 *missing += 1;
-                match self.place.instead(id, i)? {
+                match self.table.replacement(id, i)? {
                     Some(row) => id = row,
                     None => continue,
                 }
             }
             let weight = self.weights.map_or(1.0, |weights| weights.get(i));
-            if self.how.positive_only && !is_above_0(weight) {
+            if self.options.positive_only && !is_above_0(weight) {
                 continue;
             }
-            totals.add(weight);
-            judged.rows.push(id);
-            judged.weights.push(weight);
+            sums.add(weight);
+            kept.rows.push(id);
+            kept.weights.push(weight);
         }
-        Ok(totals)
+        Ok(sums)
     }
 }
 
 impl Kernel for Combine<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes, S: Stored>(mut self) -> Looked {
-        let (rows, dim) = (self.out.rows(), self.place.dim);
+    unsafe fn run<L: Lanes, S: Stored>(mut self) -> LookupResult {
+        let (rows, dim) = (self.out.rows(), self.table.dim);
         if rows == 0 {
             return Ok(0);
         }
@@ -130,55 +132,55 @@ impl Kernel for Combine<'_> {
         assert!(self.weights.is_none_or(|weights| weights.len() >= self.ids.len()));
         let (first, last) = (split(self.splits, 0, self.ids), split(self.splits, rows, self.ids));
         assert!(first <= last);
-        // Where all ids have rows, which is nearly always so, the kernel judges no single id.
-        let have_rows = self.place.has_all(self.ids.slice(first, last));
-        for i in 0..AHEAD {
-            self.place.ask_for_nth::<S>(self.ids, first + i);
+        // Fast path: if all ids lie in the table, which is nearly always so, the kernel does not check them one by one.
+        let have_rows = self.table.have_rows(self.ids.slice(first, last));
+        for i in 0..PREFETCH_DISTANCE {
+            self.table.prefetch_nth_row::<S>(self.ids, first + i);
         }
-        let mut judged = Judged::default();
+        let mut kept = KeptIds::default();
         let mut missing = 0;
-        let mut begin = first;
+        let mut start = first;
         for r in 0..rows {
             let next = split(self.splits, r + 1, self.ids);
-            assert!(begin <= next && next <= last);
+            assert!(start <= next && next <= last);
             let mut end = next;
-            if self.how.max_ids > 0 && end - begin > self.how.max_ids {
-                if !self.how.truncates {
-                    return Err(Stopped::TooMany(r));
+            if self.options.max_ids > 0 && end - start > self.options.max_ids {
+                if !self.options.truncates {
+                    return Err(LookupError::TooMany(r));
                 }
-                end = begin + self.how.max_ids;
+                end = start + self.options.max_ids;
             }
-            let is_plain = have_rows || self.place.has_all(self.ids.slice(begin, end));
-            let of_all = if is_plain { self.totals_of_all(begin, end) } else { None };
-            let (totals, terms) = if let Some(totals) = of_all {
-                let weights = self.weights.map_or(null(), |weights| weights.as_bytes()[begin * 4..].as_ptr());
+            let is_plain = have_rows || self.table.have_rows(self.ids.slice(start, end));
+            let of_all = if is_plain { self.sums_of_all(start, end) } else { None };
+            let (sums, terms) = if let Some(sums) = of_all {
+                let weights = self.weights.map_or(null(), |weights| weights.as_bytes()[start * 4..].as_ptr());
                 let ids = self.ids.as_bytes();
                 let terms = Terms {
-                    ids: ids[begin * 8..].as_ptr(),
+                    ids: ids[start * 8..].as_ptr(),
                     weights,
-                    count: end - begin,
+                    count: end - start,
                     stride: 1,
                     ids_end: ids.as_ptr_range().end,
                 };
-                (totals, terms)
+                (sums, terms)
             } else {
-                let totals = self.judge::<S>(begin, end, &mut judged, &mut missing)?;
+                let sums = self.keep_ids::<S>(start, end, &mut kept, &mut missing)?;
                 let terms = Terms {
-                    ids: judged.rows.as_ptr().cast(),
-                    weights: judged.weights.as_ptr().cast(),
-                    count: judged.rows.len(),
+                    ids: kept.rows.as_ptr().cast(),
+                    weights: kept.weights.as_ptr().cast(),
+                    count: kept.rows.len(),
                     stride: 1,
                     ids_end: null(),
                 };
-                (totals, terms)
+                (sums, terms)
             };
             let to = self.out.row(r);
-            // SAFETY: each id of the terms was judged to have a row, and a row of `out` takes D float32.
+            // SAFETY: each id of `terms` was checked to lie in the table, and a row of `out` has space for D float32.
             unsafe {
-                summation::sum::<L, S>(&self.place, &terms, self.how.summation, to);
-                divide(to, dim, totals, self.how);
+                summation::sum::<L, S>(&self.table, &terms, self.options.summation, to);
+                divide(to, dim, sums, self.options);
             }
-            begin = next;
+            start = next;
         }
         Ok(missing)
     }
@@ -186,7 +188,7 @@ impl Kernel for Combine<'_> {
 
 #[inline(always)]
 fn is_above_0(weight: f32) -> bool {
-    // A NaN weight gives false.
+    // False for NaN.
     weight > 0.0
 }
 
@@ -195,20 +197,20 @@ fn is_above_0(weight: f32) -> bool {
 /// # Safety
 /// `to` is the address of `dim` float32 that may be read and written, at any alignment.
 #[inline(always)]
-unsafe fn divide(to: *mut u8, dim: usize, totals: Totals, how: &Combining) {
-    let total = totals.weights;
-    let divisor = match how.combiner {
+unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOptions) {
+    let total = sums.weights;
+    let divisor = match options.combiner {
         Combiner::Sum => return,
-        Combiner::Sqrtn => totals.squares.sqrt(),
-        // NaN stays, which f32::max would replace.
-        Combiner::Mean if how.at_least_one && total < 1.0 => 1.0,
+        Combiner::Sqrtn => sums.squares.sqrt(),
+        // f32::max would turn a NaN total into 1.0.
+        Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };
     // SAFETY: the caller promises that `to` is the address of D float32.
     unsafe {
         if divisor == 0.0 {
             to.write_bytes(0, dim * 4);
-        } else if how.summation == Summation::BlocksOf8 && total < 10.0 {
+        } else if options.summation == Summation::BlocksOf8 && total < 10.0 {
             let factor = 1.0 / divisor;
             each(to, dim, |number| number * factor);
         } else {

@@ -1,4 +1,4 @@
-//! FarmHash's Fingerprint64: the hash behind TensorFlow's OOV buckets, the same on every machine.
+//! FarmHash's Fingerprint64, the hash by which TensorFlow chooses OOV buckets; the same on every machine.
 //!
 //! Source: google/farmhash 0d859a8, src/farmhash.cc, `farmhashna::Hash64`.
 #![allow(clippy::many_single_char_names, reason = "the names are FarmHash's")]
@@ -102,7 +102,7 @@ fn weak_32(text: &[u8], at: usize, a: u64, b: u64) -> (u64, u64) {
     (a.wrapping_add(z), b.wrapping_add(c))
 }
 
-/// Returns the fingerprint of a string.
+/// Returns the Fingerprint64 of a string's bytes.
 #[must_use]
 pub fn fingerprint64(text: &[u8]) -> u64 {
     match text.len() {
@@ -114,7 +114,8 @@ pub fn fingerprint64(text: &[u8]) -> u64 {
 }
 
 fn longer(text: &[u8]) -> u64 {
-    // Blocks of 64 bytes, the last of which overlaps the one before so that it ends with the string.
+    // The loop reads blocks of 64 bytes. The last block, after the loop, ends with the string, so it may overlap the
+    // block before it.
     let last = text.len() - 1;
     let mut x = SEED.wrapping_mul(K2).wrapping_add(fetch(text, 0));
     let mut y = SEED.wrapping_mul(K1).wrapping_add(113);
@@ -150,7 +151,7 @@ fn longer(text: &[u8]) -> u64 {
 mod tests {
     use super::fingerprint64;
 
-    // What tf.fingerprint gives: one text for each path by length.
+    // Expected values are those of tf.fingerprint; each branch by length has one text.
     #[test]
     fn known_values() {
         let twenty = "0123456789".repeat(20);

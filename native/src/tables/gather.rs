@@ -3,41 +3,41 @@
 use super::lanes::Lanes;
 use super::numbers::Stored;
 use super::processor::Kernel;
-use super::rows::{AHEAD, Place};
-use super::table::{Ints, Looked, Out};
+use super::rows::{PREFETCH_DISTANCE, TableView};
+use super::table::{Ints, LookupResult, OutputRows};
 
 /// Arguments of [`super::table::Table::gather`].
 pub(super) struct Gather<'a> {
-    pub(super) place: Place,
+    pub(super) table: TableView,
     pub(super) ids: Ints<'a>,
-    pub(super) out: Out<'a>,
+    pub(super) out: OutputRows<'a>,
 }
 
 impl Kernel for Gather<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes, S: Stored>(self) -> Looked {
-        let Gather { place, ids, mut out } = self;
-        assert!(out.rows() <= ids.len() && (out.rows() == 0 || place.dim * 4 <= out.width()));
-        for i in 0..AHEAD {
-            place.ask_for_nth::<S>(ids, i);
+    unsafe fn run<L: Lanes, S: Stored>(self) -> LookupResult {
+        let Gather { table, ids, mut out } = self;
+        assert!(out.rows() <= ids.len() && (out.rows() == 0 || table.dim * 4 <= out.width()));
+        for i in 0..PREFETCH_DISTANCE {
+            table.prefetch_nth_row::<S>(ids, i);
         }
         let mut missing = 0;
         for i in 0..out.rows() {
-            place.ask_for_nth::<S>(ids, i + AHEAD);
+            table.prefetch_nth_row::<S>(ids, i + PREFETCH_DISTANCE);
             let mut id = ids.get(i);
             let to = out.row(i);
-            if !place.has(id) {
+            if !table.has_row(id) {
                 missing += 1;
-                if let Some(row) = place.instead(id, i)? {
+                if let Some(row) = table.replacement(id, i)? {
                     id = row;
                 } else {
-                    // SAFETY: a row of `out` takes D float32, as was checked above.
-                    unsafe { to.write_bytes(0, place.dim * 4) };
+                    // SAFETY: the assertion above says that a row of `out` has space for D float32.
+                    unsafe { to.write_bytes(0, table.dim * 4) };
                     continue;
                 }
             }
-            // SAFETY: the id has a row now, and a row of `out` takes D float32.
-            unsafe { place.copy::<L, S>(id, to) };
+            // SAFETY: the id lies in the table now, and a row of `out` has space for D float32.
+            unsafe { table.copy::<L, S>(id, to) };
         }
         Ok(missing)
     }

@@ -1,15 +1,16 @@
-//! Keeps the process alive when a mapped file loses bytes: reads give zeros, and a mark says that the map is damaged.
+//! Keeps the process alive when a mapped file is truncated or unreadable: reads then give zeros, and a damage flag is
+//! set.
 //!
-//! The kernel answers a read of a page behind a file's end, or of one that the disk does not give, with SIGBUS. The
-//! The handler here looks whether the address lies in a guarded map. If so, the handler marks the map as damaged, puts
-//! zeros in place of the whole map, and lets the reader go on. The reader must look at the mark before it answers. The
-//! handler sets the mark before it puts the zeros there, so no reader reads a zero without the mark. Any other bus
-//! error goes on to the handler that was installed before.
+//! Linux sends SIGBUS to a thread that reads a mapped page behind the file's end, or a page that the disk can not read.
+//! The handler here looks for a guarded map that holds the address. If there is one, the handler sets the map's damage
+//! flag, maps zeros over the whole map, and lets the thread go on. The thread must check the flag before it sends an
+//! answer. The handler sets the flag before it maps the zeros, so a thread that reads such a zero also sees the flag.
+//! Any other SIGBUS goes on to the handler that was installed before.
 //!
-//! The handler replaces the whole map and not one page alone: each page would be a mapping of its own, and a process
-//! may have some 65,000 mappings.
+//! The handler replaces the whole map, not one page: each replaced page would become a mapping of its own, and Linux
+//! allows a process some 65,000 mappings.
 //!
-//! The handler uses nothing but system calls, atomics and static memory, so it may run in any thread at any place.
+//! The handler uses only system calls, atomics and static memory, so a signal may interrupt any code of any thread.
 //!
 //! Source: signal-safety(7), sigaction(2) and mmap(2).
 
@@ -19,96 +20,97 @@ use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Most maps that can be guarded at a time. A further map is not guarded.
+/// Maximal number of maps that are guarded at a time. A further map stays unguarded.
 pub const MAX_MAPS: usize = 1 << 14;
 
-/// One guarded map. The version is odd while the row is changed; a row whose end is 0 is free.
-struct Row {
+/// One guarded map. `version` is odd while a thread changes the entry; an entry whose `end` is 0 is free.
+struct Entry {
     version: AtomicU64,
-    begin: AtomicUsize,
+    start: AtomicUsize,
     end: AtomicUsize,
-    mark_at: AtomicUsize,
+    flag_at: AtomicUsize,
 }
 
-/// A row that nobody writes takes no memory.
-static ROWS: [Row; MAX_MAPS] = [const {
-    Row {
+/// Entries that were never written take no memory, because their pages are zero.
+static ENTRIES: [Entry; MAX_MAPS] = [const {
+    Entry {
         version: AtomicU64::new(0),
-        begin: AtomicUsize::new(0),
+        start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
-        mark_at: AtomicUsize::new(0),
+        flag_at: AtomicUsize::new(0),
     }
 }; MAX_MAPS];
 
-/// Number of rows of `ROWS` that were ever in use.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// How many entries of `ENTRIES`, from the first on, were ever in use.
+static NUM_ENTRIES: AtomicUsize = AtomicUsize::new(0);
 
-/// The handler of bus errors before this module's handler; None where this handler could not be installed.
-static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
+/// The SIGBUS handler that this module replaced; None if the system refused this module's handler.
+static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
-/// Guards a map against the loss of its file's bytes, and returns the map's place, which [`remove`] takes. Returns
-/// None where there are too many maps. The first call installs the handler.
+/// Guards a map against SIGBUS, and returns the index of its entry, for [`remove`]. Returns None if [`MAX_MAPS`] maps
+/// are guarded already. The first call installs the handler.
 ///
 /// # Errors
-/// The system does not take the handler.
+/// The system refuses the handler.
 ///
 /// # Safety
-/// Until `remove`, the map of whole pages from `begin` on is readable and nobody else's, and `mark_at` is the address
-/// of an aligned word of 64 bits that may be written: the handler stores 1 there once the map is damaged.
-pub unsafe fn add(begin: usize, num_bytes: usize, mark_at: usize) -> io::Result<Option<usize>> {
+/// Until `remove`, the `num_bytes` from `start` on are whole mapped pages that no other code replaces, and `flag_at` is
+/// the address of an aligned, writable 64-bit word: the handler stores 1 there once the map is damaged.
+pub unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<Option<usize>> {
     install()?;
-    for (place, row) in ROWS.iter().enumerate() {
-        let version = row.version.load(Ordering::Acquire);
-        if version % 2 == 1 || row.end.load(Ordering::Acquire) != 0 {
+    for (index, entry) in ENTRIES.iter().enumerate() {
+        let version = entry.version.load(Ordering::Acquire);
+        if version % 2 == 1 || entry.end.load(Ordering::Acquire) != 0 {
             continue;
         }
-        let claimed = row.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed);
+        let claimed = entry.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed);
         if claimed.is_err() {
             continue;
         }
-        row.mark_at.store(mark_at, Ordering::Release);
-        row.begin.store(begin, Ordering::Release);
-        row.end.store(begin + num_bytes, Ordering::Release);
-        row.version.store(version + 2, Ordering::Release);
-        COUNT.fetch_max(place + 1, Ordering::AcqRel);
-        return Ok(Some(place));
+        entry.flag_at.store(flag_at, Ordering::Release);
+        entry.start.store(start, Ordering::Release);
+        entry.end.store(start + num_bytes, Ordering::Release);
+        entry.version.store(version + 2, Ordering::Release);
+        NUM_ENTRIES.fetch_max(index + 1, Ordering::AcqRel);
+        return Ok(Some(index));
     }
     Ok(None)
 }
 
-/// Forgets a map. Call this before you unmap the map, because its addresses may then become another map's.
+/// Ends the guard of a map. Call this before you unmap it: later its addresses may belong to another map.
 ///
 /// # Panics
-/// No map has this place.
-pub fn remove(place: usize) {
-    ROWS[place].end.store(0, Ordering::Release);
+/// `index` is not below [`MAX_MAPS`].
+pub fn remove(index: usize) {
+    ENTRIES[index].end.store(0, Ordering::Release);
 }
 
-/// Returns begin, end and mark address of the map that holds an address.
+/// Returns start, end and flag address of the guarded map that holds an address.
 fn find(address: usize) -> Option<(usize, usize, usize)> {
-    ROWS[..COUNT.load(Ordering::Acquire)].iter().find_map(|row| {
-        // A row that another thread changes meanwhile is not the map that this thread reads.
-        let version = row.version.load(Ordering::Acquire);
-        let (begin, end) = (row.begin.load(Ordering::Acquire), row.end.load(Ordering::Acquire));
-        let mark_at = row.mark_at.load(Ordering::Acquire);
-        let is_whole = version % 2 == 0 && row.version.load(Ordering::Acquire) == version;
-        (is_whole && begin <= address && address < end).then_some((begin, end, mark_at))
+    ENTRIES[..NUM_ENTRIES.load(Ordering::Acquire)].iter().find_map(|entry| {
+        // An entry that another thread changes now is not the map that the interrupted thread reads.
+        let version = entry.version.load(Ordering::Acquire);
+        let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
+        let flag_at = entry.flag_at.load(Ordering::Acquire);
+        let is_whole = version % 2 == 0 && entry.version.load(Ordering::Acquire) == version;
+        (is_whole && start <= address && address < end).then_some((start, end, flag_at))
     })
 }
 
 fn install() -> io::Result<()> {
-    let before = BEFORE.get_or_init(|| {
-        // SAFETY: zeros are a sigaction; the handler is a function of the type that SA_SIGINFO asks for.
+    let previous = PREVIOUS.get_or_init(|| {
+        // SAFETY: a sigaction of zeros is valid; the handler is a function of the type that SA_SIGINFO asks for.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_bus_error as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&raw mut action.sa_mask);
-            let mut before = MaybeUninit::uninit();
-            (libc::sigaction(libc::SIGBUS, &raw const action, before.as_mut_ptr()) == 0).then(|| before.assume_init())
+            let mut previous = MaybeUninit::uninit();
+            (libc::sigaction(libc::SIGBUS, &raw const action, previous.as_mut_ptr()) == 0)
+                .then(|| previous.assume_init())
         }
     });
-    match before {
+    match previous {
         Some(_) => Ok(()),
         None => Err(io::Error::other("the system does not take a handler of bus errors")),
     }
@@ -118,45 +120,47 @@ extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, cont
     let error = errno();
     // SAFETY: the system gives a handler with SA_SIGINFO a valid `siginfo_t`.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // A bus error that a process sends has a code of 0 or less, and no address of a map.
-    if code <= 0 || !replaced(address) {
-        pass_on(number, info, context, code <= 0);
+    // A SIGBUS that a process sent with kill() has a code of 0 or less, and no address.
+    if code <= 0 || !replace_with_zeros(address) {
+        call_previous(number, info, context, code <= 0);
     }
     set_errno(error);
 }
 
-/// Marks the map that holds the address, and puts zeros in the map's place; says whether there was such a map.
-fn replaced(address: usize) -> bool {
-    let Some((begin, end, mark_at)) = find(address) else {
+/// Sets the flag of the guarded map that holds the address, and maps zeros over that map. Returns false if no guarded
+/// map holds the address.
+fn replace_with_zeros(address: usize) -> bool {
+    let Some((start, end, flag_at)) = find(address) else {
         return false;
     };
     // SAFETY: the caller of `add` promised that the word stays there until `remove`.
-    unsafe { (*(mark_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
-    // The zeros can be written too, because maps of changed rows are written.
+    unsafe { (*(flag_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
+    // The zeros are writable, because the server writes changed rows into some maps.
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
-    // SAFETY: the caller of `add` promised that the map's pages are nobody else's.
-    let mapped = unsafe { libc::mmap(begin as *mut libc::c_void, end - begin, protection, flags, -1, 0) };
+    // SAFETY: the caller of `add` promised that no other code replaces these pages.
+    let mapped = unsafe { libc::mmap(start as *mut libc::c_void, end - start, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 
-/// Calls the handler from before; where there was none, has the system end the process.
-fn pass_on(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_sent: bool) {
-    // A signal may come before `BEFORE` is filled; the default is right then.
-    let before = BEFORE.get().copied().flatten();
-    let handler = before.map_or(libc::SIG_DFL, |before| before.sa_sigaction);
-    if handler == libc::SIG_IGN && is_sent {
+/// Calls the handler that this module replaced; without one, lets the signal end the process.
+fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_from_process: bool) {
+    // A signal may come before `PREVIOUS` is set; then the default action is right.
+    let previous = PREVIOUS.get().copied().flatten();
+    let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
+    if handler == libc::SIG_IGN && is_from_process {
         return;
     }
     // SAFETY: the address is that of the function that sigaction returned, of the type that its flags say.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-            // The thread repeats the read and meets the default handler; a signal that a process sent is sent again.
+            // When this handler returns, the thread repeats the read, and the default action ends the process. A signal
+            // from another process must be raised again.
             libc::signal(number, libc::SIG_DFL);
-            if is_sent {
+            if is_from_process {
                 libc::raise(number);
             }
-        } else if before.is_some_and(|before| before.sa_flags & libc::SA_SIGINFO != 0) {
+        } else if previous.is_some_and(|previous| previous.sa_flags & libc::SA_SIGINFO != 0) {
             type WithInfo = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
             std::mem::transmute::<usize, WithInfo>(handler)(number, info, context);
         } else {
@@ -173,17 +177,17 @@ fn errno_at() -> *mut libc::c_int {
 
 #[cfg(not(target_os = "linux"))]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: the function `__error` has no conditions.
+    // SAFETY: the C function `__error` has no conditions.
     unsafe { libc::__error() }
 }
 
 fn errno() -> libc::c_int {
-    // SAFETY: the address is of this thread's word.
+    // SAFETY: the address is that of this thread's `errno`.
     unsafe { *errno_at() }
 }
 
 fn set_errno(error: libc::c_int) {
-    // SAFETY: the address is of this thread's word.
+    // SAFETY: the address is that of this thread's `errno`.
     unsafe { *errno_at() = error };
 }
 
@@ -197,24 +201,24 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// A file of ones, mapped and removed from its folder.
-    struct Mapped {
+    /// A mapped file whose bytes are all 1; the file is already unlinked.
+    struct MappedFile {
         file: File,
         at: *mut u8,
         size: usize,
     }
 
-    impl Mapped {
+    impl MappedFile {
         fn new(name: &str, pages: usize) -> Self {
             let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
             std::fs::write(&path, vec![1; pages * PAGE]).unwrap();
             let file = File::options().read(true).write(true).open(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
             let size = pages * PAGE;
-            // SAFETY: the system chooses the place.
+            // SAFETY: the system chooses a free address.
             let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
             assert_ne!(at, libc::MAP_FAILED);
-            Mapped { file, at: at.cast(), size }
+            MappedFile { file, at: at.cast(), size }
         }
 
         fn read(&self, at: usize) -> u8 {
@@ -224,51 +228,51 @@ mod tests {
         }
     }
 
-    impl Drop for Mapped {
+    impl Drop for MappedFile {
         fn drop(&mut self) {
-            // SAFETY: nobody reads the map any more.
+            // SAFETY: no code reads the map after its owner is dropped.
             unsafe { libc::munmap(self.at.cast(), self.size) };
         }
     }
 
-    fn guard(map: &Mapped, mark: &AtomicU64) -> usize {
-        // SAFETY: the map and the mark outlive the guard in every test.
-        unsafe { add(map.at as usize, map.size, std::ptr::from_ref(mark) as usize) }.unwrap().unwrap()
+    fn guard(map: &MappedFile, flag: &AtomicU64) -> usize {
+        // SAFETY: the map and the flag outlive the guard in every test.
+        unsafe { add(map.at as usize, map.size, std::ptr::from_ref(flag) as usize) }.unwrap().unwrap()
     }
 
     #[test]
-    fn a_file_that_was_cut_short_reads_as_zeros_and_is_marked() {
-        let (map, other) = (Mapped::new("guard-cut", 3), Mapped::new("guard-whole", 3));
-        let (mark, other_mark) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (place, other_place) = (guard(&map, &mark), guard(&other, &other_mark));
+    fn a_truncated_file_reads_as_zeros_and_sets_its_flag() {
+        let (map, other) = (MappedFile::new("guard-cut", 3), MappedFile::new("guard-whole", 3));
+        let (flag, other_flag) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (index, other_index) = (guard(&map, &flag), guard(&other, &other_flag));
         assert_eq!((map.read(0), map.read(2 * PAGE)), (1, 1));
         map.file.set_len(PAGE as u64).unwrap();
-        assert_eq!((map.read(0), mark.load(Ordering::SeqCst)), (1, 0));
-        assert_eq!((map.read(2 * PAGE + 5), mark.load(Ordering::SeqCst)), (0, 1));
-        // All of it: what was read before and what comes next belong together.
+        assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
+        assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
+        // The handler also zeroes the pages that are still in the file.
         assert_eq!(map.read(0), 0);
-        assert_eq!((other.read(2 * PAGE), other_mark.load(Ordering::SeqCst)), (1, 0));
-        remove(place);
-        remove(other_place);
+        assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
+        remove(index);
+        remove(other_index);
     }
 
     #[test]
-    fn a_place_is_used_again() {
-        let map = Mapped::new("guard-again", 1);
-        let mark = AtomicU64::new(0);
+    fn a_free_entry_is_used_again() {
+        let map = MappedFile::new("guard-again", 1);
+        let flag = AtomicU64::new(0);
         for _ in 0..2 * MAX_MAPS {
-            remove(guard(&map, &mark));
+            remove(guard(&map, &flag));
         }
     }
 
     #[test]
     fn any_other_bus_error_ends_the_process() {
-        let guarded = Mapped::new("guard-mine", 2);
-        let foreign = Mapped::new("guard-foreign", 2);
-        let mark = AtomicU64::new(0);
-        let place = guard(&guarded, &mark);
+        let guarded = MappedFile::new("guard-mine", 2);
+        let foreign = MappedFile::new("guard-foreign", 2);
+        let flag = AtomicU64::new(0);
+        let index = guard(&guarded, &flag);
         foreign.file.set_len(0).unwrap();
-        // SAFETY: the child only reads, and ends.
+        // SAFETY: the child process only reads a byte, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             foreign.read(0);
@@ -276,10 +280,10 @@ mod tests {
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
-        // SAFETY: the child is one of this process.
+        // SAFETY: `child` is a child process of this process.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS);
-        assert_eq!(mark.load(Ordering::SeqCst), 0);
-        remove(place);
+        assert_eq!(flag.load(Ordering::SeqCst), 0);
+        remove(index);
     }
 }

@@ -1,66 +1,67 @@
-//! Hash indexes over the keys of a vocabulary: some 15 bytes a key beside the mapped file.
+//! Hash indexes over the keys of a vocabulary. An index takes some 15 bytes for each key, beside the mapped file.
 //!
-//! An index is an int32 array of slots, a power of two in number. Each slot holds the number of a key below a tag, or
-//! [`EMPTY`]; a key lies in the first free slot at or behind its hash. The tag is as many bits of the key's hash as the
-//! slot has left: a search compares tags before keys, because another key's bytes are rarely in a cache. The keys stay
-//! where they are: strings in the lines of the file, integers in one array.
+//! An index is an int32 array of slots, open addressing with linear probing; the number of slots is a power of two. A
+//! slot is [`EMPTY`], or its low bits are the number of a key and its high bits are a tag: as many bits of the key's
+//! hash as fit. A search compares tags before it compares keys, because the bytes of a wrong key are rarely in the CPU
+//! cache. The index holds no keys: strings stay in the lines of the vocabulary file, integers in one array.
 //!
 //! Source: the hash of OOV buckets is TensorFlow 2.21's: `IdTableWithHashBuckets` of python/ops/lookup_ops.py with its
 //! `FastHashSpec`, over the bytes of a string or the decimal digits of an integer.
 
 use super::fingerprint::fingerprint64;
 use super::rows::prefetch_line;
-use super::vocabulary::Rows;
+use super::vocabulary::RowMapping;
 
 /// A slot without a key.
 pub const EMPTY: i32 = -1;
 
-/// Number of keys whose slots are prefetched before the first key is searched. A search for a key reads memory three
-/// times, one after the other: the slot, the start of the key, and its bytes.
-const AT_A_TIME: usize = 64;
+/// Number of keys that are searched together. A search makes three dependent reads: the slot, the offset of the key,
+/// the key's bytes. The search prefetches each of the three for the whole batch before it compares the first key.
+const BATCH_KEYS: usize = 64;
 
-/// The reason why an index can not be built.
+/// Why an index can not be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotIndexed {
+pub enum IndexError {
     /// The key with this number equals an earlier key.
     Twice(usize),
-    /// The number of slots is no power of two or too small for the keys, or the keys are too many for int32.
+    /// The number of slots is no power of two, or not larger than the number of keys; or there are more keys than int32
+    /// can number.
     Slots,
-    /// The start of a line lies outside the file, or before the start of the line before.
+    /// The offset of a line lies outside the file, or not behind the offset of the line before it.
     Starts,
 }
 
-/// Counts the keys of one search that a vocabulary lacks.
+/// How many keys of one search the vocabulary lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strangers {
-    /// Number of missing keys.
+pub struct UnknownKeys {
+    /// Number of such keys.
     pub count: usize,
-    /// Position of the first missing key; 0 where no key is missing.
+    /// Position of the first such key among the searched keys; 0 if there is none.
     pub first: usize,
 }
 
-/// Keys of a vocabulary, with the functions that hash and find them.
+/// The keys of one vocabulary, with functions that hash, compare and prefetch them.
 pub(super) trait Keys {
-    /// A key as the client sends it.
+    /// Type of a key that a client sends.
     type Key: Copy;
-    /// Returns the hash whose low bits are the key's first slot.
+    /// Returns a key's hash, whose low bits are the number of the first slot to search.
     fn hash(key: Self::Key) -> u64;
     /// Returns the hash that chooses the key's OOV bucket; `hash` is the result of [`Keys::hash`].
     fn bucket_hash(key: Self::Key, hash: u64) -> u64;
-    /// Returns the row of a key that needs no search, else None.
-    fn row_without_search(key: Self::Key, rows: &Rows) -> Option<i64>;
+    /// Returns the row of a key that is never in the index, such as the empty string; else None.
+    fn row_without_search(key: Self::Key, rows: &RowMapping) -> Option<i64>;
     /// Says whether the vocabulary's key `number` equals `key`.
-    fn is(&self, number: usize, key: Self::Key) -> bool;
-    /// Whether prefetching makes a search quicker. Measured on 4096 keys of a million: strings 738 us
-    /// without, 187 us with it; integers 25 us without, 31 us with it.
-    const ASKS_AHEAD: bool;
-    /// Prefetches the start of key `number`.
-    fn ask_for_place(&self, _number: usize) {}
-    /// Prefetches key `number`.
-    fn ask_for_key(&self, _number: usize) {}
+    fn equals(&self, number: usize, key: Self::Key) -> bool;
+    /// Whether a search prefetches. Measured on 4096 keys of a million: strings take 738 us without prefetches and 187
+    /// us with them; integers 25 us without and 31 us with them.
+    const PREFETCHES: bool;
+    /// Prefetches the offset of the key with this number.
+    fn prefetch_start(&self, _number: usize) {}
+    /// Prefetches the bytes of the key with this number.
+    fn prefetch_key(&self, _number: usize) {}
 }
 
-/// The lines of a file.
+/// The lines of a vocabulary file.
 #[derive(Clone, Copy, Debug)]
 pub struct Lines<'a> {
     /// Bytes of the file.
@@ -85,16 +86,16 @@ impl<'a> Lines<'a> {
     /// Returns a line without its ending: newline or CR LF, as in TensorFlow's file initializer.
     ///
     /// # Panics
-    /// The file has no such line, or the line does not lie within the file.
+    /// The file has no such line, or `starts` has offsets outside the file.
     #[must_use]
     #[inline]
     pub fn get(&self, line: usize) -> &'a [u8] {
-        let (begin, next) = (self.starts[line] as usize, self.starts[line + 1] as usize);
-        let text = &self.data[begin..next - 1];
+        let (start, next) = (self.starts[line] as usize, self.starts[line + 1] as usize);
+        let text = &self.data[start..next - 1];
         text.strip_suffix(b"\r").unwrap_or(text)
     }
 
-    fn are_within(&self) -> bool {
+    fn lie_within_data(&self) -> bool {
         let bound = self.data.len() as u64 + 1;
         let ends = self.starts.windows(2);
         ends.into_iter().all(|pair| pair[0] >= 0 && pair[0] < pair[1] && pair[1] as u64 <= bound)
@@ -103,7 +104,7 @@ impl<'a> Lines<'a> {
 
 impl<'a> Keys for Lines<'a> {
     type Key = &'a [u8];
-    const ASKS_AHEAD: bool = true;
+    const PREFETCHES: bool = true;
 
     #[inline]
     fn hash(key: &'a [u8]) -> u64 {
@@ -116,27 +117,28 @@ impl<'a> Keys for Lines<'a> {
     }
 
     #[inline]
-    fn row_without_search(key: &'a [u8], rows: &Rows) -> Option<i64> {
+    fn row_without_search(key: &'a [u8], rows: &RowMapping) -> Option<i64> {
         if key.is_empty() { rows.empty_id } else { None }
     }
 
     #[inline]
-    fn is(&self, number: usize, key: &'a [u8]) -> bool {
+    fn equals(&self, number: usize, key: &'a [u8]) -> bool {
         are_equal(self.get(number), key)
     }
 
     #[inline]
-    fn ask_for_place(&self, number: usize) {
+    fn prefetch_start(&self, number: usize) {
         prefetch_line(self.starts.as_ptr().wrapping_add(number).cast());
     }
 
     #[inline]
-    fn ask_for_key(&self, number: usize) {
+    fn prefetch_key(&self, number: usize) {
         prefetch_line(self.data.as_ptr().wrapping_add(self.starts[number] as usize));
     }
 }
 
-/// Compares two strings; most keys have 8 to 16 bytes, for which two comparisons of words replace a call of memcmp.
+/// Compares two strings. Most keys have 8 to 16 bytes: for them two comparisons of 8 bytes are faster than a call of
+/// memcmp.
 #[inline]
 fn are_equal(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
@@ -152,17 +154,18 @@ fn are_equal(one: &[u8], other: &[u8]) -> bool {
     }
 }
 
-/// int64 keys.
+/// The keys of an int64 vocabulary; key `i` is that of line `i`.
 #[derive(Clone, Copy, Debug)]
 pub struct Integers<'a>(pub &'a [i64]);
 
 impl Keys for Integers<'_> {
     type Key = i64;
-    const ASKS_AHEAD: bool = false;
+    const PREFETCHES: bool = false;
 
     #[inline]
     fn hash(key: i64) -> u64 {
-        // Multiplication moves differences up; the shift brings them down to the bits that the mask keeps.
+        // The multiplication spreads low bits of the key to high bits; the shift copies these to the low bits, which
+        // choose the slot.
         let word = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         word ^ (word >> 32)
     }
@@ -173,30 +176,31 @@ impl Keys for Integers<'_> {
     }
 
     #[inline]
-    fn row_without_search(_key: i64, _rows: &Rows) -> Option<i64> {
+    fn row_without_search(_key: i64, _rows: &RowMapping) -> Option<i64> {
         None
     }
 
     #[inline]
-    fn is(&self, number: usize, key: i64) -> bool {
+    fn equals(&self, number: usize, key: i64) -> bool {
         self.0[number] == key
     }
 }
 
-/// Returns the fingerprint of an integer's decimal digits.
+/// Returns the Fingerprint64 of an integer's decimal digits, a minus sign included.
 #[must_use]
 pub fn fingerprint_of_digits(key: i64) -> u64 {
     fingerprint64(itoa::Buffer::new().format(key).as_bytes())
 }
 
-/// A slot with the tag of a hash and the number of the slot's key; or Err with an empty slot, which ends a search.
+/// Ok: a slot whose tag equals that of the searched key, and the number of the slot's key. Err: an empty slot, which
+/// ends the search.
 type Candidate = Result<(usize, usize), usize>;
 
-/// The slots of one index, not empty.
+/// The slots of one index; there is at least one.
 #[derive(Clone, Copy)]
 struct Index<'a> {
     slots: &'a [i32],
-    /// Number of low bits of a slot that hold the number of its key; the bits above them, but the sign, hold the tag.
+    /// How many low bits of a slot hold the key's number. The bits above them hold the tag, except the sign bit.
     number_bits: u32,
 }
 
@@ -210,14 +214,14 @@ impl<'a> Index<'a> {
         hash as usize & (self.slots.len() - 1)
     }
 
-    /// Returns the content of the slot of key `number`. The tag comes from the high bits of the hash, because the
-    /// slot's place comes from its low bits.
+    /// Returns the value of a slot that holds key `number`. The tag is taken from the high bits of the hash, because
+    /// the low bits choose the slot.
     fn content(self, number: i32, hash: u64) -> i32 {
         number | (((hash >> 33) as i32) >> self.number_bits) << self.number_bits
     }
 
-    /// Returns the first slot at or behind `slot` that has the tag of `hash`, with the key's number; or Err with the
-    /// first empty slot.
+    /// Returns the first slot from `slot` on whose tag is that of `hash`, with the key's number; or Err with the first
+    /// empty slot.
     #[inline]
     fn next_candidate(self, mut slot: usize, hash: u64) -> Candidate {
         let tag = self.content(0, hash);
@@ -235,16 +239,17 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Returns the row of each key: `first_id` + its number, or that of its OOV bucket, or `oov_id`.
+/// Returns the row of each searched key: for a known key `first_id` plus its number, for an unknown key that of its OOV
+/// bucket, or `oov_id` if there are no buckets.
 pub(super) fn find<K: Keys>(
     keys: &K,
     slots: &[i32],
-    rows: &Rows,
+    rows: &RowMapping,
     sent: impl ExactSizeIterator<Item = K::Key>,
-) -> (Vec<i64>, Strangers) {
+) -> (Vec<i64>, UnknownKeys) {
     let index = Index::new(slots);
     let mut found = Vec::with_capacity(sent.len());
-    let mut strangers = Strangers::default();
+    let mut unknown = UnknownKeys::default();
     let mut sent = sent.map(|key| (key, K::hash(key)));
     let mut add = |(key, hash): (K::Key, u64), first: Option<Candidate>| {
         let row = K::row_without_search(key, rows).or_else(|| {
@@ -252,10 +257,10 @@ pub(super) fn find<K: Keys>(
             Some(rows.first_id + number as i64)
         });
         let row = row.unwrap_or_else(|| {
-            if strangers.count == 0 {
-                strangers.first = found.len();
+            if unknown.count == 0 {
+                unknown.first = found.len();
             }
-            strangers.count += 1;
+            unknown.count += 1;
             if rows.num_oov_buckets > 0 {
                 rows.first_bucket + (K::bucket_hash(key, hash) % rows.num_oov_buckets) as i64
             } else {
@@ -265,31 +270,31 @@ pub(super) fn find<K: Keys>(
         found.push(row);
     };
     let first = |index: Index<'_>, hash| index.next_candidate(index.first_slot(hash), hash);
-    if let Some(index) = index.filter(|_| K::ASKS_AHEAD) {
-        let mut some: smallvec::SmallVec<[(K::Key, u64); AT_A_TIME]> = smallvec::SmallVec::new();
-        let mut candidates: smallvec::SmallVec<[Candidate; AT_A_TIME]> = smallvec::SmallVec::new();
+    if let Some(index) = index.filter(|_| K::PREFETCHES) {
+        let mut batch: smallvec::SmallVec<[(K::Key, u64); BATCH_KEYS]> = smallvec::SmallVec::new();
+        let mut candidates: smallvec::SmallVec<[Candidate; BATCH_KEYS]> = smallvec::SmallVec::new();
         loop {
-            some.extend(sent.by_ref().take(AT_A_TIME));
-            if some.is_empty() {
+            batch.extend(sent.by_ref().take(BATCH_KEYS));
+            if batch.is_empty() {
                 break;
             }
-            for (_, hash) in &some {
+            for (_, hash) in &batch {
                 prefetch_line(slots.as_ptr().wrapping_add(index.first_slot(*hash)).cast());
             }
-            candidates.extend(some.iter().map(|&(_, hash)| first(index, hash)));
+            candidates.extend(batch.iter().map(|&(_, hash)| first(index, hash)));
             let numbers = candidates.iter().filter_map(|candidate| Some(candidate.ok()?.1));
-            numbers.clone().for_each(|number| keys.ask_for_place(number));
-            numbers.for_each(|number| keys.ask_for_key(number));
-            some.drain(..).zip(candidates.drain(..)).for_each(|(sent, candidate)| add(sent, Some(candidate)));
+            numbers.clone().for_each(|number| keys.prefetch_start(number));
+            numbers.for_each(|number| keys.prefetch_key(number));
+            batch.drain(..).zip(candidates.drain(..)).for_each(|(sent, candidate)| add(sent, Some(candidate)));
         }
     } else {
         sent.for_each(|(key, hash)| add((key, hash), index.map(|index| first(index, hash))));
     }
-    (found, strangers)
+    (found, unknown)
 }
 
-/// Returns the number of a key, beginning with the first candidate for its hash; or Err with the empty slot where the
-/// key would lie.
+/// Searches from the first candidate on, and returns the number of the key; or Err with the empty slot that ended the
+/// search, where the key can be inserted.
 #[inline]
 fn search<K: Keys>(
     keys: &K,
@@ -300,43 +305,43 @@ fn search<K: Keys>(
 ) -> Result<usize, usize> {
     loop {
         let (slot, number) = candidate?;
-        if keys.is(number, key) {
+        if keys.equals(number, key) {
             return Ok(number);
         }
         candidate = index.next_candidate((slot + 1) & (index.slots.len() - 1), hash);
     }
 }
 
-/// Fills slots, all [`EMPTY`] before, with the lines of a file.
+/// Builds the index of a file's lines in `slots`, which are all [`EMPTY`] before.
 ///
 /// # Errors
-/// [`NotIndexed`].
-pub fn index_strings(lines: Lines<'_>, slots: &mut [i32]) -> Result<(), NotIndexed> {
-    if !lines.are_within() {
-        return Err(NotIndexed::Starts);
+/// [`IndexError`].
+pub fn index_strings(lines: Lines<'_>, slots: &mut [i32]) -> Result<(), IndexError> {
+    if !lines.lie_within_data() {
+        return Err(IndexError::Starts);
     }
     index(&lines, (0..lines.len()).map(|line| lines.get(line)), slots)
 }
 
-/// Fills slots, all [`EMPTY`] before, with integers.
+/// Builds the index of int64 keys in `slots`, which are all [`EMPTY`] before.
 ///
 /// # Errors
-/// [`NotIndexed`].
-pub fn index_integers(keys: &[i64], slots: &mut [i32]) -> Result<(), NotIndexed> {
+/// [`IndexError`].
+pub fn index_integers(keys: &[i64], slots: &mut [i32]) -> Result<(), IndexError> {
     index(&Integers(keys), keys.iter().copied(), slots)
 }
 
-fn index<K: Keys>(keys: &K, each: impl ExactSizeIterator<Item = K::Key>, slots: &mut [i32]) -> Result<(), NotIndexed> {
+fn index<K: Keys>(keys: &K, each: impl ExactSizeIterator<Item = K::Key>, slots: &mut [i32]) -> Result<(), IndexError> {
     // A search ends at an empty slot, so one slot must stay empty.
     if !slots.len().is_power_of_two() || each.len() >= slots.len() {
-        return Err(NotIndexed::Slots);
+        return Err(IndexError::Slots);
     }
     for (number, key) in each.enumerate() {
         let hash = K::hash(key);
-        let index = Index::new(slots).ok_or(NotIndexed::Slots)?;
-        let content = index.content(i32::try_from(number).map_err(|_| NotIndexed::Slots)?, hash);
+        let index = Index::new(slots).ok_or(IndexError::Slots)?;
+        let content = index.content(i32::try_from(number).map_err(|_| IndexError::Slots)?, hash);
         match search(keys, index, key, hash, index.next_candidate(index.first_slot(hash), hash)) {
-            Ok(_) => return Err(NotIndexed::Twice(number)),
+            Ok(_) => return Err(IndexError::Twice(number)),
             Err(slot) => slots[slot] = content,
         }
     }
@@ -350,8 +355,8 @@ pub fn count_lines(data: &[u8]) -> usize {
     count + usize::from(data.last().is_some_and(|&byte| byte != b'\n'))
 }
 
-/// Writes the offset where each line of a file starts, and the offset where one more line would start. Returns whether
-/// `starts` is one longer than the number of lines.
+/// Writes to `starts` the offset of each line of a file, and the offset where one more line would start. Returns false
+/// if the length of `starts` is not the number of lines plus one.
 pub fn find_lines(data: &[u8], starts: &mut [i64]) -> bool {
     let mut line = 0;
     if let Some(first) = starts.first_mut() {
@@ -368,7 +373,7 @@ pub fn find_lines(data: &[u8], starts: &mut [i64]) -> bool {
     line + 1 == starts.len()
 }
 
-/// Writes the int64 that each line holds in decimal.
+/// Parses each line as a decimal int64 and writes it to `keys`.
 ///
 /// # Errors
 /// The number of the first line that holds no int64.
@@ -393,7 +398,7 @@ fn integer(text: &[u8]) -> Option<i64> {
     digits.iter().try_fold(0_i64, |value, &byte| {
         let digit = i64::from(byte.is_ascii_digit().then(|| byte - b'0')?);
         let value = value.checked_mul(10)?;
-        // The smallest int64 has no positive counterpart, so negative values are built by subtraction.
+        // Negative numbers are built by subtraction, because 2^63 is no int64, but -2^63 is.
         if is_negative { value.checked_sub(digit) } else { value.checked_add(digit) }
     })
 }
@@ -402,12 +407,12 @@ fn integer(text: &[u8]) -> Option<i64> {
 mod tests {
     use super::*;
 
-    /// Keys whose hashes collide: all have the first slot 0, and keys of equal remainder by 2 have the same tag.
+    /// Keys that collide: each has hash slot 0, all even keys share one tag, and all odd keys share another.
     struct Colliding<'a>(&'a [i64]);
 
     impl Keys for Colliding<'_> {
         type Key = i64;
-        const ASKS_AHEAD: bool = true;
+        const PREFETCHES: bool = true;
 
         fn hash(key: i64) -> u64 {
             (key as u64 & 1) << 63
@@ -417,34 +422,34 @@ mod tests {
             hash
         }
 
-        fn row_without_search(_key: i64, _rows: &Rows) -> Option<i64> {
+        fn row_without_search(_key: i64, _rows: &RowMapping) -> Option<i64> {
             None
         }
 
-        fn is(&self, number: usize, key: i64) -> bool {
+        fn equals(&self, number: usize, key: i64) -> bool {
             self.0[number] == key
         }
     }
 
     #[test]
-    fn keys_with_equal_hashes_are_found_and_strangers_are_not() {
+    fn keys_with_equal_hashes_are_found_and_unknown_keys_are_not() {
         let known = [2, 3, 4, 5, 6, 9, 8];
         let mut slots = vec![EMPTY; 8];
         assert_eq!(index(&Colliding(&known), known.iter().copied(), &mut slots), Ok(()));
-        let rows = Rows {
+        let rows = RowMapping {
             first_id: 10,
             first_bucket: 0,
             num_oov_buckets: 0,
             oov_id: -1,
-            refuses_strangers: false,
+            refuses_unknown_keys: false,
             empty_id: None,
             is_hashed: false,
         };
         let sent = [8, 9, 7, 2, 12, 6];
-        let (found, strangers) = find(&Colliding(&known), &slots, &rows, sent.into_iter());
+        let (found, unknown) = find(&Colliding(&known), &slots, &rows, sent.into_iter());
         assert_eq!(found, [16, 15, -1, 10, -1, 14]);
-        assert_eq!(strangers, Strangers { count: 2, first: 2 });
+        assert_eq!(unknown, UnknownKeys { count: 2, first: 2 });
         let mut again = vec![EMPTY; 8];
-        assert_eq!(index(&Colliding(&[1, 2, 3, 1]), [1, 2, 3, 1].into_iter(), &mut again), Err(NotIndexed::Twice(3)));
+        assert_eq!(index(&Colliding(&[1, 2, 3, 1]), [1, 2, 3, 1].into_iter(), &mut again), Err(IndexError::Twice(3)));
     }
 }

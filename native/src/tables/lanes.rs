@@ -1,13 +1,13 @@
-//! Vectors of eight float32, and how each instruction set reads them from a table.
+//! Vectors of eight float32, with one implementation for each instruction set.
 
-/// Eight float32 that are read, multiplied, added and written at once.
+/// Eight float32 that one instruction reads, multiplies, adds or writes.
 ///
-/// Every operation rounds as one float32 operation does, and none is fused with another: all implementations give the
-/// same bits.
+/// All implementations give the same bits: every operation rounds to float32, and no multiplication is fused with an
+/// addition.
 ///
 /// # Safety
-/// The processor has the instructions of the implementation. Addresses hold as many bytes as eight numbers take; they
-/// need no alignment.
+/// The processor has the instructions of the implementation. At each address there are as many bytes as eight numbers
+/// take, at any alignment.
 pub(super) trait Lanes: Copy {
     /// Returns eight zeros.
     unsafe fn zero() -> Self;
@@ -15,33 +15,33 @@ pub(super) trait Lanes: Copy {
     unsafe fn splat(number: f32) -> Self;
     /// Reads 32 bytes: eight float32.
     unsafe fn float32(at: *const u8) -> Self;
-    /// Reads 16 bytes of IEEE halves.
+    /// Reads 16 bytes: eight IEEE float16.
     unsafe fn float16(at: *const u8) -> Self;
-    /// Reads 16 bytes, the upper halves of eight float32.
+    /// Reads 16 bytes: eight bfloat16, each the upper half of a float32.
     unsafe fn bfloat16(at: *const u8) -> Self;
-    /// Reads eight signed bytes.
+    /// Reads eight bytes: eight int8.
     unsafe fn int8(at: *const u8) -> Self;
-    /// Reads four bytes of two signed numbers each, the low half of a byte first.
+    /// Reads four bytes: eight int4, two in a byte, the low half first.
     unsafe fn int4(at: *const u8) -> Self;
-    /// `self + other`
+    /// Returns `self + other`.
     unsafe fn plus(self, other: Self) -> Self;
-    /// `self * other`
+    /// Returns `self * other`.
     unsafe fn times(self, other: Self) -> Self;
     /// Writes 32 bytes.
     unsafe fn write(self, at: *mut u8);
 }
 
-/// Number of float32 in [`Lanes`].
+/// Number of float32 in a [`Lanes`] value.
 pub(super) const LANES: usize = 8;
 
-/// Lanes of any processor; the compiler makes vector instructions of the loops where it can (SSE2, NEON).
+/// Lanes for any processor, in loops that the compiler can turn into vector instructions (SSE2, NEON).
 #[derive(Clone, Copy)]
 pub(super) struct Plain([f32; LANES]);
 
 impl Plain {
     #[inline(always)]
     unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
-        // SAFETY: the caller of the trait's method gives an address of N bytes.
+        // SAFETY: the caller promises N readable bytes at `at`.
         unsafe { at.cast::<[u8; N]>().read_unaligned() }
     }
 
@@ -70,28 +70,28 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn float16(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 16 bytes.
+        // SAFETY: the caller promises 16 readable bytes at `at`.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| widened(halves[i]))
     }
 
     #[inline(always)]
     unsafe fn bfloat16(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 16 bytes.
+        // SAFETY: the caller promises 16 readable bytes at `at`.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| f32::from_bits(u32::from(halves[i]) << 16))
     }
 
     #[inline(always)]
     unsafe fn int8(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 8 bytes.
+        // SAFETY: the caller promises 8 readable bytes at `at`.
         let bytes: [u8; LANES] = unsafe { Self::read(at) };
         Self::each(|i| signed_byte(bytes[i]))
     }
 
     #[inline(always)]
     unsafe fn int4(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 4 bytes.
+        // SAFETY: the caller promises 4 readable bytes at `at`.
         let bytes: [u8; LANES / 2] = unsafe { Self::read(at) };
         Self::each(|i| half_of_byte(bytes[i / 2], i))
     }
@@ -113,9 +113,9 @@ impl Lanes for Plain {
     }
 }
 
-/// Converts an IEEE half to float32; a signalling NaN becomes quiet, as the processors' instructions make it.
+/// Converts a float16 to float32. A signalling NaN becomes quiet, as in the processors' conversion instructions.
 ///
-/// The function has no branches, so the compiler makes vector instructions of a loop of it. Source:
+/// The function has no branches, so that the compiler can turn a loop over it into vector instructions. Source:
 /// `fp16_ieee_to_fp32_value` of github.com/Maratyszcza/FP16, `include/fp16/fp16.h`.
 #[inline(always)]
 pub(super) fn widened(half: u16) -> f32 {
@@ -128,15 +128,14 @@ pub(super) fn widened(half: u16) -> f32 {
     f32::from_bits(sign | number.to_bits())
 }
 
-/// Returns the signed four-bit number in the low half of a byte for an even column, in the high half for an odd
-/// column.
+/// Returns an int4 number as float32: the low half of the byte for an even column, the high half for an odd column.
 #[inline(always)]
 pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
     let low_half_up = if column.is_multiple_of(2) { byte << 4 } else { byte };
     f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
 }
 
-/// Converts a signed byte to float32.
+/// Converts an int8 byte to float32.
 #[inline(always)]
 pub(super) fn signed_byte(byte: u8) -> f32 {
     f32::from(i8::from_ne_bytes([byte]))
@@ -160,52 +159,51 @@ mod avx2 {
     #[derive(Clone, Copy)]
     pub(in crate::tables) struct Avx2(__m256);
 
-    // SAFETY of all blocks below: the caller promises the instructions and the bytes, as the trait says.
     impl Lanes for Avx2 {
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_setzero_ps() })
         }
 
         #[inline(always)]
         unsafe fn splat(number: f32) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_set1_ps(number) })
         }
 
         #[inline(always)]
         unsafe fn float32(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 32 readable bytes at `at`.
             Avx2(unsafe { _mm256_loadu_ps(at.cast()) })
         }
 
         #[inline(always)]
         unsafe fn float16(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 16 readable bytes at `at`.
             Avx2(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) })
         }
 
         #[inline(always)]
         unsafe fn bfloat16(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 16 readable bytes at `at`.
             let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) })
         }
 
         #[inline(always)]
         unsafe fn int8(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C and 8 readable bytes at `at`.
             Avx2(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) })
         }
 
         #[inline(always)]
         unsafe fn int4(at: *const u8) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises four readable bytes at `at`.
             let word = unsafe { at.cast::<i32>().read_unaligned() };
-            // The shifts move the four bits of each lane to the top, and back with their sign.
-            // SAFETY: see above.
+            // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign.
+            // SAFETY: the caller promises AVX2.
             Avx2(unsafe {
                 let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);
@@ -215,19 +213,19 @@ mod avx2 {
 
         #[inline(always)]
         unsafe fn plus(self, other: Self) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn times(self, other: Self) -> Self {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and F16C.
             Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn write(self, at: *mut u8) {
-            // SAFETY: see above.
+            // SAFETY: the caller promises AVX2 and 32 writable bytes at `at`.
             unsafe { _mm256_storeu_ps(at.cast(), self.0) }
         }
     }

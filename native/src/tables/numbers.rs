@@ -1,19 +1,19 @@
-//! Reads the five kinds of numbers that tables store as float32, one number or eight at a time.
+//! Reads the numbers of tables of five dtypes as float32, one number or eight at a time.
 
 use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 
-/// Reads rows of one kind of stored numbers.
+/// A dtype of stored numbers, with functions that read them as float32.
 ///
 /// # Safety
-/// `row` is the address of a row that has the columns asked for; it needs no alignment.
+/// `row` is the address of a table row, at any alignment, and the columns exist in the row.
 pub(super) trait Stored {
-    /// Whether the row's float32 scale multiplies each number.
+    /// Whether each row has a float32 scale, by which its numbers are multiplied.
     const IS_SCALED: bool = false;
     /// Returns the bytes of a row of `dim` numbers.
     fn row_bytes(dim: usize) -> usize;
-    /// Reads the number of one column.
+    /// Reads the number in one column.
     unsafe fn one(row: *const u8, column: usize) -> f32;
-    /// Reads the numbers of eight columns from `column` on; `column` is a multiple of eight.
+    /// Reads the numbers in eight columns from `column` on; `column` is a multiple of eight.
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
 }
 
@@ -31,13 +31,13 @@ impl Stored for Float32 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the row has this column.
+        // SAFETY: the caller promises that the row has this column.
         unsafe { row.add(column * 4).cast::<f32>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the row has these columns.
+        // SAFETY: the caller promises that the row has these eight columns.
         unsafe { L::float32(row.add(column * 4)) }
     }
 }
@@ -50,13 +50,13 @@ impl Stored for Float16 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the row has this column.
+        // SAFETY: the caller promises that the row has this column.
         widened(unsafe { row.add(column * 2).cast::<u16>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the row has these columns.
+        // SAFETY: the caller promises that the row has these eight columns.
         unsafe { L::float16(row.add(column * 2)) }
     }
 }
@@ -69,14 +69,14 @@ impl Stored for Bfloat16 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the row has this column.
+        // SAFETY: the caller promises that the row has this column.
         let upper = unsafe { row.add(column * 2).cast::<u16>().read_unaligned() };
         f32::from_bits(u32::from(upper) << 16)
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the row has these columns.
+        // SAFETY: the caller promises that the row has these eight columns.
         unsafe { L::bfloat16(row.add(column * 2)) }
     }
 }
@@ -91,13 +91,13 @@ impl Stored for Int8 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the row has this column.
+        // SAFETY: the caller promises that the row has this column.
         signed_byte(unsafe { row.add(column).read() })
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the row has these columns.
+        // SAFETY: the caller promises that the row has these eight columns.
         unsafe { L::int8(row.add(column)) }
     }
 }
@@ -112,14 +112,14 @@ impl Stored for Int4 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the row has this column.
+        // SAFETY: the caller promises that the row has this column.
         half_of_byte(unsafe { row.add(column / 2).read() }, column)
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
         debug_assert_eq!(column % LANES, 0);
-        // SAFETY: the row has these columns.
+        // SAFETY: the caller promises that the row has these eight columns.
         unsafe { L::int4(row.add(column / 2)) }
     }
 }

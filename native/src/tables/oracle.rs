@@ -1,8 +1,8 @@
-//! Looks rows up one number after the other. Tests compare the kernels with it.
+//! Slow lookups, one number after the other, with which tests compare the kernels.
 
-use super::table::{Combiner, Combining, Dtype, OnBadId, Policy, Stopped, Summation};
+use super::table::{CombineOptions, Combiner, Dtype, LookupError, OnBadId, Policy, Summation};
 
-/// A table as lookups see it, and as a file holds it.
+/// A table in the test's memory: its stored bytes, and the scales of its rows.
 #[derive(Clone, Debug)]
 pub(super) struct Numbers {
     pub(super) dtype: Dtype,
@@ -30,7 +30,7 @@ impl Numbers {
         }
     }
 
-    fn row_of(&self, id: i64, at: usize, policy: Policy) -> Result<Option<usize>, Stopped> {
+    fn row_of(&self, id: i64, at: usize, policy: Policy) -> Result<Option<usize>, LookupError> {
         let size = self.size as i64;
         if (0..size).contains(&id) {
             return Ok(Some(id as usize));
@@ -41,12 +41,12 @@ impl Numbers {
             OnBadId::DefaultRow => Ok(Some(policy.default_row)),
             OnBadId::Clamp => Ok(Some(id.clamp(0, size - 1) as usize)),
             OnBadId::Wrap if (-size..0).contains(&id) => Ok(Some((id + size) as usize)),
-            _ => Err(Stopped::BadId(at)),
+            _ => Err(LookupError::BadId(at)),
         }
     }
 }
 
-/// Returns the number of an IEEE half by its definition.
+/// Converts a float16 to float32 by the definition of the format.
 pub(super) fn half(bits: u16) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
     let size = match exponent {
@@ -58,8 +58,9 @@ pub(super) fn half(bits: u16) -> f32 {
     if bits >> 15 == 0 { size } else { -size }
 }
 
-/// Vectors that a lookup found, and the number of ids without a row.
-pub(super) type Found = Result<(Vec<f32>, usize), Stopped>;
+/// The float32 vectors that a lookup wrote, end to end, and the number of ids outside the table; or why the lookup
+/// stopped.
+pub(super) type Found = Result<(Vec<f32>, usize), LookupError>;
 
 pub(super) fn gather(table: &Numbers, ids: &[i64], rows: usize, policy: Policy) -> Found {
     let splits: Vec<i64> = (0..=rows as i64).collect();
@@ -88,24 +89,24 @@ pub(super) fn combine(
     ids: &[i64],
     splits: &[i64],
     weights: Option<&[f32]>,
-    how: &Combining,
+    options: &CombineOptions,
     policy: Policy,
 ) -> Found {
     let (mut out, mut missing) = (Vec::new(), 0);
     for (r, ends) in splits.windows(2).enumerate() {
-        let (begin, mut end) = (ends[0] as usize, ends[1] as usize);
-        if how.max_ids > 0 && end - begin > how.max_ids {
-            if !how.truncates {
-                return Err(Stopped::TooMany(r));
+        let (start, mut end) = (ends[0] as usize, ends[1] as usize);
+        if options.max_ids > 0 && end - start > options.max_ids {
+            if !options.truncates {
+                return Err(LookupError::TooMany(r));
             }
-            end = begin + how.max_ids;
+            end = start + options.max_ids;
         }
         let mut terms: Vec<(usize, f32)> = Vec::new();
-        for at in begin..end {
+        for at in start..end {
             missing += usize::from(!(0..table.size as i64).contains(&ids[at]));
             let weight = weights.map_or(1.0, |weights| weights[at]);
             if let Some(row) = table.row_of(ids[at], at, policy)?
-                && (!how.positive_only || weight > 0.0)
+                && (!options.positive_only || weight > 0.0)
             {
                 terms.push((row, weight));
             }
@@ -114,19 +115,19 @@ pub(super) fn combine(
         let squares = terms.iter().fold(0.0_f32, |sum, term| sum + term.1 * term.1);
         for column in 0..table.dim {
             let products: Vec<f32> = terms.iter().map(|&(row, weight)| table.get(row, column) * weight).collect();
-            let sum = sum(&products, how.summation, column < table.dim / 8 * 8);
-            let divisor = match how.combiner {
+            let sum = sum(&products, options.summation, column < table.dim / 8 * 8);
+            let divisor = match options.combiner {
                 Combiner::Sum => {
                     out.push(sum);
                     continue;
                 }
-                Combiner::Mean if how.at_least_one && total < 1.0 => 1.0,
+                Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
                 Combiner::Mean => total,
                 Combiner::Sqrtn => squares.sqrt(),
             };
             out.push(if divisor == 0.0 {
                 0.0
-            } else if how.summation == Summation::BlocksOf8 && total < 10.0 {
+            } else if options.summation == Summation::BlocksOf8 && total < 10.0 {
                 sum * (1.0 / divisor)
             } else {
                 sum / divisor
@@ -137,7 +138,7 @@ pub(super) fn combine(
 }
 
 fn sum(products: &[f32], order: Summation, is_packed: bool) -> f32 {
-    let in_order = |some: &[f32]| some.iter().fold(0.0_f32, |sum, product| sum + product);
+    let in_order = |batch: &[f32]| batch.iter().fold(0.0_f32, |sum, product| sum + product);
     match order {
         Summation::BlocksOf8 => {
             let rest = products.len() % 8;

@@ -1,22 +1,22 @@
-//! Compiles each kernel once for each instruction set and dtype, and calls the best that the processor has.
+//! Compiles each kernel once for each instruction set and dtype, and calls the fastest one that the processor can run.
 
 use super::lanes::{Lanes, Plain};
 use super::numbers::{Bfloat16, Float16, Float32, Int4, Int8, Stored};
-use super::table::{Dtype, Looked};
+use super::table::{Dtype, LookupResult};
 
-/// One lookup with its arguments.
+/// A lookup kernel with its arguments: gather, combine or sequence.
 pub(super) trait Kernel {
     /// Runs the lookup.
     ///
     /// # Safety
     /// The processor has the instructions of `L`, and the table stores `S`.
-    unsafe fn run<L: Lanes, S: Stored>(self) -> Looked;
+    unsafe fn run<L: Lanes, S: Stored>(self) -> LookupResult;
 }
 
-/// Instructions that kernels are compiled for.
+/// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
-    /// The instructions that the whole crate is compiled for.
+    /// The instructions for which the whole crate is compiled.
     Any,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -37,9 +37,9 @@ impl Processor {
     ///
     /// # Safety
     /// `self` is the result of `best`, or `Any`.
-    pub(super) unsafe fn run(self, dtype: Dtype, kernel: impl Kernel) -> Looked {
+    pub(super) unsafe fn run(self, dtype: Dtype, kernel: impl Kernel) -> LookupResult {
         match self {
-            // SAFETY: plain lanes need no instruction of their own.
+            // SAFETY: `Plain` uses only instructions for which the crate is compiled.
             Processor::Any => unsafe { by_dtype::<Plain>(dtype, kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller promises that `best` returned Avx2, so the processor has AVX2 and F16C.
@@ -50,15 +50,15 @@ impl Processor {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> Looked {
-    // SAFETY: the caller's processor has the instructions.
+unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
+    // SAFETY: the caller checked that the processor has AVX2 and F16C.
     unsafe { by_dtype::<super::lanes::Avx2>(dtype, kernel) }
 }
 
 #[inline(always)]
-unsafe fn by_dtype<L: Lanes>(dtype: Dtype, kernel: impl Kernel) -> Looked {
-    // SAFETY: the caller's processor has the instructions; each arm names the type that the table stores. A float64
-    // table has no row for a kernel (`Place::new`), so no kernel reads its numbers.
+unsafe fn by_dtype<L: Lanes>(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
+    // SAFETY: the processor has the instructions, and each arm names the dtype of the table. For a float64 table,
+    // `TableView::new` gives a view of 0 rows, so no kernel reads its numbers.
     unsafe {
         match dtype {
             Dtype::Float32 | Dtype::Float64 => kernel.run::<L, Float32>(),

@@ -1,11 +1,11 @@
-//! Kernels, indexes and the guard of maps as Python functions: `service._native.tables`.
+//! The Python module `service._native.tables`: kernels, key indexes and the guard of mapped files.
 //!
-//! Signatures and results are those of service/tables/numpy_kernels.py, service/tables/key_index.py and
-//! service/artifact/crc32c.py, so that tests hold one against the other. Arrays are C-contiguous, at any alignment.
+//! Functions have the arguments and results of service/tables/numpy_kernels.py, service/tables/key_index.py and
+//! service/artifact/crc32c.py, so tests compare both implementations. Arrays are C-contiguous, at any alignment.
 #![allow(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
-    reason = "the signatures are those of the reference in numpy"
+    reason = "functions have the arguments of service/tables/numpy_kernels.py"
 )]
 
 use std::mem::MaybeUninit;
@@ -16,23 +16,24 @@ use pyo3::prelude::*;
 
 use super::fingerprint;
 use super::guard;
-use super::key_index::{self, Integers, Lines, NotIndexed, Strangers, find};
+use super::key_index::{self, IndexError, Integers, Lines, UnknownKeys, find};
 use super::table::{
-    Combiner, Combining, Dtype, Ints, Looked, OnBadId, Out, Policy, Stopped, Summation, Table, Weights,
+    CombineOptions, Combiner, Dtype, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Summation, Table,
+    Weights,
 };
-use super::vocabulary::Rows;
+use super::vocabulary::RowMapping;
 
-// These codes equal those of service/tables/kernel_codes.py and service/tables/key_index.py.
+// These result codes equal those of service/tables/kernel_codes.py and service/tables/key_index.py.
 const OK: i64 = -1;
 const TOO_MANY: i64 = -2;
 const MISSING: i64 = -(1 << 40);
-const STRANGER: i64 = 1 << 32;
+const UNKNOWN_KEY: i64 = 1 << 32;
 const NO_EMPTY_KEY: i64 = -1;
 
 /// Adds the module `tables` to the native module.
 ///
 /// # Errors
-/// Python has no memory left.
+/// Python is out of memory.
 pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     let module = PyModule::new(parent.py(), "tables")?;
     module.add_function(wrap_pyfunction!(gather, &module)?)?;
@@ -53,7 +54,7 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     parent.add_submodule(&module)
 }
 
-/// An array whose numbers take `SIZE` bytes each.
+/// The buffer of a numpy array whose elements take `SIZE` bytes each.
 struct Array<const SIZE: usize>(PyUntypedBuffer);
 
 impl<const SIZE: usize> FromPyObject<'_, '_> for Array<SIZE> {
@@ -85,12 +86,13 @@ impl<const SIZE: usize> Array<SIZE> {
         }
         match self.0.len_bytes() {
             0 => Ok(&mut []),
-            // SAFETY: as in bytes(); nobody else reads or writes the buffer meanwhile.
+            // SAFETY: `self.0` holds the buffer, which is contiguous; the caller in Python neither reads nor writes it
+            // until this function returns.
             length => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), length) }),
         }
     }
 
-    /// Returns the numbers of an array; the array must be aligned for them.
+    /// Returns the elements of the array as a slice; an error if the array is not aligned for `T`.
     fn numbers<T: Copy>(&self) -> PyResult<&[T]> {
         // SAFETY: T is i64 or i32, so any bytes are a valid T.
         match unsafe { self.bytes().align_to() } {
@@ -120,7 +122,7 @@ fn nth<T: Copy>(all: &[T], number: usize, what: &str) -> PyResult<T> {
 fn table(dtype: usize, rows_at: usize, scales_at: usize, size: usize, dim: usize) -> PyResult<Table> {
     let dtypes = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
     let dtype = nth(&dtypes, dtype, "dtype")?;
-    // SAFETY: the caller in Python gives the addresses of a MappedTable, and holds the MappedTable.
+    // SAFETY: the addresses are those of a MappedTable, which the caller in Python keeps alive.
     Ok(unsafe { Table::new(dtype, size, dim, rows_at as *const u8, scales_at as *const f32) })
 }
 
@@ -134,12 +136,12 @@ fn policy(on_bad_id: usize, default_row: usize, table: &Table) -> PyResult<Polic
     Ok(Policy { on_bad_id, default_row })
 }
 
-fn code(looked: Looked) -> i64 {
-    match looked {
+fn code(result: LookupResult) -> i64 {
+    match result {
         Ok(0) => OK,
         Ok(missing) => MISSING - missing as i64,
-        Err(Stopped::BadId(at)) => at as i64,
-        Err(Stopped::TooMany(row)) => TOO_MANY - row as i64,
+        Err(LookupError::BadId(at)) => at as i64,
+        Err(LookupError::TooMany(row)) => TOO_MANY - row as i64,
     }
 }
 
@@ -153,7 +155,7 @@ fn check_splits(splits: Ints<'_>, rows: usize, length: usize) -> PyResult<()> {
     }
 }
 
-/// Returns rows and columns of an array whose other axes are flat.
+/// Returns the size of the first axis, and the product of the others.
 fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
     (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product())
 }
@@ -178,7 +180,7 @@ fn gather(
     if ids.len() < rows || columns < dim {
         return Err(PyValueError::new_err("there are fewer ids than rows, or fewer columns than numbers in a row"));
     }
-    let out = Out::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
+    let out = OutputRows::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
     Ok(code(py.detach(|| table.gather(ids, policy, out))))
 }
 
@@ -205,7 +207,7 @@ fn combine(
     let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
     let policy = policy(on_bad_id, default_row, &table)?;
     let orders = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
-    let how = Combining {
+    let options = CombineOptions {
         combiner: nth(&[Combiner::Sum, Combiner::Mean, Combiner::Sqrtn], combiner % 4, "combiner")?,
         summation: nth(&orders, combiner / 4, "order")?,
         at_least_one,
@@ -221,8 +223,8 @@ fn combine(
     if columns < dim || weights.is_some_and(|weights| weights.len() < ids.len()) {
         return Err(PyValueError::new_err("there are too few weights or columns"));
     }
-    let out = Out::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
-    Ok(code(py.detach(|| table.combine(ids, splits, weights, &how, policy, out))))
+    let out = OutputRows::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
+    Ok(code(py.detach(|| table.combine(ids, splits, weights, &options, policy, out))))
 }
 
 #[pyfunction]
@@ -250,7 +252,7 @@ fn sequence(
         return Err(PyValueError::new_err("expected out as [B, L, D]"));
     }
     let width = length * dim * 4;
-    let out = Out::new(out.bytes_to_write()?, 0, width, width, rows);
+    let out = OutputRows::new(out.bytes_to_write()?, 0, width, width, rows);
     Ok(code(py.detach(|| table.sequence(ids, splits, length, policy, out))))
 }
 
@@ -302,12 +304,12 @@ fn lines<'a>(data: &'a Array<1>, starts: &'a Array<8>) -> PyResult<Lines<'a>> {
     Ok(Lines { data: data.bytes(), starts: starts.numbers()? })
 }
 
-fn indexed(result: Result<(), NotIndexed>) -> PyResult<i64> {
+fn indexed(result: Result<(), IndexError>) -> PyResult<i64> {
     match result {
         Ok(()) => Ok(OK),
-        Err(NotIndexed::Twice(number)) => Ok(number as i64),
-        Err(NotIndexed::Slots) => Err(PyValueError::new_err("expected a power of two of slots, more than keys")),
-        Err(NotIndexed::Starts) => Err(PyValueError::new_err("a line does not lie within the file")),
+        Err(IndexError::Twice(number)) => Ok(number as i64),
+        Err(IndexError::Slots) => Err(PyValueError::new_err("expected a power of two of slots, more than keys")),
+        Err(IndexError::Starts) => Err(PyValueError::new_err("a line does not lie within the file")),
     }
 }
 
@@ -329,7 +331,7 @@ fn find_strings(
     let (lines, slots, ids) = (lines(&data, &starts)?, slots.numbers()?, ids.numbers_to_write()?);
     let (keys, splits) = (keys.bytes(), Ints::new(splits.bytes()));
     check_splits(splits, ids.len(), keys.len())?;
-    let rows = Rows {
+    let rows = RowMapping {
         empty_id: (empty_id != NO_EMPTY_KEY).then_some(empty_id),
         ..rows_of(first_id, first_bucket, oov_id, num_oov_buckets)
     };
@@ -363,15 +365,23 @@ fn find_integers(
     }))
 }
 
-fn rows_of(first_id: i64, first_bucket: i64, oov_id: i64, num_oov_buckets: u64) -> Rows {
-    Rows { first_id, first_bucket, num_oov_buckets, oov_id, refuses_strangers: false, empty_id: None, is_hashed: false }
+fn rows_of(first_id: i64, first_bucket: i64, oov_id: i64, num_oov_buckets: u64) -> RowMapping {
+    RowMapping {
+        first_id,
+        first_bucket,
+        num_oov_buckets,
+        oov_id,
+        refuses_unknown_keys: false,
+        empty_id: None,
+        is_hashed: false,
+    }
 }
 
-fn written((rows, strangers): (Vec<i64>, Strangers), ids: &mut [i64]) -> i64 {
+fn written((rows, unknown): (Vec<i64>, UnknownKeys), ids: &mut [i64]) -> i64 {
     ids.copy_from_slice(&rows);
-    match strangers.count {
+    match unknown.count {
         0 => OK,
-        count => count as i64 * STRANGER + strangers.first as i64,
+        count => count as i64 * UNKNOWN_KEY + unknown.first as i64,
     }
 }
 
@@ -382,29 +392,29 @@ fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
     Ok(fingerprint::fingerprint64(text))
 }
 
-/// Continues a CRC-32C over more bytes; `before` is the checksum of the bytes before them, 0 for none.
+/// Extends the CRC-32C `before` of earlier bytes, 0 for none, by the `num_bytes` bytes at `address`.
 #[pyfunction]
 #[pyo3(name = "crc32c")]
 fn checksum(py: Python<'_>, address: usize, num_bytes: usize, before: u32) -> u32 {
     if num_bytes == 0 {
         return before;
     }
-    // SAFETY: the caller in Python gives the address of an array, and holds the array.
+    // SAFETY: the address is that of an array, which the caller in Python keeps alive.
     let data = unsafe { std::slice::from_raw_parts(address as *const u8, num_bytes) };
     py.detach(|| crc32c::crc32c_append(before, data))
 }
 
 #[pyfunction]
-fn add_guard(address: usize, num_bytes: usize, mark_at: usize) -> PyResult<Option<usize>> {
-    // SAFETY: the caller in Python holds the map and the mark until it removes the guard.
-    unsafe { guard::add(address, num_bytes, mark_at) }.map_err(|error| PyOSError::new_err(error.to_string()))
+fn add_guard(address: usize, num_bytes: usize, flag_at: usize) -> PyResult<Option<usize>> {
+    // SAFETY: the caller in Python keeps the map and the flag in memory until it removes the guard.
+    unsafe { guard::add(address, num_bytes, flag_at) }.map_err(|error| PyOSError::new_err(error.to_string()))
 }
 
 #[pyfunction]
-fn remove_guard(place: usize) -> PyResult<()> {
-    if place >= guard::MAX_MAPS {
-        return Err(PyValueError::new_err("there is no such place"));
+fn remove_guard(index: usize) -> PyResult<()> {
+    if index >= guard::MAX_MAPS {
+        return Err(PyValueError::new_err("no guarded map has this index"));
     }
-    guard::remove(place);
+    guard::remove(index);
     Ok(())
 }

@@ -1,21 +1,21 @@
-//! Copies or adds up rows of one table as float32, for every dtype, in vector instructions.
+//! Copies rows of one table, or adds them up, as float32, with vector instructions, for every dtype.
 //!
-//! The sum of 64 columns stays in registers; columns that are left over go 32, then 8, then one at a time. Every column
-//! is added in the order of the ids, so the width does not show in the answer.
+//! A loop over the ids sums 64 columns in registers, then the next 64; the columns left over go 32, then 8, then one at
+//! a time. Each column is summed in the order of the ids, so the sum does not depend on how columns are grouped.
 
 use std::ops::Range;
 
 use super::lanes::{LANES, Lanes};
 use super::numbers::Stored;
-use super::table::{Dtype, Ints, OnBadId, Policy, Stopped, Table};
+use super::table::{Dtype, Ints, LookupError, OnBadId, Policy, Table};
 
-/// Number of rows between the current row and the prefetched row. Measured on gathers of 4096 x 256 bytes from 256 MB:
-/// none 219 us, 8 ahead 156 us, 16 ahead 160 us, 32 ahead 170 us.
-pub(super) const AHEAD: usize = 16;
+/// How many ids ahead of the current id a kernel prefetches a row. Measured on gathers of 4096 rows of 256 bytes from a
+/// table of 256 MB: 219 us without prefetches, 156 us at distance 8, 160 us at 16, 170 us at 32.
+pub(super) const PREFETCH_DISTANCE: usize = 16;
 
-/// Addresses and sizes of one table, for kernels.
+/// The addresses and sizes of one table, and the policy for ids outside it, as kernels use them.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct TableView {
     rows: *const u8,
     scales: *const u8,
     /// V, the number of rows; 0 for a dtype that no kernel reads.
@@ -25,34 +25,35 @@ pub(super) struct Place {
     policy: Policy,
 }
 
-impl Place {
-    /// Takes a table, and the policy for an id without a row.
+impl TableView {
+    /// Returns the view of a table.
     ///
     /// # Panics
-    /// The default row is not in the table.
+    /// The policy's default row is not in the table.
     pub(super) fn new(table: &Table, policy: Policy) -> Self {
         let is_read = table.dtype != Dtype::Float64;
         let size = if is_read { table.vocabulary_size as u64 } else { 0 };
         assert!(policy.on_bad_id != OnBadId::DefaultRow || (policy.default_row as u64) < size || !is_read);
-        Place { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
+        TableView { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
     }
 
-    /// Says whether an id has a row.
+    /// Says whether an id lies in the table.
     #[inline(always)]
-    pub(super) fn has(&self, id: i64) -> bool {
+    pub(super) fn has_row(&self, id: i64) -> bool {
         (id as u64) < self.size
     }
 
-    /// Says whether all ids have rows.
+    /// Says whether all ids lie in the table.
     #[inline(always)]
-    pub(super) fn has_all(&self, ids: Ints<'_>) -> bool {
-        // The loop has no early end: without a branch it becomes vector instructions.
-        ids.iter().fold(true, |all, id| all & self.has(id))
+    pub(super) fn have_rows(&self, ids: Ints<'_>) -> bool {
+        // The loop does not stop early: without that branch the compiler turns it into vector instructions.
+        ids.iter().fold(true, |all, id| all & self.has_row(id))
     }
 
-    /// Returns the row to read for an id without a row, None for zeros; or an error that refuses position `at`.
+    /// Applies the policy to an id outside the table: returns the row to read in its place, None to drop the id, or an
+    /// error with `at`, the id's position.
     #[cold]
-    pub(super) fn instead(&self, id: i64, at: usize) -> Result<Option<i64>, Stopped> {
+    pub(super) fn replacement(&self, id: i64, at: usize) -> Result<Option<i64>, LookupError> {
         let size = self.size as i64;
         let row = match self.policy.on_bad_id {
             OnBadId::Drop => return Ok(None),
@@ -60,17 +61,17 @@ impl Place {
             OnBadId::DefaultRow => self.policy.default_row as i64,
             OnBadId::Clamp if id < 0 => 0,
             OnBadId::Clamp => size - 1,
-            // An id below 0 plus V can not overflow.
+            // A negative id plus V can not overflow.
             OnBadId::Wrap if id < 0 => id + size,
             OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
         };
-        if self.has(row) { Ok(Some(row)) } else { Err(Stopped::BadId(at)) }
+        if self.has_row(row) { Ok(Some(row)) } else { Err(LookupError::BadId(at)) }
     }
 
-    /// Prefetches the row of an id; an id without a row does no harm.
+    /// Prefetches the row of an id, if the id lies in the table.
     #[inline(always)]
-    pub(super) fn ask_for<S: Stored>(&self, id: i64) {
-        if self.has(id) {
+    pub(super) fn prefetch_row<S: Stored>(&self, id: i64) {
+        if self.has_row(id) {
             let num_bytes = S::row_bytes(self.dim);
             prefetch(self.row::<S>(id), num_bytes);
             if S::IS_SCALED {
@@ -79,18 +80,17 @@ impl Place {
         }
     }
 
-    /// Prefetches the row of id `i`, if there are so many ids.
+    /// Prefetches the row of `ids[i]`, if there is such an id.
     #[inline(always)]
-    pub(super) fn ask_for_nth<S: Stored>(&self, ids: Ints<'_>, i: usize) {
+    pub(super) fn prefetch_nth_row<S: Stored>(&self, ids: Ints<'_>, i: usize) {
         if i < ids.len() {
-            self.ask_for::<S>(ids.get(i));
+            self.prefetch_row::<S>(ids.get(i));
         }
     }
 
     #[inline(always)]
     fn row<S: Stored>(&self, id: i64) -> *const u8 {
-        // The product fits for a real row, because rows lie in memory. It may wrap for a prefetch, which takes any
-        // address.
+        // The product can not overflow for a row of the table, because the table lies in memory.
         self.rows.wrapping_add((id as usize).wrapping_mul(S::row_bytes(self.dim)))
     }
 
@@ -99,11 +99,11 @@ impl Place {
         self.scales.wrapping_add((id as usize).wrapping_mul(4))
     }
 
-    /// Reads the scale that multiplies a row; 1 where the dtype has no scales.
+    /// Reads the scale of a row; 1 if the dtype has no scales.
     #[inline(always)]
     unsafe fn scale<S: Stored>(&self, id: i64) -> f32 {
         if S::IS_SCALED {
-            // SAFETY: the id has a row, so it has a scale.
+            // SAFETY: the id lies in the table, so the row has a scale.
             unsafe { self.scale_at(id).cast::<f32>().read_unaligned() }
         } else {
             1.0
@@ -113,12 +113,12 @@ impl Place {
     /// Writes one row to `to` as float32.
     ///
     /// # Safety
-    /// The id has a row, the table stores `S`, and `to` takes D float32.
+    /// The id lies in the table, the table stores `S`, and `to` has space for D float32.
     #[inline(always)]
     pub(super) unsafe fn copy<L: Lanes, S: Stored>(&self, id: i64, to: *mut u8) {
         let (row, dim) = (self.row::<S>(id), self.dim);
         let mut column = 0;
-        // SAFETY: the caller promises that the id has a row; the columns end at D.
+        // SAFETY: the caller promises that the id lies in the table; no column is behind D.
         unsafe {
             let scale = self.scale::<S>(id);
             while column + 8 * LANES <= dim {
@@ -142,14 +142,14 @@ impl Place {
         }
     }
 
-    /// Writes the sum of rows, each times its weight; or adds it to what `to` holds.
+    /// Sums the rows of `terms`, each times its weight, and writes the sum to `to` or adds it to the numbers there.
     ///
     /// # Safety
-    /// All ids of the terms have rows, the table stores `S`, the columns begin at a multiple of eight and end by D, and
-    /// `to` takes D float32, initialised where the sum is added.
+    /// All ids of `terms` lie in the table, the table stores `S`, `columns` starts at a multiple of eight and ends at D
+    /// or before, and `to` has space for D float32, which are initialised if `to.adds`.
     #[inline(always)]
-    pub(super) unsafe fn sum<L: Lanes, S: Stored>(&self, terms: &Terms, columns: Range<usize>, to: To) {
-        // SAFETY: the caller promises the conditions above, and `sum_columns` asks for no others.
+    pub(super) unsafe fn sum<L: Lanes, S: Stored>(&self, terms: &Terms, columns: Range<usize>, to: SumTarget) {
+        // SAFETY: `sum_columns` has the same conditions as this function.
         unsafe {
             if terms.weights.is_null() {
                 self.sum_columns::<L, S, false>(terms, columns, to);
@@ -164,27 +164,27 @@ impl Place {
         &self,
         terms: &Terms,
         columns: Range<usize>,
-        to: To,
+        to: SumTarget,
     ) {
         let (mut column, end) = (columns.start, columns.end);
-        let mut asks = !terms.ids_end.is_null();
-        // SAFETY: the columns end at or before D; the caller promises the rest.
+        let mut prefetches = !terms.ids_end.is_null();
+        // SAFETY: no column is behind D; the caller promises the other conditions.
         unsafe {
             while column + 8 * LANES <= end {
-                self.sum_lanes::<L, S, 8, WEIGHTED>(terms, column, to, asks);
-                (column, asks) = (column + 8 * LANES, false);
+                self.sum_lanes::<L, S, 8, WEIGHTED>(terms, column, to, prefetches);
+                (column, prefetches) = (column + 8 * LANES, false);
             }
             if column + 4 * LANES <= end {
-                self.sum_lanes::<L, S, 4, WEIGHTED>(terms, column, to, asks);
-                (column, asks) = (column + 4 * LANES, false);
+                self.sum_lanes::<L, S, 4, WEIGHTED>(terms, column, to, prefetches);
+                (column, prefetches) = (column + 4 * LANES, false);
             }
             while column + LANES <= end {
-                self.sum_lanes::<L, S, 1, WEIGHTED>(terms, column, to, asks);
-                (column, asks) = (column + LANES, false);
+                self.sum_lanes::<L, S, 1, WEIGHTED>(terms, column, to, prefetches);
+                (column, prefetches) = (column + LANES, false);
             }
             while column < end {
-                self.sum_one::<S, WEIGHTED>(terms, column, to, asks);
-                (column, asks) = (column + 1, false);
+                self.sum_one::<S, WEIGHTED>(terms, column, to, prefetches);
+                (column, prefetches) = (column + 1, false);
             }
         }
     }
@@ -194,16 +194,16 @@ impl Place {
         &self,
         terms: &Terms,
         column: usize,
-        to: To,
-        asks: bool,
+        to: SumTarget,
+        prefetches: bool,
     ) {
-        // SAFETY: the caller promises rows, columns and memory.
+        // SAFETY: the caller promises the conditions of `sum`.
         unsafe {
             let mut sums = [L::zero(); N];
             for i in 0..terms.count {
                 let id = terms.id(i);
-                if asks {
-                    self.ask_ahead::<S>(terms, i);
+                if prefetches {
+                    self.prefetch_term::<S>(terms, i);
                 }
                 let row = self.row::<S>(id);
                 let scale = L::splat(self.scale::<S>(id));
@@ -228,14 +228,20 @@ impl Place {
     }
 
     #[inline(always)]
-    unsafe fn sum_one<S: Stored, const WEIGHTED: bool>(&self, terms: &Terms, column: usize, to: To, asks: bool) {
-        // SAFETY: the caller promises rows, columns and memory.
+    unsafe fn sum_one<S: Stored, const WEIGHTED: bool>(
+        &self,
+        terms: &Terms,
+        column: usize,
+        to: SumTarget,
+        prefetches: bool,
+    ) {
+        // SAFETY: the caller promises the conditions of `sum`.
         unsafe {
             let mut sum = 0.0_f32;
             for i in 0..terms.count {
                 let id = terms.id(i);
-                if asks {
-                    self.ask_ahead::<S>(terms, i);
+                if prefetches {
+                    self.prefetch_term::<S>(terms, i);
                 }
                 let mut number = S::one(self.row::<S>(id), column);
                 if S::IS_SCALED {
@@ -252,21 +258,21 @@ impl Place {
         }
     }
 
-    /// Prefetches the row of the id that lies [`AHEAD`] ids behind term `i`.
+    /// Prefetches the row of the id that comes [`PREFETCH_DISTANCE`] ids after term `i`.
     #[inline(always)]
-    pub(super) unsafe fn ask_ahead<S: Stored>(&self, terms: &Terms, i: usize) {
-        let at = terms.ids.wrapping_add((i + AHEAD) * 8);
+    pub(super) unsafe fn prefetch_term<S: Stored>(&self, terms: &Terms, i: usize) {
+        let at = terms.ids.wrapping_add((i + PREFETCH_DISTANCE) * 8);
         if at < terms.ids_end {
-            // SAFETY: the ids go on up to ids_end.
-            self.ask_for::<S>(unsafe { at.cast::<i64>().read_unaligned() });
+            // SAFETY: the id lies before `ids_end`.
+            self.prefetch_row::<S>(unsafe { at.cast::<i64>().read_unaligned() });
         }
     }
 }
 
-/// Writes some columns of a row as float32.
+/// Writes `N` groups of eight columns of a row as float32.
 #[inline(always)]
 unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale: f32, column: usize, to: *mut u8) {
-    // SAFETY: the caller promises columns and memory.
+    // SAFETY: the caller promises that the row and `to` have these columns.
     unsafe {
         let scales = L::splat(scale);
         for column in (0..N).map(|n| column + n * LANES) {
@@ -277,34 +283,35 @@ unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale:
     }
 }
 
-/// Ids that have rows, and their weights, at any alignment.
+/// The terms of a weighted sum of rows: addresses of ids, all in the table, and of their weights, at any alignment.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
     /// The first id.
     pub(super) ids: *const u8,
-    /// The weight of the first id; null for 1 everywhere.
+    /// The weight of the first id; null if all weights are 1.
     pub(super) weights: *const u8,
     /// Number of ids.
     pub(super) count: usize,
-    /// Distance from one id to the next, and from one weight to the next, in numbers.
+    /// Distance from one id to the next, and from one weight to the next, in elements.
     pub(super) stride: usize,
-    /// End of the ids whose rows are prefetched on the way; null for no prefetch. Needs a stride of 1.
+    /// End of the ids whose rows the sum prefetches; null for no prefetches. Needs a stride of 1.
     pub(super) ids_end: *const u8,
 }
 
 impl Terms {
-    /// Returns `count` of the terms from number `begin` on, `stride` apart.
+    /// Returns `count` of these terms: the one at position `start`, and every `stride`-th after it.
     ///
     /// # Safety
     /// These terms have a stride of 1 and hold all of the returned terms.
     #[inline(always)]
-    pub(super) unsafe fn part(&self, begin: usize, stride: usize, count: usize) -> Terms {
+    pub(super) unsafe fn part(&self, start: usize, stride: usize, count: usize) -> Terms {
         let is_weighted = !self.weights.is_null();
-        // SAFETY: the caller promises that term `begin` is one of the terms, or their end.
+        // SAFETY: the caller promises that `start` is at most the number of terms, so both addresses stay within the
+        // ids and weights.
         unsafe {
             Terms {
-                ids: self.ids.add(begin * 8),
-                weights: if is_weighted { self.weights.add(begin * 4) } else { self.weights },
+                ids: self.ids.add(start * 8),
+                weights: if is_weighted { self.weights.add(start * 4) } else { self.weights },
                 count,
                 stride,
                 ids_end: if stride == 1 { self.ids_end } else { std::ptr::null() },
@@ -314,30 +321,31 @@ impl Terms {
 
     #[inline(always)]
     pub(super) unsafe fn id(&self, i: usize) -> i64 {
-        // SAFETY: the caller gives an `i` below `count`.
+        // SAFETY: the caller promises that `i` is below `count`.
         unsafe { self.ids.add(i * self.stride * 8).cast::<i64>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn weight(&self, i: usize) -> f32 {
-        // SAFETY: the caller gives an `i` below `count`, and these terms have weights.
+        // SAFETY: the caller promises that `i` is below `count`, and that the terms have weights.
         unsafe { self.weights.add(i * self.stride * 4).cast::<f32>().read_unaligned() }
     }
 }
 
-/// The place that a sum is written to.
+/// Memory for a sum of rows.
 #[derive(Clone, Copy)]
-pub(super) struct To {
+pub(super) struct SumTarget {
     /// Address of column 0.
     pub(super) at: *mut u8,
-    /// Whether the kernel adds the sum to the float32 at `at`.
+    /// Whether the sum is added to the float32 at `at`; else it replaces them.
     pub(super) adds: bool,
 }
 
 /// Prefetches the cache lines of `num_bytes` bytes at `at`.
 #[inline(always)]
 fn prefetch(at: *const u8, num_bytes: usize) {
-    // Most rows lie in two lines or three: a loop over all of them would take twice as long.
+    // Most rows take two or three cache lines: to prefetch the first and the last line before the loop is twice as fast
+    // as one loop over all lines.
     let last = at.wrapping_add(num_bytes).wrapping_sub(1);
     prefetch_line(at);
     prefetch_line(last);

@@ -4,51 +4,51 @@ use super::combine::split;
 use super::lanes::Lanes;
 use super::numbers::Stored;
 use super::processor::Kernel;
-use super::rows::{AHEAD, Place};
-use super::table::{Ints, Looked, Out};
+use super::rows::{PREFETCH_DISTANCE, TableView};
+use super::table::{Ints, LookupResult, OutputRows};
 
 /// Arguments of [`super::table::Table::sequence`].
 pub(super) struct Sequence<'a> {
-    pub(super) place: Place,
+    pub(super) table: TableView,
     pub(super) ids: Ints<'a>,
     pub(super) splits: Ints<'a>,
     pub(super) length: usize,
-    pub(super) out: Out<'a>,
+    pub(super) out: OutputRows<'a>,
 }
 
 impl Kernel for Sequence<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes, S: Stored>(self) -> Looked {
-        let Sequence { place, ids, splits, length, mut out } = self;
-        let row_bytes = place.dim * 4;
+    unsafe fn run<L: Lanes, S: Stored>(self) -> LookupResult {
+        let Sequence { table, ids, splits, length, mut out } = self;
+        let row_bytes = table.dim * 4;
         let fits = length.checked_mul(row_bytes).is_some_and(|all| all <= out.width());
         assert!(out.rows() == 0 || (fits && splits.len() == out.rows() + 1));
         let mut missing = 0;
         for r in 0..out.rows() {
-            let (begin, end) = (split(splits, r, ids), split(splits, r + 1, ids));
-            assert!(begin <= end);
-            let count = length.min(end - begin);
+            let (start, end) = (split(splits, r, ids), split(splits, r + 1, ids));
+            assert!(start <= end);
+            let count = length.min(end - start);
             let to = out.row(r);
             for k in 0..count {
-                place.ask_for_nth::<S>(ids, begin + k + AHEAD);
-                let mut id = ids.get(begin + k);
-                // SAFETY: k is below the length, and a row of `out` takes `length` rows of the table, as was checked
-                // above.
+                table.prefetch_nth_row::<S>(ids, start + k + PREFETCH_DISTANCE);
+                let mut id = ids.get(start + k);
+                // SAFETY: `k` is below `length`, and the assertion above says that a row of `out` has space for
+                // `length` rows of the table.
                 let to = unsafe { to.add(k * row_bytes) };
-                if !place.has(id) {
+                if !table.has_row(id) {
                     missing += 1;
-                    if let Some(row) = place.instead(id, begin + k)? {
+                    if let Some(row) = table.replacement(id, start + k)? {
                         id = row;
                     } else {
-                        // SAFETY: as above, `to` takes one row of the table.
+                        // SAFETY: `to` has space for one row of the table, as above.
                         unsafe { to.write_bytes(0, row_bytes) };
                         continue;
                     }
                 }
-                // SAFETY: the id has a row now; `to` takes one row of the table, as above.
-                unsafe { place.copy::<L, S>(id, to) };
+                // SAFETY: the id lies in the table now; `to` has space for one row, as above.
+                unsafe { table.copy::<L, S>(id, to) };
             }
-            // SAFETY: the rest of the row lies in `out`, as was checked above.
+            // SAFETY: the assertion above says that the rest of the row lies in `out`.
             unsafe { to.add(count * row_bytes).write_bytes(0, (length - count) * row_bytes) };
         }
         Ok(missing)

@@ -5,46 +5,46 @@ use std::marker::PhantomData;
 use super::combine::Combine;
 use super::gather::Gather;
 use super::processor::{Kernel, Processor};
-use super::rows::Place;
+use super::rows::TableView;
 use super::sequence::Sequence;
 
-/// The dtype of a table's stored numbers.
+/// Dtype of a table's stored numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
-    /// Four bytes for each number.
+    /// IEEE float32, four bytes a number.
     Float32,
-    /// IEEE half precision.
+    /// IEEE float16, two bytes a number.
     Float16,
-    /// The upper half of a float32.
+    /// The upper half of a float32, two bytes a number.
     Bfloat16,
-    /// Signed bytes; the float32 scale of a row multiplies its numbers.
+    /// Signed bytes; each row has a float32 scale, by which its numbers are multiplied.
     Int8,
-    /// Two numbers in each byte, the even column in the low half, in two's complement; scaled as in `Int8`.
+    /// Two four-bit numbers in a byte, in two's complement, the even column in the low half; scaled as in `Int8`.
     Int4,
-    /// Eight bytes for each number; no kernel reads this dtype.
+    /// IEEE float64, eight bytes a number; no kernel reads this dtype as float32.
     Float64,
 }
 
-/// The policy for an id outside `[0, V)`.
+/// The rule for an id outside `[0, V)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadId {
     /// Stops the lookup.
     Error,
-    /// Ignores the id; a gather or a sequence has zeros in the id's place.
+    /// Drops the id: a combiner leaves it out, a gather or a sequence writes zeros for it.
     Drop,
-    /// Drops an id below 0; any other stops the lookup.
+    /// Drops a negative id; an id of V or more stops the lookup.
     DropNegative,
-    /// Reads the default row.
+    /// Reads the feature's default row in place of the id's.
     DefaultRow,
-    /// Reads the row nearest to the id.
+    /// Reads row 0 for a negative id, row V - 1 for an id of V or more.
     Clamp,
-    /// Counts an id from -V to -1 from the table's end; any other id stops the lookup.
+    /// Reads row `V + id` for an id from -V to -1; any other id stops the lookup.
     Wrap,
 }
 
-/// The way to combine the vectors of a row.
+/// How the vectors `v` of one row of ids, with weights `w`, become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Combiner {
@@ -56,16 +56,16 @@ pub enum Combiner {
     Sqrtn,
 }
 
-/// The order of additions; the last bits of a sum depend on it. See `LookupFeature.summation` in
-/// service/artifact/manifest.py.
+/// The order in which the vectors of a row are added; the last bits of the sum depend on it. See
+/// `LookupFeature.summation` in service/artifact/manifest.py.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Summation {
-    /// One vector after the other.
+    /// Adds one vector after the other.
     InOrder,
-    /// Adds blocks of eight vectors, as `tf.sparse.segment_sum` does.
+    /// Sums blocks of eight vectors, then the blocks, as `tf.sparse.segment_sum` does.
     BlocksOf8,
-    /// Adds four partial sums, as `tf.math.segment_sum` does.
+    /// Adds every fourth vector to one of four sums, then the four sums, as `tf.math.segment_sum` does.
     FourLanes,
 }
 
@@ -74,16 +74,16 @@ pub enum Summation {
 pub struct Ints<'a>(&'a [u8]);
 
 impl<'a> Ints<'a> {
-    /// Takes little-endian bytes, and ignores an incomplete last number.
+    /// Wraps little-endian bytes; an incomplete last number is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Ints(&bytes[..bytes.len() / 8 * 8])
     }
 
-    /// Takes a slice of int64.
+    /// Wraps a slice of int64.
     #[must_use]
     pub fn of(numbers: &'a [i64]) -> Self {
-        // SAFETY: eight bytes of an i64 are eight initialised u8, which need no alignment.
+        // SAFETY: an i64 is eight initialised bytes, and bytes need no alignment.
         Ints(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len() * 8) })
     }
 
@@ -109,10 +109,10 @@ impl<'a> Ints<'a> {
         i64::from_le_bytes(self.0[i * 8..i * 8 + 8].try_into().expect("eight bytes"))
     }
 
-    /// Returns the numbers from `begin` to `end`.
+    /// Returns the numbers from `start` to `end`.
     #[must_use]
-    pub fn slice(self, begin: usize, end: usize) -> Ints<'a> {
-        Ints(&self.0[begin * 8..end * 8])
+    pub fn slice(self, start: usize, end: usize) -> Ints<'a> {
+        Ints(&self.0[start * 8..end * 8])
     }
 
     /// Iterates over the numbers.
@@ -136,7 +136,7 @@ impl<'a> Ints<'a> {
 pub struct Weights<'a>(&'a [u8]);
 
 impl<'a> Weights<'a> {
-    /// Takes little-endian bytes, and ignores an incomplete last number.
+    /// Wraps little-endian bytes; an incomplete last number is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Weights(&bytes[..bytes.len() / 4 * 4])
@@ -152,10 +152,10 @@ impl<'a> Weights<'a> {
         f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
     }
 
-    /// Returns the weights from `begin` to `end`.
+    /// Returns the weights from `start` to `end`.
     #[must_use]
-    pub fn slice(self, begin: usize, end: usize) -> Weights<'a> {
-        Weights(&self.0[begin * 4..end * 4])
+    pub fn slice(self, start: usize, end: usize) -> Weights<'a> {
+        Weights(&self.0[start * 4..end * 4])
     }
 
     /// Iterates over the weights.
@@ -186,9 +186,9 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Memory for the rows of one feature in an answer: `rows` times `width` bytes, `stride` bytes from one row to the
-/// next, at any alignment, not initialised.
-pub struct Out<'a> {
+/// Uninitialised memory for the vectors of one feature in an answer: `rows` pieces of `width` bytes, `stride` bytes
+/// from one piece to the next, at any alignment.
+pub struct OutputRows<'a> {
     start: *mut u8,
     stride: usize,
     width: usize,
@@ -196,14 +196,15 @@ pub struct Out<'a> {
     lives: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: `Out` is a mutable borrow of plain bytes.
-unsafe impl Send for Out<'_> {}
+// SAFETY: an `OutputRows` is a mutable borrow of plain bytes.
+unsafe impl Send for OutputRows<'_> {}
 
-impl<'a> Out<'a> {
-    /// Takes `rows` rows of `width` bytes each, beginning `skip` bytes into the memory and `stride` bytes apart.
+impl<'a> OutputRows<'a> {
+    /// Takes `rows` pieces of `width` bytes from `memory`: the first at byte `skip`, each further one `stride` bytes
+    /// later.
     ///
     /// # Panics
-    /// The memory is too short for the rows.
+    /// `memory` is too short for the rows.
     #[must_use]
     pub fn new(
         memory: &'a mut [std::mem::MaybeUninit<u8>],
@@ -214,9 +215,9 @@ impl<'a> Out<'a> {
     ) -> Self {
         assert!(width <= stride || rows <= 1);
         assert!(rows == 0 || skip + (rows - 1) * stride + width <= memory.len());
-        // SAFETY: skip lies inside the memory, as the assertion says, or rows is 0 and the pointer is never used.
+        // SAFETY: the assertion says that `skip` lies in `memory`; if `rows` is 0, nothing uses the pointer.
         let start = unsafe { memory.as_mut_ptr().cast::<u8>().add(if rows == 0 { 0 } else { skip }) };
-        Out { start, stride, width, rows, lives: PhantomData }
+        OutputRows { start, stride, width, rows, lives: PhantomData }
     }
 
     /// Returns the number of rows.
@@ -225,86 +226,86 @@ impl<'a> Out<'a> {
         self.rows
     }
 
-    /// Returns the bytes of a row.
+    /// Returns the number of bytes of a row.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Returns where row `r` begins; `width` bytes may be written there.
+    /// Returns the address of row `r`, where `width` bytes may be written.
     ///
     /// # Panics
     /// There is no row `r`.
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> *mut u8 {
         assert!(r < self.rows);
-        // SAFETY: new() has checked that the memory holds all rows.
+        // SAFETY: new() has checked that all rows lie in the memory.
         unsafe { self.start.add(r * self.stride) }
     }
 }
 
-/// The reason why a kernel stopped.
+/// Why a lookup stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stopped {
-    /// The id at this position has no row, and the policy refuses it.
+pub enum LookupError {
+    /// The id at this position lies outside the table, and the policy refuses such ids.
     BadId(usize),
-    /// This row holds more ids than the signature takes.
+    /// This row of ids has more than `max_ids` ids, and the feature does not truncate.
     TooMany(usize),
 }
 
-/// The number of ids without a row in a complete lookup, or the reason why the lookup stopped.
-pub type Looked = Result<usize, Stopped>;
+/// Ok: how many ids of the lookup lie outside the table. Err: why the lookup stopped.
+pub type LookupResult = Result<usize, LookupError>;
 
-/// The policy for an id that has no row.
+/// What a lookup does with an id outside the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// The rule for such an id.
+    /// The rule.
     pub on_bad_id: OnBadId,
-    /// The row that `OnBadId::DefaultRow` reads; inside the table.
+    /// The row that [`OnBadId::DefaultRow`] reads, below V.
     pub default_row: usize,
 }
 
-/// Settings for combining the vectors of a feature; fields as in `LookupFeature` of service/artifact/manifest.py.
+/// How a feature combines the vectors of a row of ids; fields as in `LookupFeature` of service/artifact/manifest.py.
 #[derive(Clone, Copy, Debug)]
-pub struct Combining {
-    /// The combiner.
+pub struct CombineOptions {
+    /// The combiner, which divides the sum.
     pub combiner: Combiner,
-    /// The order of additions.
+    /// The order in which the vectors are added.
     pub summation: Summation,
     /// Whether a mean divides by `max(sum(w), 1)`.
     pub at_least_one: bool,
-    /// Whether an id counts only where its weight is above 0.
+    /// Whether ids whose weight is not above 0 are left out.
     pub positive_only: bool,
-    /// K, the most ids of a row; 0 for no limit.
+    /// K, the maximal number of ids in a row; 0 for no limit.
     pub max_ids: usize,
-    /// Whether a longer row is cut at K; else a longer row stops the lookup.
+    /// Whether ids after the first K are left out; else a longer row stops the lookup.
     pub truncates: bool,
 }
 
-/// One `[V, D]` table. The publisher keeps its memory mapped for as long as the table lives.
+/// One `[V, D]` table in memory that the caller of [`Table::new`] keeps mapped.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// The dtype of the stored numbers.
     pub dtype: Dtype,
     /// V, the number of rows.
     pub vocabulary_size: usize,
-    /// D, the numbers of a row.
+    /// D, the number of columns.
     pub embedding_dim: usize,
     pub(super) rows: *const u8,
     pub(super) scales: *const f32,
 }
 
-// SAFETY: the memory is only read, and its publisher keeps it mapped.
+// SAFETY: threads only read the memory, and the caller of `new` keeps it mapped.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: as for Send: threads only read the memory.
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Takes a table that lies in memory.
+    /// Describes a table that lies in memory.
     ///
     /// # Safety
-    /// `rows` points to V rows of D numbers, `scales` to V float32 where the dtype is scaled; both stay readable as
-    /// long as any copy of the table lives. Neither address needs to be aligned.
+    /// `rows` points to V rows of D numbers; `scales` points to V float32 if the dtype is scaled. Both stay readable as
+    /// long as any copy of the table lives. Both may have any alignment.
     #[must_use]
     pub unsafe fn new(
         dtype: Dtype,
@@ -316,7 +317,7 @@ impl Table {
         Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
-    /// Returns the number of file bytes that one id reads, with its scale.
+    /// Returns how many bytes of the table one id reads, its scale included.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         let d = self.embedding_dim;
@@ -329,8 +330,9 @@ impl Table {
         }
     }
 
-    /// Returns a view of the table whose gathers and sequences copy rows as they are stored, bit for bit; its rows have
-    /// as many float32 as a stored row has words. None where rows have scales or are no whole words.
+    /// Returns the same table as float32, one number for each four bytes of a stored row, so that a gather or a
+    /// sequence copies stored rows bit for bit. None if rows have scales, or if their size is no multiple of four
+    /// bytes.
     #[must_use]
     pub fn as_stored(&self) -> Option<Table> {
         let row_bytes = match self.dtype {
@@ -340,27 +342,27 @@ impl Table {
         (row_bytes % 4 == 0).then(|| Table { dtype: Dtype::Float32, embedding_dim: row_bytes / 4, ..self.clone() })
     }
 
-    /// Writes row `ids[i]` as float32 to row `i` of `out`, for each row of `out`; a dropped id gives zeros.
+    /// Writes row `ids[i]` of the table as float32 to row `i` of `out`, for each row of `out`; zeros for a dropped id.
     ///
-    /// `ids` may be longer than `out`; the ids behind are only prefetched.
+    /// If there are more ids than rows of `out`, the rows of the other ids are only prefetched.
     ///
     /// # Errors
-    /// [`Stopped::BadId`].
+    /// [`LookupError::BadId`].
     ///
     /// # Panics
     /// There are fewer ids than rows, a row of `out` is too short, or the default row is not in the table.
-    pub fn gather(&self, ids: Ints<'_>, policy: Policy, out: Out<'_>) -> Looked {
-        let place = Place::new(self, policy);
-        self.run(Gather { place, ids, out })
+    pub fn gather(&self, ids: Ints<'_>, policy: Policy, out: OutputRows<'_>) -> LookupResult {
+        let table = TableView::new(self, policy);
+        self.run(Gather { table, ids, out })
     }
 
-    /// Writes for each row of ids one combined float32 vector to `out`; an empty row gives zeros.
+    /// Combines the table rows of each row of ids into one float32 vector of `out`; zeros for an empty row.
     ///
-    /// `splits` has one more number than `out` has rows; it never decreases and lies within `ids`, as the caller has
-    /// checked. `weights` is as long as `ids`.
+    /// Row `r` has the ids from `splits[r]` to `splits[r + 1]`: `splits` has one number more than `out` has rows, never
+    /// decreases, and does not exceed the number of ids. `weights` is as long as `ids`.
     ///
     /// # Errors
-    /// [`Stopped`].
+    /// [`LookupError`].
     ///
     /// # Panics
     /// As `gather`, or the row splits or weights are not as above.
@@ -369,34 +371,41 @@ impl Table {
         ids: Ints<'_>,
         splits: Ints<'_>,
         weights: Option<Weights<'_>>,
-        how: &Combining,
+        options: &CombineOptions,
         policy: Policy,
-        out: Out<'_>,
-    ) -> Looked {
-        let place = Place::new(self, policy);
-        self.run(Combine { place, ids, splits, weights, how, out })
+        out: OutputRows<'_>,
+    ) -> LookupResult {
+        let table = TableView::new(self, policy);
+        self.run(Combine { table, ids, splits, weights, options, out })
     }
 
-    /// Writes for each row of ids its first `length` rows of the table as float32, one behind the other, to one row of
-    /// `out`; a shorter row ends in zeros, a dropped id leaves zeros.
+    /// Writes the table rows of the first `length` ids of each row of ids, as float32 and end to end, to one row of
+    /// `out`. Zeros fill up a shorter row, and stand for a dropped id.
     ///
     /// # Errors
-    /// [`Stopped::BadId`].
+    /// [`LookupError::BadId`].
     ///
     /// # Panics
     /// As `combine`.
-    pub fn sequence(&self, ids: Ints<'_>, splits: Ints<'_>, length: usize, policy: Policy, out: Out<'_>) -> Looked {
-        let place = Place::new(self, policy);
-        self.run(Sequence { place, ids, splits, length, out })
+    pub fn sequence(
+        &self,
+        ids: Ints<'_>,
+        splits: Ints<'_>,
+        length: usize,
+        policy: Policy,
+        out: OutputRows<'_>,
+    ) -> LookupResult {
+        let table = TableView::new(self, policy);
+        self.run(Sequence { table, ids, splits, length, out })
     }
 
-    fn run(&self, kernel: impl Kernel) -> Looked {
+    fn run(&self, kernel: impl Kernel) -> LookupResult {
         self.run_on(Processor::best(), kernel)
     }
 
-    /// Runs a kernel compiled for `Any` processor, or for one that `Processor::best` returned.
-    pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> Looked {
-        // SAFETY: the processor has the instructions, and the caller of `new` gave rows of this dtype.
+    /// Runs a kernel; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
+    pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> LookupResult {
+        // SAFETY: the processor has the instructions, and the caller of `new` gave rows of `self.dtype`.
         unsafe { processor.run(self.dtype, kernel) }
     }
 }

@@ -1,4 +1,4 @@
-//! The kernels against the oracle, bit for bit, over every dtype, combiner, order of additions and policy.
+//! Compares the kernels with the oracle, bit for bit, over every dtype, combiner, order of additions and policy.
 
 use std::mem::MaybeUninit;
 
@@ -9,10 +9,11 @@ use super::gather::Gather;
 use super::lanes::widened;
 use super::oracle::{self, Found, Numbers, half};
 use super::processor::Processor;
-use super::rows::Place;
+use super::rows::TableView;
 use super::sequence::Sequence;
 use super::table::{
-    Combiner, Combining, Dtype, Ints, Looked, OnBadId, Out, Policy, Stopped, Summation, Table, Weights,
+    CombineOptions, Combiner, Dtype, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Summation, Table,
+    Weights,
 };
 
 const DTYPES: [Dtype; 5] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
@@ -21,7 +22,7 @@ const ALL_POLICIES: [OnBadId; 6] =
 const COMBINERS: [Combiner; 3] = [Combiner::Sum, Combiner::Mean, Combiner::Sqrtn];
 const ORDERS: [Summation; 3] = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
 
-/// Copies bytes to an address that is a multiple of nothing.
+/// A copy of bytes at an odd address.
 struct Unaligned(Vec<u8>);
 
 impl Unaligned {
@@ -47,7 +48,7 @@ struct Case {
     numbers: Numbers,
     rows: Vec<Vec<i64>>,
     weights: Option<Vec<f32>>,
-    how: Combining,
+    options: CombineOptions,
     policy: Policy,
     length: usize,
 }
@@ -73,7 +74,7 @@ fn numbers(dtype: Dtype, size: usize, dim: usize) -> impl Strategy<Value = Numbe
         Dtype::Int8 => dim,
         Dtype::Int4 => dim.div_ceil(2),
     };
-    // Float32 of all signs and of near sizes, so that the order of additions shows.
+    // Float32 of both signs and similar sizes, so that another order of additions changes the sum's last bits.
     let float32 = prop::collection::vec(-8.0_f32..8.0, size * dim);
     let bytes = prop::collection::vec(any::<u8>(), size * row_bytes);
     let scales = prop::collection::vec(prop_oneof![Just(0.0_f32), 0.001_f32..2.0], size);
@@ -98,7 +99,7 @@ fn cases() -> impl Strategy<Value = Case> {
         let short = prop::collection::vec(id.clone(), 0..6);
         let row = prop_oneof![4 => short, 1 => prop::collection::vec(id, 6..40)];
         let rows = prop::collection::vec(row, 0..6);
-        let how = (
+        let options = (
             prop::sample::select(&COMBINERS[..]),
             prop::sample::select(&ORDERS[..]),
             any::<bool>(),
@@ -109,15 +110,15 @@ fn cases() -> impl Strategy<Value = Case> {
         let weight = prop_oneof![8 => -1.0_f32..3.0, 1 => Just(0.0), 1 => Just(f32::NAN)];
         let weights = prop::option::of(prop::collection::vec(weight, 200));
         let policy = (prop::sample::select(&ALL_POLICIES[..]), 0..size);
-        (numbers(dtype, size, dim), rows, how, weights, policy, 1..5_usize).prop_map(
-            |(numbers, rows, how, weights, policy, length)| {
+        (numbers(dtype, size, dim), rows, options, weights, policy, 1..5_usize).prop_map(
+            |(numbers, rows, options, weights, policy, length)| {
                 let count: usize = rows.iter().map(Vec::len).sum();
-                let (combiner, summation, at_least_one, positive_only, max_ids, truncates) = how;
+                let (combiner, summation, at_least_one, positive_only, max_ids, truncates) = options;
                 Case {
                     numbers,
                     rows,
                     weights: weights.map(|weights| weights.into_iter().cycle().take(count).collect()),
-                    how: Combining { combiner, summation, at_least_one, positive_only, max_ids, truncates },
+                    options: CombineOptions { combiner, summation, at_least_one, positive_only, max_ids, truncates },
                     policy: Policy { on_bad_id: policy.0, default_row: policy.1 },
                     length,
                 }
@@ -126,8 +127,14 @@ fn cases() -> impl Strategy<Value = Case> {
     })
 }
 
-/// Looks up with a kernel, into rows that lie apart and unaligned; checks that it writes nothing between them.
-fn found(table: &Numbers, rows: usize, width: usize, look_up: impl Fn(&Table, Out<'_>) -> Looked) -> Found {
+/// Runs a kernel on output rows that are unaligned and have gaps between them; checks that it writes nothing to the
+/// gaps.
+fn found(
+    table: &Numbers,
+    rows: usize,
+    width: usize,
+    look_up: impl Fn(&Table, OutputRows<'_>) -> LookupResult,
+) -> Found {
     let raw = Unaligned::new(&table.raw);
     let scale_bytes: Vec<u8> = table.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let scales = Unaligned::new(&scale_bytes);
@@ -139,7 +146,7 @@ fn found(table: &Numbers, rows: usize, width: usize, look_up: impl Fn(&Table, Ou
     let (skip, gap) = (3, 5);
     let stride = width * 4 + gap;
     let mut memory = vec![MaybeUninit::new(0xA5_u8); skip + rows * stride];
-    let missing = look_up(&mapped, Out::new(&mut memory, skip, stride, width * 4, rows))?;
+    let missing = look_up(&mapped, OutputRows::new(&mut memory, skip, stride, width * 4, rows))?;
     // SAFETY: every byte of the memory was initialised above.
     let memory: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
     assert!(memory[..skip].iter().all(|&byte| byte == 0xA5));
@@ -181,12 +188,12 @@ proptest! {
         let ids_at = Unaligned::new(Ints::of(&ids).as_bytes());
         let weights: Option<Vec<u8>> = case.weights.as_ref().map(|all| all.iter().flat_map(|w| w.to_le_bytes()).collect());
         let weights_at = weights.map(|bytes| Unaligned::new(&bytes));
-        let expected = oracle::combine(&case.numbers, &ids, &splits, case.weights.as_deref(), &case.how, case.policy);
+        let expected = oracle::combine(&case.numbers, &ids, &splits, case.weights.as_deref(), &case.options, case.policy);
         for processor in processors() {
             let got = found(&case.numbers, case.rows.len(), case.numbers.dim, |table, out| {
                 let weights = weights_at.as_ref().map(|weights| Weights::new(weights.bytes()));
                 let ids = Ints::new(ids_at.bytes());
-                table.run_on(processor, Combine { place: Place::new(table, case.policy), ids, splits: Ints::of(&splits), weights, how: &case.how, out })
+                table.run_on(processor, Combine { table: TableView::new(table, case.policy), ids, splits: Ints::of(&splits), weights, options: &case.options, out })
             });
             assert_same(&got, &expected);
         }
@@ -200,7 +207,7 @@ proptest! {
         for processor in processors() {
             let got = found(&case.numbers, case.rows.len(), case.length * case.numbers.dim, |table, out| {
                 let ids = Ints::new(ids_at.bytes());
-                table.run_on(processor, Sequence { place: Place::new(table, case.policy), ids, splits: Ints::of(&splits), length: case.length, out })
+                table.run_on(processor, Sequence { table: TableView::new(table, case.policy), ids, splits: Ints::of(&splits), length: case.length, out })
             });
             assert_same(&got, &expected);
         }
@@ -214,7 +221,7 @@ proptest! {
         let expected = oracle::gather(&case.numbers, &ids, rows, case.policy);
         for processor in processors() {
             let got = found(&case.numbers, rows, case.numbers.dim, |table, out| {
-                table.run_on(processor, Gather { place: Place::new(table, case.policy), ids: Ints::new(ids_at.bytes()), out })
+                table.run_on(processor, Gather { table: TableView::new(table, case.policy), ids: Ints::new(ids_at.bytes()), out })
             });
             assert_same(&got, &expected);
         }
@@ -237,10 +244,10 @@ fn every_half_is_the_same_to_all_processors() {
     let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
     for processor in processors() {
         let got = found(&table, 1 << 13, 8, |table, out| {
-            table.run_on(processor, Gather { place: Place::new(table, policy), ids: Ints::of(&ids), out })
+            table.run_on(processor, Gather { table: TableView::new(table, policy), ids: Ints::of(&ids), out })
         });
         for (bits, number) in (0..=u16::MAX).zip(got.unwrap().0) {
-            // The bits of a NaN too: all make it quiet.
+            // The bits of NaN are equal too: each implementation makes a NaN quiet.
             assert_eq!(number.to_bits(), widened(bits).to_bits());
         }
     }
@@ -253,8 +260,8 @@ fn a_float64_table_has_no_rows() {
     for on_bad_id in [OnBadId::Error, OnBadId::Clamp, OnBadId::DefaultRow, OnBadId::Wrap] {
         let policy = Policy { on_bad_id, default_row: 0 };
         let mut memory = [MaybeUninit::uninit(); 8];
-        let looked = table.gather(Ints::of(&[-1]), policy, Out::new(&mut memory, 0, 8, 8, 1));
-        assert_eq!(looked, Err(Stopped::BadId(0)));
+        let result = table.gather(Ints::of(&[-1]), policy, OutputRows::new(&mut memory, 0, 8, 8, 1));
+        assert_eq!(result, Err(LookupError::BadId(0)));
     }
 }
 
@@ -266,9 +273,9 @@ fn stored_rows_keep_their_bits() {
         let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
         let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
         let mut memory = [MaybeUninit::new(0); 72];
-        let out = Out::new(&mut memory, 0, 24, 24, 3);
+        let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
         assert_eq!(table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
-        // SAFETY: all of it was initialised.
+        // SAFETY: the array was initialised with zeros.
         let written = memory.map(|byte| unsafe { byte.assume_init() });
         assert_eq!(written[..24], raw[48..72]);
         assert_eq!(written[24..48], [0; 24]);

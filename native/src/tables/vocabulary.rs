@@ -1,32 +1,32 @@
-//! Maps keys to rows by the index that service/tables/key_index.py builds, without a Python object for each key.
+//! Maps keys to table rows by the hash index that service/tables/key_index.py builds.
 
-use super::key_index::{Integers, Lines, Strangers, find};
+use super::key_index::{Integers, Lines, UnknownKeys, find};
 
-/// The mapping from keys to rows. Line `i` of a vocabulary is row `first_id + i`.
+/// How a vocabulary maps keys to table rows. The key in line `i` has row `first_id + i`.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rows {
-    /// Row of the key in line 0.
+pub struct RowMapping {
+    /// Table row of the key in line 0 of the vocabulary file.
     pub first_id: i64,
-    /// Row of the first OOV bucket, for keys that the vocabulary lacks.
+    /// Row of the first OOV bucket; buckets hold the keys that the vocabulary lacks.
     pub first_bucket: i64,
     /// Number of OOV buckets.
     pub num_oov_buckets: u64,
-    /// Row of a key that the vocabulary lacks, where there are no buckets; -1 drops or refuses the key.
+    /// Row of all keys that the vocabulary lacks, if there are no OOV buckets; -1 drops or refuses such a key.
     pub oov_id: i64,
-    /// Whether a key that the vocabulary lacks is refused.
-    pub refuses_strangers: bool,
-    /// Row of the empty string, where the empty string has a row of its own.
+    /// Whether a request with a key that the vocabulary lacks is refused.
+    pub refuses_unknown_keys: bool,
+    /// Row of the empty string; None if the empty string is a key like any other.
     pub empty_id: Option<i64>,
-    /// Whether the vocabulary has no list of keys: each key goes to its bucket, and no key is missing.
+    /// Whether the vocabulary has no list of keys: each key is hashed to an OOV bucket, and none counts as unknown.
     pub is_hashed: bool,
 }
 
-/// The key at this position is refused.
+/// The vocabulary lacks the key at this position of the request's keys, and refuses such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused(pub usize);
+pub struct UnknownKey(pub usize);
 
-/// One vocabulary in memory. The publisher keeps its memory for as long as the vocabulary lives.
+/// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     /// Whether keys are strings; else they are int64.
@@ -34,78 +34,78 @@ pub struct Vocabulary {
     data: (*const u8, usize),
     keys: (*const i64, usize),
     slots: (*const i32, usize),
-    rows: Rows,
+    rows: RowMapping,
 }
 
-// SAFETY: all threads only read the vocabulary's memory, and its publisher keeps it.
+// SAFETY: threads only read the memory, and the caller of `new` keeps it.
 unsafe impl Send for Vocabulary {}
-// SAFETY: as above.
+// SAFETY: as for Send: threads only read the memory.
 unsafe impl Sync for Vocabulary {}
 
 impl Vocabulary {
-    /// Takes the arrays of service/tables/vocabulary.py by their addresses and lengths.
+    /// Describes a vocabulary by the addresses and lengths of the arrays in service/tables/vocabulary.py.
     ///
     /// # Safety
-    /// The arrays are those that `service/tables/key_index.py` made of one file, and stay readable as long as any copy
-    /// of the vocabulary lives: the bytes of the file, the starts of its lines or its int64 keys, and the slots, a
-    /// power of two of them.
+    /// `service/tables/key_index.py` made the arrays from one file, and they stay readable as long as any copy of the
+    /// vocabulary lives. `data` has the bytes of the file, `keys` the offsets of its lines or its int64 keys, `slots`
+    /// the hash index, whose length is a power of two.
     #[must_use]
     pub unsafe fn new(
         has_strings: bool,
         data: (*const u8, usize),
         keys: (*const i64, usize),
         slots: (*const i32, usize),
-        rows: Rows,
+        rows: RowMapping,
     ) -> Self {
         Vocabulary { has_strings, data, keys, slots, rows }
     }
 
-    /// Returns the row of each string, -1 for a dropped string, and how many strings the vocabulary lacks (0 where
-    /// keys are hashed).
+    /// Returns the table row of each string, -1 for a dropped string; and how many strings the vocabulary lacks, 0 if
+    /// keys are hashed.
     ///
     /// # Errors
-    /// [`Refused`]: the position of the first key without a row, where the vocabulary refuses such keys.
+    /// [`UnknownKey`]: the vocabulary lacks a key, and refuses such keys.
     pub fn rows_of_strings<'k>(
         &self,
         keys: impl ExactSizeIterator<Item = &'k [u8]>,
-    ) -> Result<(Vec<i64>, usize), Refused> {
-        // SAFETY: the caller of new() gave these arrays, and their publisher keeps them. The data lives no longer here
-        // than the keys.
+    ) -> Result<(Vec<i64>, usize), UnknownKey> {
+        // SAFETY: the caller of `new` promised that the arrays stay readable. `'k` lets the file's bytes and the keys
+        // have one type; the slices do not outlive this call.
         let (data, starts, slots): (&'k [u8], _, _) =
             unsafe { (array(self.data), array(self.keys), array(self.slots)) };
-        self.judged(find(&Lines { data, starts }, slots, &self.rows, keys))
+        self.kept(find(&Lines { data, starts }, slots, &self.rows, keys))
     }
 
-    /// Returns the row of each int64 key, -1 for a dropped key, and how many keys the vocabulary lacks.
+    /// Returns the table row of each int64 key, -1 for a dropped key; and how many keys the vocabulary lacks.
     ///
     /// # Errors
     /// As `rows_of_strings`.
-    pub fn rows_of_integers(&self, keys: impl ExactSizeIterator<Item = i64>) -> Result<(Vec<i64>, usize), Refused> {
-        // SAFETY: the caller of new() gave these arrays, and their publisher keeps them.
+    pub fn rows_of_integers(&self, keys: impl ExactSizeIterator<Item = i64>) -> Result<(Vec<i64>, usize), UnknownKey> {
+        // SAFETY: the caller of `new` promised that the arrays stay readable.
         let (known, slots) = unsafe { (array(self.keys), array(self.slots)) };
-        self.judged(find(&Integers(known), slots, &self.rows, keys))
+        self.kept(find(&Integers(known), slots, &self.rows, keys))
     }
 
-    fn judged(&self, (rows, strangers): (Vec<i64>, Strangers)) -> Result<(Vec<i64>, usize), Refused> {
+    fn kept(&self, (rows, unknown): (Vec<i64>, UnknownKeys)) -> Result<(Vec<i64>, usize), UnknownKey> {
         if self.rows.is_hashed {
             return Ok((rows, 0));
         }
-        if self.rows.refuses_strangers && strangers.count > 0 {
-            return Err(Refused(strangers.first));
+        if self.rows.refuses_unknown_keys && unknown.count > 0 {
+            return Err(UnknownKey(unknown.first));
         }
-        Ok((rows, strangers.count))
+        Ok((rows, unknown.count))
     }
 }
 
-/// Returns an array by its address and length; an empty array may have any address.
+/// Returns the slice with this address and length; an empty slice may have any address.
 ///
 /// # Safety
-/// The array stays readable for all of the lifetime `'a`.
+/// The slice stays readable for the whole lifetime `'a`.
 unsafe fn array<'a, T>((at, length): (*const T, usize)) -> &'a [T] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: the caller promises that the array stays readable for `'a`.
+    // SAFETY: the caller promises that `length` elements at this address stay readable for `'a`.
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 
@@ -118,10 +118,10 @@ mod tests {
     use super::*;
     use crate::tables::fingerprint::fingerprint64;
     use crate::tables::key_index::{
-        EMPTY, NotIndexed, count_lines, find_lines, index_integers, index_strings, parse_integers,
+        EMPTY, IndexError, count_lines, find_lines, index_integers, index_strings, parse_integers,
     };
 
-    /// The arrays of one vocabulary.
+    /// The arrays of one vocabulary, as service/tables/key_index.py makes them.
     struct Indexed {
         data: Vec<u8>,
         starts: Vec<i64>,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     impl Indexed {
-        fn of(data: Vec<u8>, has_strings: bool) -> Result<Self, NotIndexed> {
+        fn of(data: Vec<u8>, has_strings: bool) -> Result<Self, IndexError> {
             let count = count_lines(&data);
             let mut starts = vec![0; count + 1];
             assert!(find_lines(&data, &mut starts));
@@ -147,9 +147,9 @@ mod tests {
             Ok(Indexed { data, starts, integers, slots })
         }
 
-        fn vocabulary(&self, has_strings: bool, rows: Rows) -> Vocabulary {
+        fn vocabulary(&self, has_strings: bool, rows: RowMapping) -> Vocabulary {
             let keys = if has_strings { &self.starts } else { &self.integers };
-            // SAFETY: the arrays are of one file, and outlive the vocabulary in every test.
+            // SAFETY: the arrays are made from one file, and outlive the vocabulary in every test.
             unsafe {
                 Vocabulary::new(
                     has_strings,
@@ -166,18 +166,18 @@ mod tests {
         known: &HashMap<Vec<u8>, i64>,
         sent: &[Vec<u8>],
         has_strings: bool,
-        rows: &Rows,
-    ) -> Result<(Vec<i64>, usize), Refused> {
-        let (mut found, mut strangers) = (Vec::new(), 0);
+        rows: &RowMapping,
+    ) -> Result<(Vec<i64>, usize), UnknownKey> {
+        let (mut found, mut unknown) = (Vec::new(), 0);
         for (i, key) in sent.iter().enumerate() {
             found.push(match (known.get(key), rows.empty_id) {
                 (_, Some(row)) if has_strings && key.is_empty() => row,
                 (Some(line), _) => rows.first_id + line,
                 (None, _) => {
-                    if rows.refuses_strangers {
-                        return Err(Refused(i));
+                    if rows.refuses_unknown_keys {
+                        return Err(UnknownKey(i));
                     }
-                    strangers += 1;
+                    unknown += 1;
                     match rows.num_oov_buckets {
                         0 => rows.oov_id,
                         buckets => rows.first_bucket + (fingerprint64(key) % buckets) as i64,
@@ -185,17 +185,17 @@ mod tests {
                 }
             });
         }
-        Ok((found, strangers))
+        Ok((found, unknown))
     }
 
-    fn rows() -> impl Strategy<Value = Rows> {
+    fn rows() -> impl Strategy<Value = RowMapping> {
         (0..5_i64, 0..5_u64, -1..3_i64, any::<bool>(), prop::option::of(0..9_i64)).prop_map(
-            |(first_id, num_oov_buckets, oov_id, refuses_strangers, empty_id)| Rows {
+            |(first_id, num_oov_buckets, oov_id, refuses_unknown_keys, empty_id)| RowMapping {
                 first_id,
                 first_bucket: 100,
                 num_oov_buckets,
                 oov_id,
-                refuses_strangers,
+                refuses_unknown_keys,
                 empty_id,
                 is_hashed: false,
             },
@@ -211,7 +211,7 @@ mod tests {
             is_ended in any::<bool>(),
             rows in rows(),
         ) {
-            // A key that ends in CR would lose the CR, because CR LF ends a line; so the test leaves out such keys.
+            // Without keys that end in CR: CR LF ends a line, so such a key would lose its CR.
             let known: Vec<String> = known.into_iter().filter(|key| !key.ends_with('\r')).collect();
             prop_assume!(!known.is_empty());
             let mut data = known.join(ending);
@@ -243,8 +243,8 @@ mod tests {
     #[test]
     fn a_key_twice_is_refused() {
         let twice = Indexed::of(b"a\nb\r\na\n".to_vec(), true).err();
-        assert_eq!(twice, Some(NotIndexed::Twice(2)));
-        assert_eq!(Indexed::of(b"7\n-0\n0".to_vec(), false).err(), Some(NotIndexed::Twice(2)));
+        assert_eq!(twice, Some(IndexError::Twice(2)));
+        assert_eq!(Indexed::of(b"7\n-0\n0".to_vec(), false).err(), Some(IndexError::Twice(2)));
     }
 
     #[test]
@@ -269,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn hashed_keys_are_no_strangers() {
-        let rows = Rows {
+    fn hashed_keys_are_never_unknown() {
+        let rows = RowMapping {
             first_id: 0,
             first_bucket: 2,
             num_oov_buckets: 10,
             oov_id: -1,
-            refuses_strangers: false,
+            refuses_unknown_keys: false,
             empty_id: Some(1),
             is_hashed: true,
         };

@@ -1,6 +1,7 @@
-//! Opens TensorFlow's library of the pip wheel, and finds the C functions that sessions need.
+//! Loads TensorFlow's shared library from its pip wheel, and finds the C functions that sessions need.
 //!
-//! The library is opened by its full path, so a process that also imports TensorFlow in Python has one copy of it.
+//! The library is loaded by its full path, so that a process that also imports TensorFlow in Python has only one copy
+//! of it.
 //!
 //! Source: `tensorflow/c/{c_api,tf_tensor,tf_status,tf_tstring}.h` (2.21).
 #![allow(non_camel_case_types)]
@@ -41,7 +42,7 @@ pub struct Status {
     _opaque: [u8; 0],
 }
 
-/// `TF_Buffer`; the API makes and frees it.
+/// `TF_Buffer`; only functions of the C API create and free it.
 #[repr(C)]
 pub struct Buffer {
     _opaque: [u8; 0],
@@ -59,31 +60,32 @@ pub struct SessionOptions {
     _opaque: [u8; 0],
 }
 
-/// `TF_Output`: one tensor of a graph.
+/// `TF_Output`: names one tensor of a graph.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Output {
     /// The operation that computes the tensor.
     pub operation: *mut Operation,
-    /// Number of the tensor among the operation's outputs.
+    /// Index of the tensor among the operation's outputs.
     pub index: c_int,
 }
 
-/// `TF_TString`: a string of a tensor, 24 bytes.
+/// `TF_TString`: an element of a string tensor, 24 bytes.
 #[repr(C, align(8))]
 pub struct TString {
     _bytes: [u8; 24],
 }
 
-/// Frees the memory that was given to `TF_NewTensor`; takes the address, the bytes, and the third argument.
+/// Frees memory that was passed to `TF_NewTensor`. The arguments are its address, its size in bytes, and the pointer
+/// that was passed beside the deallocator.
 pub type Deallocator = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
 
-/// `TF_OK`.
+/// `TF_OK`, the status code of success.
 pub const OK: c_int = 0;
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The C functions, named without the prefix `TF_`.
+        /// Pointers to the C functions, named without the prefix `TF_`.
         #[allow(missing_docs)]
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -92,7 +94,7 @@ macro_rules! functions {
         impl Api {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Api {
-                    // SAFETY: the type is that of the function in TensorFlow's headers.
+                    // SAFETY: the function has this type in TensorFlow's headers.
                     $($name: unsafe { *library.get($symbol)? },)*
                 })
             }
@@ -144,14 +146,14 @@ functions! {
     string_dealloc = b"TF_StringDealloc\0": fn(*mut TString);
 }
 
-/// The open library, with its path.
+/// Path and functions of the loaded library.
 static OPEN: Mutex<Option<(PathBuf, &'static Api)>> = Mutex::new(None);
 
 impl Api {
-    /// Returns the functions of the library at this path, which stays loaded until the process ends.
+    /// Loads the library at this path and returns its functions. The library stays loaded until the process ends.
     ///
     /// # Errors
-    /// A sentence: the library is not there or lacks a function, or another library is open already.
+    /// A sentence: the library can not be loaded or lacks a function, or another library is loaded already.
     pub fn open(path: &Path) -> Result<&'static Api, String> {
         let mut open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some((opened, api)) = &*open {
@@ -160,11 +162,11 @@ impl Api {
             }
             return Err(format!("TensorFlow is open already, from {}", opened.display()));
         }
-        // SAFETY: TensorFlow's initialisers register kernels and ask nothing of the caller.
+        // SAFETY: TensorFlow's static initialisers register kernels; they have no conditions.
         let library =
             unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
         let api: &'static Api = Box::leak(Box::new(Api::find(&library).map_err(|error| error.to_string())?));
-        // TensorFlow's threads never end, so its code must stay.
+        // TensorFlow's threads never end, so its code must stay mapped.
         std::mem::forget(library);
         *open = Some((path.to_owned(), api));
         Ok(api)

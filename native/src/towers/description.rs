@@ -2,66 +2,67 @@
 
 use serde::Deserialize;
 
-/// One graph. Numbers of inputs, features and outputs are places in the lists of the signature.
+/// One graph. Inputs, features and outputs are named by their index in the lists of the signature.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GraphDescription {
-    /// Number of the open session.
+    /// Number of the open session (`Session::number`) that runs the graph.
     pub session: u64,
-    /// The part of the graph that computes ids, and so runs before the lookups; None: requests bring all ids.
+    /// The part of the graph that computes ids, which runs before the lookups; None if requests have all ids.
     pub computing: Option<ComputingDescription>,
-    /// Tensors that the run feeds with rows of tables.
+    /// Tensors that are fed vectors of features.
     pub rows: Vec<FedRows>,
-    /// Tensors that the run feeds with unchanged inputs of the request.
+    /// Tensors that are fed inputs of the request.
     pub inputs: Vec<FedInput>,
-    /// The tensor of each output of the signature.
+    /// Names of the tensors of the signature's outputs.
     pub outputs: Vec<String>,
-    /// Operations that run besides the outputs, because they may refuse a request.
+    /// Names of operations that must run too, such as assertions, which may refuse a request.
     pub targets: Vec<String>,
-    /// Most rows of a run that several waiting requests share; 0 gives each request a run of its own.
+    /// Maximal number of rows in a batch of several requests; 0 turns batching off.
     pub batch_rows: usize,
 }
 
-/// The part of a graph that computes ids. This part runs before rows are looked up.
+/// The part of a graph that computes ids: a first run, before rows are looked up and the rest of the graph runs.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComputingDescription {
     /// Tensors that the first run feeds with inputs of the request.
     pub inputs: Vec<FedInput>,
-    /// The id tensors that this part computes, in the order in which the signature numbers them behind its inputs.
+    /// Names of the id tensors that the first run fetches, in the order of their indexes, which come behind those of
+    /// the signature's inputs.
     pub ids: Vec<String>,
-    /// Further tensors that the first run fetches and the second run is fed.
+    /// Names of other tensors that the first run fetches and the second run is fed.
     pub carried: Vec<String>,
 }
 
-/// A tensor that is fed vectors of features, side by side.
+/// A tensor that is fed the vectors of one or several features, side by side.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedRows {
     /// Name of the tensor.
     pub tensor: String,
-    /// The features in their order.
+    /// The features, in the order of their columns.
     pub parts: Vec<FedPart>,
-    /// Shape of one row; None: the shape of the only feature's rows, which differs from request to request.
+    /// Shape of one row of the tensor; None if there is a single feature, whose shape depends on the request.
     pub shape: Option<Vec<usize>>,
 }
 
-/// A feature in a fed tensor.
+/// One feature of a fed tensor.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedPart {
-    /// Number of the feature.
+    /// Index of the feature in the signature.
     pub feature: usize,
-    /// Number of the feature's columns in a row; None for an only feature whose width differs from request to request.
+    /// How many columns the feature has; None if it is the only feature and its width depends on the request.
     pub width: Option<usize>,
 }
 
-/// A tensor that is fed an input.
+/// A tensor that is fed an input of the request.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedInput {
     /// Name of the tensor.
     pub tensor: String,
-    /// Number of the input.
+    /// Index of the input in the signature.
     pub input: usize,
 }

@@ -1,11 +1,12 @@
-//! Runs predicts in TensorFlow through its C API: graphs cut behind their lookups, and whole ones.
+//! Runs the graphs of predicts in TensorFlow, through its C API. A tower is a graph that was cut behind its lookups, so
+//! that the core looks the rows up; some graphs run whole.
 
+mod batch_queue;
 pub mod c_api;
 mod description;
 #[cfg(feature = "python")]
 pub mod python;
 pub mod session;
-mod shared_runs;
 pub mod tensor;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
-//! Gives Python the sessions, so that the reference servers and the core share one copy of a graph's variables.
+//! Python classes for TensorFlow sessions, so that the reference servers and the core share one copy of a graph's
+//! variables.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,8 +14,8 @@ use crate::declined::Declined;
 use crate::plan::{self, Data, DataType, Effort, Inputs, Strings, Work};
 
 use super::c_api::Api;
-use super::session::{Call, GraphError, Session, Step};
-use super::tensor::{Block, Tensor};
+use super::session::{Callable, GraphError, Session, Step};
+use super::tensor::{AlignedBuffer, Tensor};
 
 pyo3::create_exception!(
     _native,
@@ -27,34 +28,34 @@ fn failure(error: GraphError) -> PyErr {
     GraphFailure::new_err((error.code, error.message))
 }
 
-/// Operations to run first, each with the names of its scalar string inputs and the strings for them.
+/// Operations to run first, each with the names and values of its scalar string inputs.
 type PythonSteps = Vec<(String, Vec<(String, Vec<u8>)>)>;
 
-/// A session; None after `close`.
-type Held = Arc<Mutex<Option<Arc<Session>>>>;
+/// The session of a `GraphSession`; None after `close`.
+type SharedSession = Arc<Mutex<Option<Arc<Session>>>>;
 
-fn held(session: &Held) -> PyResult<Arc<Session>> {
+fn open_session(session: &SharedSession) -> PyResult<Arc<Session>> {
     let session = session.lock().unwrap_or_else(PoisonError::into_inner).clone();
     session.ok_or_else(|| failure(GraphError { code: 1, message: "the session is closed".to_owned() }))
 }
 
-/// A graph with its variables, open in TensorFlow. Concurrency: any thread.
+/// A TensorFlow session with a graph and its variables. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphSession {
-    session: Held,
-    /// Number by which the core finds the session.
+    session: SharedSession,
+    /// Number by which a graph's description names the session to the core.
     #[pyo3(get)]
     number: u64,
 }
 
 #[pymethods]
 impl GraphSession {
-    /// Opens a graph.
+    /// Opens a session with a graph, and runs the operations that restore its variables.
     ///
     /// Args:
     ///   library: full path of TensorFlow's library.
     ///   `graph_def`, config: a `GraphDef` and a `ConfigProto`.
-    ///   steps: operations that are run first, each with the strings that its scalar inputs are fed.
+    /// steps: operations to run first, each with the names and values of its scalar string inputs.
     ///
     /// Raises `GraphFailure`.
     #[staticmethod]
@@ -66,18 +67,19 @@ impl GraphSession {
         Ok(GraphSession { number: session.number, session: Arc::new(Mutex::new(Some(session))) })
     }
 
-    /// Returns a call that runs a part of the graph; feeds and fetches are names of tensors, targets those of
-    /// operations.
+    /// Returns a callable for a part of the graph; `feeds` and `fetches` are names of tensors, `targets` names of
+    /// operations that run too.
     ///
-    /// Raises `GraphFailure` where the graph lacks one of the names.
+    /// Raises `GraphFailure` if the graph lacks one of the names.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn call(&self, feeds: Vec<String>, fetches: Vec<String>, targets: Vec<String>) -> PyResult<GraphCall> {
-        let session = held(&self.session)?;
-        let call = session.call(&texts(&feeds), &texts(&fetches), &texts(&targets)).map_err(failure)?;
+        let session = open_session(&self.session)?;
+        let call = session.callable(&texts(&feeds), &texts(&fetches), &texts(&targets)).map_err(failure)?;
         Ok(GraphCall { session: Arc::clone(&self.session), call })
     }
 
-    /// Closes the session: calls fail from now on, and the variables are freed once no request holds the session.
+    /// Closes the session: from now on runs raise `GraphFailure`. The variables are freed after the last request that
+    /// uses the session.
     fn close(&self, py: Python<'_>) {
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(session));
@@ -88,39 +90,41 @@ fn texts(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
-/// A part of a graph. Concurrency: any thread, several at a time.
+/// A part of a graph that can be run. Concurrency: any thread, several at a time.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphCall {
-    session: Held,
-    call: Call,
+    session: SharedSession,
+    call: Callable,
 }
 
 #[pymethods]
 impl GraphCall {
-    /// Returns the fetched tensors.
+    /// Runs this part of the graph, and returns the fetched tensors.
     ///
     /// Args:
-    /// feeds: for each fed tensor the number of its dtype, its shape, and its numbers as contiguous bytes or its
-    /// strings as a list.
+    /// feeds: for each fed tensor its dtype as a number of `types.proto`, its shape, and its numbers as contiguous
+    /// bytes or its strings as a list.
     ///
     /// Raises `GraphFailure`.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn run(&self, py: Python<'_>, feeds: Vec<(u32, Vec<i64>, Bound<'_, PyAny>)>) -> PyResult<Vec<GraphTensor>> {
-        let session = held(&self.session)?;
+        let session = open_session(&self.session)?;
         let api = session.api();
-        let given =
-            feeds.iter().map(|(dtype, dims, data)| fed(api, *dtype, dims, data)).collect::<PyResult<Vec<_>>>()?;
-        let found = py.detach(|| {
-            let found = session.run(&self.call, &given);
+        let given = feeds
+            .iter()
+            .map(|(dtype, dims, data)| fed_tensor(api, *dtype, dims, data))
+            .collect::<PyResult<Vec<_>>>()?;
+        let fetched = py.detach(|| {
+            let fetched = session.run(&self.call, &given);
             // This drop may free the session's variables, so it runs without the interpreter lock.
             drop((given, session));
-            found
+            fetched
         });
-        Ok(found.map_err(failure)?.into_iter().map(|tensor| GraphTensor { tensor }).collect())
+        Ok(fetched.map_err(failure)?.into_iter().map(|tensor| GraphTensor { tensor }).collect())
     }
 }
 
-fn fed(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+fn fed_tensor(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let tensor = if let Ok(strings) = data.cast::<PyList>() {
         let strings: Vec<Bound<'_, PyBytes>> = strings.extract()?;
         Tensor::of_strings(api, dims, strings.iter().map(PyBytesMethods::as_bytes))
@@ -131,16 +135,16 @@ fn fed(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAny>) -> 
         }
         let bytes = match buffer.len_bytes() {
             0 => &[],
-            // SAFETY: the buffer holds so many bytes, and the caller does not write them while they are copied.
+            // SAFETY: the buffer has `len` bytes, and the caller in Python does not write to it while they are copied.
             len => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), len) },
         };
-        let block = Block::copy_of(bytes);
-        Tensor::new(api, dtype, dims, block)
+        let buffer = AlignedBuffer::copy_of(bytes);
+        Tensor::new(api, dtype, dims, buffer)
     };
     tensor.ok_or_else(|| PyValueError::new_err("a tensor does not have as many elements as its shape says"))
 }
 
-/// A tensor that a run made; Python reads its numbers through the buffer protocol, without a copy.
+/// A tensor that a run fetched. Python reads its numbers through the buffer protocol, without a copy.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphTensor {
     tensor: Tensor,
@@ -148,7 +152,7 @@ pub struct GraphTensor {
 
 #[pymethods]
 impl GraphTensor {
-    /// Returns the number of the tensor's dtype.
+    /// Returns the tensor's dtype as a number of `types.proto`.
     #[getter]
     fn dtype(&self) -> u32 {
         self.tensor.dtype()
@@ -160,7 +164,7 @@ impl GraphTensor {
         self.tensor.dims()
     }
 
-    /// Returns the tensor's strings.
+    /// Returns the elements of a string tensor, in row-major order.
     fn strings<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
         let strings = self.tensor.strings();
         strings.into_iter().map(|string| PyBytes::new(py, string)).collect()
@@ -171,7 +175,8 @@ impl GraphTensor {
         let bytes = slf.get().tensor.bytes();
         let len = ffi::Py_ssize_t::try_from(bytes.len())?;
         let start = bytes.as_ptr().cast_mut().cast();
-        // SAFETY: Python gives a view to fill; it holds the tensor, so the read-only bytes stay.
+        // SAFETY: Python passes a valid view; the filled view holds a reference to the tensor, so the read-only bytes
+        // stay valid.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),
@@ -179,16 +184,17 @@ impl GraphTensor {
     }
 }
 
-/// One output that `predict` returns: the number of its dtype, its shape, its numbers or its strings.
+/// One output of `predict`: dtype as a number of `types.proto`, shape, and the bytes of its numbers or a list of its
+/// strings.
 type Predicted<'py> = (u32, Vec<usize>, Bound<'py, PyAny>);
 
-/// Answers a predict without a wire, for tests that compare the answer with the reference's.
+/// Runs a predict without a request on a wire; tests compare the outputs with those of the reference server.
 ///
 /// Args:
-/// inputs: name, number of the dtype, shape, and bytes or strings.
-/// outputs: names of outputs; an empty list asks for all outputs.
+/// inputs: for each input its name, dtype as a number of `types.proto`, shape, and bytes or strings. outputs: names of
+/// the wanted outputs; empty for all outputs.
 ///
-/// Raises `ValueError` with the reason why the reference must answer.
+/// Raises `ValueError` with the name of the `Declined` variant if the core does not run it.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
 fn predict<'py>(
@@ -223,7 +229,7 @@ fn predict<'py>(
     let ran = py.detach(|| Work::prepare(&servable, number, sent, &wanted, Effort::Any, usize::MAX));
     let mut work = ran.map_err(declined)?;
     let shapes = work.outputs().to_vec();
-    let mut found = Vec::with_capacity(shapes.len());
+    let mut fetched = Vec::with_capacity(shapes.len());
     for (i, shape) in shapes.iter().enumerate() {
         let data = if shape.dtype == DataType::String {
             let strings = work.strings(i).iter().map(|string| PyBytes::new(py, string));
@@ -231,14 +237,14 @@ fn predict<'py>(
         } else {
             let mut bytes = vec![std::mem::MaybeUninit::new(0_u8); shape.num_bytes()];
             work.fill(i, &mut bytes).map_err(declined)?;
-            // SAFETY: every byte was 0 from the start.
+            // SAFETY: every byte was initialised to 0.
             let bytes: Vec<u8> = bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect();
             PyBytes::new(py, &bytes).into_any()
         };
-        found.push((shape.dtype as u32, shape.dims.to_vec(), data));
+        fetched.push((shape.dtype as u32, shape.dims.to_vec(), data));
     }
     work.finish().map_err(declined)?;
-    Ok(found)
+    Ok(fetched)
 }
 
 /// Adds the classes of this file to the module.

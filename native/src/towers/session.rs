@@ -1,4 +1,4 @@
-//! Opens sessions of TensorFlow, restores their variables, and runs their graphs from tensors to tensors.
+//! TensorFlow sessions: opens them, restores their variables, and runs parts of their graphs.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::c_api::{Api, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
 
-/// An error that TensorFlow returned, or one in its form.
+/// An error of TensorFlow, or of this file, with a status code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphError {
     /// A number of google.rpc.Code.
@@ -20,7 +20,7 @@ pub struct GraphError {
 }
 
 impl GraphError {
-    /// Returns an `INVALID_ARGUMENT` error; Python's session raises the same for a call that does not fit the graph.
+    /// Returns an `INVALID_ARGUMENT` error, as Python's session raises for feeds and fetches that do not fit the graph.
     fn invalid(message: impl Into<String>) -> Self {
         GraphError { code: 3, message: message.into() }
     }
@@ -34,12 +34,12 @@ impl fmt::Display for GraphError {
 
 impl std::error::Error for GraphError {}
 
-/// One run that makes a new session ready: it restores variables, or fills vocabularies.
+/// An operation that prepares a new session: it restores variables or initialises vocabularies.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     /// The operation to run.
     pub operation: String,
-    /// Tensors of strings that are fed, each with its one string: the checkpoint's path, an asset's path.
+    /// Names of scalar string tensors to feed, each with its value, such as the checkpoint's path or an asset's path.
     pub feeds: Vec<(String, Vec<u8>)>,
 }
 
@@ -50,13 +50,13 @@ struct StatusGuard {
 
 impl StatusGuard {
     fn new(api: &'static Api) -> Self {
-        // SAFETY: the function has no conditions.
+        // SAFETY: this C function has no conditions.
         let raw = unsafe { (api.new_status)() };
         StatusGuard { api, raw }
     }
 
     fn result(&self) -> Result<(), GraphError> {
-        // SAFETY: the status lives, and the message lives as long as the status.
+        // SAFETY: the status is not deleted yet, and the message lives as long as the status.
         let (code, message) = unsafe { ((self.api.get_code)(self.raw), CStr::from_ptr((self.api.message)(self.raw))) };
         if code == OK {
             return Ok(());
@@ -68,36 +68,36 @@ impl StatusGuard {
 
 impl Drop for StatusGuard {
     fn drop(&mut self) {
-        // SAFETY: nobody else holds the status.
+        // SAFETY: only this object has the pointer to the `TF_Status`.
         unsafe { (self.api.delete_status)(self.raw) };
     }
 }
 
-/// An open session. Dropping it frees the variables. Concurrency: any thread.
+/// An open TensorFlow session. Dropping it frees its graph and variables. Concurrency: any thread.
 pub struct Session {
-    /// Number of the session in this process; Python names a session to the core by this number.
+    /// Number of the session, unique in this process; a graph's description in Python names its session by this number.
     pub number: u64,
     api: &'static Api,
     graph: NonNull<Graph>,
     raw: Option<NonNull<RawSession>>,
 }
 
-// SAFETY: TensorFlow's graphs and sessions lock what they change.
+// SAFETY: TensorFlow's graphs and sessions may be used from several threads: they have locks of their own.
 unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
 
-/// Open sessions by their number, each for as long as somebody holds it.
+/// Open sessions by their number; the weak references do not keep them open.
 static OPEN: Mutex<Option<HashMap<u64, Weak<Session>>>> = Mutex::new(None);
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Session {
-    /// Opens a session and runs the steps one after the other.
+    /// Opens a session, and runs the steps one after the other.
     ///
-    /// `graph_def` is a `GraphDef`, `config` a `ConfigProto`.
+    /// `graph_def` is a serialised `GraphDef`, `config` a serialised `ConfigProto`.
     ///
     /// # Errors
-    /// [`GraphError`]: the first failure of the open or of a step.
+    /// [`GraphError`]: TensorFlow refuses the graph or the config, or a step failed.
     pub fn open(
         api: &'static Api,
         graph_def: &[u8],
@@ -105,15 +105,14 @@ impl Session {
         steps: &[Step],
     ) -> Result<Arc<Session>, GraphError> {
         let status = StatusGuard::new(api);
-        // SAFETY: the function has no conditions.
+        // SAFETY: this C function has no conditions.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
             return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
-        // From here on, dropping the session frees the graph.
+        // From here on, dropping `session` frees the graph.
         let mut session = Session { number, api, graph, raw: None };
-        // SAFETY: TensorFlow copies the bytes of the graph and of the config; this block frees all objects that it
-        // makes.
+        // SAFETY: TensorFlow copies the bytes of graph and config; this block frees all objects that it creates.
         unsafe {
             let buffer = (api.new_buffer_from_string)(graph_def.as_ptr().cast(), graph_def.len());
             let options = (api.new_import_options)();
@@ -135,12 +134,12 @@ impl Session {
         let session = Arc::new(session);
         for step in steps {
             let feeds: Vec<&str> = step.feeds.iter().map(|(name, _)| name.as_str()).collect();
-            let call = session.call(&feeds, &[], &[&step.operation])?;
+            let callable = session.callable(&feeds, &[], &[&step.operation])?;
             let scalars = step
                 .feeds
                 .iter()
                 .filter_map(|(_, text)| Tensor::of_strings(api, &[], std::iter::once(text.as_slice())));
-            session.run(&call, &scalars.collect::<Vec<_>>())?;
+            session.run(&callable, &scalars.collect::<Vec<_>>())?;
         }
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let sessions = open.get_or_insert_with(HashMap::new);
@@ -156,22 +155,22 @@ impl Session {
         open.as_ref()?.get(&number)?.upgrade()
     }
 
-    /// Returns the library that runs the session.
+    /// Returns the C functions of the library that runs the session.
     #[must_use]
     pub fn api(&self) -> &'static Api {
         self.api
     }
 
-    /// Returns a call that runs a part of the graph.
+    /// Prepares a part of the graph for runs: resolves the names of its tensors and operations.
     ///
-    /// feeds, fetches: tensors, "operation:output". targets: operations that run besides.
+    /// `feeds` and `fetches` are names of tensors, "operation:output"; `targets` are names of operations that run too.
     ///
     /// # Errors
-    /// The graph has no tensor or operation of such a name.
-    pub fn call(&self, feeds: &[&str], fetches: &[&str], targets: &[&str]) -> Result<Call, GraphError> {
+    /// The graph has no tensor or operation with one of the names.
+    pub fn callable(&self, feeds: &[&str], fetches: &[&str], targets: &[&str]) -> Result<Callable, GraphError> {
         let tensors = |names: &[&str]| names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>, _>>();
         let targets = targets.iter().map(|name| self.operation(name).map(|o| o.as_ptr().cast_const()));
-        Ok(Call {
+        Ok(Callable {
             feeds: tensors(feeds)?,
             fetches: tensors(fetches)?,
             targets: targets.collect::<Result<_, _>>()?,
@@ -182,7 +181,7 @@ impl Session {
     fn tensor(&self, name: &str) -> Result<Output, GraphError> {
         let (operation, index) = name.rsplit_once(':').unwrap_or((name, "0"));
         let operation = self.operation(operation)?;
-        // SAFETY: the operation is one of the graph's.
+        // SAFETY: the operation pointer comes from this session's graph.
         let count = unsafe { (self.api.num_outputs)(operation.as_ptr()) };
         match index.parse::<c_int>() {
             Ok(index) if (0..count).contains(&index) => Ok(Output { operation: operation.as_ptr(), index }),
@@ -198,42 +197,42 @@ impl Session {
         NonNull::new(found).ok_or_else(missing)
     }
 
-    /// Runs a call: takes one tensor for each feed, and returns one tensor for each fetch.
+    /// Runs a part of the graph: `feeds` has one tensor for each feed of `callable`; returns one tensor for each fetch.
     ///
     /// # Errors
-    /// The graph refuses the tensors or fails, or the call belongs to another session.
-    pub fn run(&self, call: &Call, feeds: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
-        let (api, Some(session)) = (self.api, self.raw.filter(|_| call.session == self.number)) else {
+    /// The graph refuses the tensors or fails, or `callable` belongs to another session.
+    pub fn run(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
+        let (api, Some(session)) = (self.api, self.raw.filter(|_| callable.session == self.number)) else {
             return Err(GraphError::invalid("the call belongs to another session"));
         };
-        if feeds.len() != call.feeds.len() {
-            let message = format!("{} tensors are fed, and {} are wanted", feeds.len(), call.feeds.len());
+        if feeds.len() != callable.feeds.len() {
+            let message = format!("{} tensors are fed, and {} are wanted", feeds.len(), callable.feeds.len());
             return Err(GraphError::invalid(message));
         }
         let given: Vec<_> = feeds.iter().map(Tensor::raw).collect();
-        let mut found = vec![std::ptr::null_mut(); call.fetches.len()];
+        let mut found = vec![std::ptr::null_mut(); callable.fetches.len()];
         let count = |len: usize| c_int::try_from(len).unwrap_or(c_int::MAX);
         let status = StatusGuard::new(api);
-        // SAFETY: the operations of the call are this session's, as its number says; all pointers are to as many elements
-        // as the counts beside them say; the tensors are only read.
+        // SAFETY: the operations of `callable` belong to this session, as its number says; each pointer points to as
+        // many elements as the count beside it says; TensorFlow only reads the fed tensors.
         unsafe {
             (api.session_run)(
                 session.as_ptr(),
                 std::ptr::null(),
-                call.feeds.as_ptr(),
+                callable.feeds.as_ptr(),
                 given.as_ptr(),
                 count(given.len()),
-                call.fetches.as_ptr(),
+                callable.fetches.as_ptr(),
                 found.as_mut_ptr(),
                 count(found.len()),
-                call.targets.as_ptr(),
-                count(call.targets.len()),
+                callable.targets.as_ptr(),
+                count(callable.targets.len()),
                 std::ptr::null_mut(),
                 status.raw,
             );
         }
-        // SAFETY: the tensors that a run leaves in `found` belong to the caller, also those of a failed run.
-        let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::own(api, raw) }).collect();
+        // SAFETY: the caller of TF_SessionRun owns the tensors in `found`, even after a failed run.
+        let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::from_raw(api, raw) }).collect();
         status.result()?;
         let found: Option<Vec<_>> = found.into_iter().collect();
         found.ok_or_else(|| GraphError { code: 13, message: "TensorFlow left a fetched tensor out".into() })
@@ -243,7 +242,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let status = StatusGuard::new(self.api);
-        // SAFETY: whoever runs a call holds the session, so no run is in progress and none begins.
+        // SAFETY: a thread that runs a part of the graph borrows the session, so no run is in progress.
         unsafe {
             if let Some(session) = self.raw {
                 (self.api.close_session)(session.as_ptr(), status.raw);
@@ -260,20 +259,21 @@ impl fmt::Debug for Session {
     }
 }
 
-/// A part of a session's graph, from fed to fetched tensors. Concurrency: any thread, several at a time.
-pub struct Call {
+/// A part of a session's graph that can be run: the tensors to feed and to fetch, and operations that run too.
+/// Concurrency: any thread, several at a time.
+pub struct Callable {
     session: u64,
     feeds: Vec<Output>,
     fetches: Vec<Output>,
     targets: Vec<*const Operation>,
 }
 
-// SAFETY: only Session::run uses the call's pointers, and only on the session that they belong to.
-unsafe impl Send for Call {}
+// SAFETY: only Session::run uses the pointers, and only for the session to which they belong.
+unsafe impl Send for Callable {}
 // SAFETY: as above.
-unsafe impl Sync for Call {}
+unsafe impl Sync for Callable {}
 
-impl fmt::Debug for Call {
+impl fmt::Debug for Callable {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "Call of {} feeds in session {}", self.feeds.len(), self.session)
     }

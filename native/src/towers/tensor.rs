@@ -1,4 +1,4 @@
-//! Makes tensors of TensorFlow; an aligned block becomes a tensor without a copy.
+//! TensorFlow tensors, which are made from aligned buffers without a copy.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{c_int, c_void};
@@ -10,66 +10,65 @@ use super::c_api::{Api, RawTensor, TString};
 
 /// `TF_STRING`.
 const STRING: u32 = 7;
-/// Bytes to which a tensor's memory is aligned (`EIGEN_MAX_ALIGN_BYTES`). TensorFlow copies memory with less
-/// alignment.
+/// Alignment of a tensor's memory in bytes (`EIGEN_MAX_ALIGN_BYTES`). TensorFlow copies memory that is aligned less.
 const ALIGNMENT: usize = 64;
 
-/// Memory for one tensor, aligned as TensorFlow's kernels want it. Its bytes are not initialised.
-pub struct Block {
+/// Uninitialised memory for one tensor, with the alignment that TensorFlow's kernels need.
+pub struct AlignedBuffer {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a block owns plain bytes.
-unsafe impl Send for Block {}
-// SAFETY: as above.
-unsafe impl Sync for Block {}
+// SAFETY: a buffer owns plain bytes.
+unsafe impl Send for AlignedBuffer {}
+// SAFETY: as for Send: nothing writes to the bytes while they are shared.
+unsafe impl Sync for AlignedBuffer {}
 
-impl Block {
+impl AlignedBuffer {
     /// Allocates `len` bytes.
     ///
     /// # Panics
-    /// `len` is more than half of what an address can reach.
+    /// `len` is more than half of the address space.
     #[must_use]
     pub fn new(len: usize) -> Self {
         let layout = layout_of(len);
         if len == 0 {
             let start = NonNull::new(std::ptr::without_provenance_mut(ALIGNMENT)).unwrap_or(NonNull::dangling());
-            return Block { start, len };
+            return AlignedBuffer { start, len };
         }
-        // SAFETY: the size is not 0.
+        // SAFETY: `layout` does not have size 0, because `len` is not 0.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        Block { start, len }
+        AlignedBuffer { start, len }
     }
 
     /// Allocates a copy of these bytes.
     #[must_use]
     pub fn copy_of(bytes: &[u8]) -> Self {
-        Block::joined(&[bytes])
+        AlignedBuffer::concatenated(&[bytes])
     }
 
-    /// Allocates a block and copies these parts into it, one after another.
+    /// Allocates a buffer with a copy of these parts, one after the other.
     #[must_use]
-    pub fn joined(parts: &[&[u8]]) -> Self {
-        let block = Block::new(parts.iter().map(|part| part.len()).sum());
+    pub fn concatenated(parts: &[&[u8]]) -> Self {
+        let buffer = AlignedBuffer::new(parts.iter().map(|part| part.len()).sum());
         let mut end = 0;
         for part in parts {
-            // SAFETY: the block was allocated for the sum of the parts' lengths, and overlaps no part.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), block.start.as_ptr().add(end), part.len()) };
+            // SAFETY: the buffer has as many bytes as the parts together, and is new memory, which overlaps no part.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer.start.as_ptr().add(end), part.len()) };
             end += part.len();
         }
-        block
+        buffer
     }
 
-    /// Returns the block's memory. Write all of the memory before you make the block a tensor.
+    /// Returns the buffer's memory, all of which must be written before the buffer becomes a tensor.
     #[must_use]
     pub fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: the block owns len bytes at start, and MaybeUninit asks nothing of their values.
+        // SAFETY: the buffer owns `len` bytes at `start`, and MaybeUninit allows any content.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
     }
 }
 
-impl Drop for Block {
+impl Drop for AlignedBuffer {
     fn drop(&mut self) {
         free(self.start.as_ptr(), self.len);
     }
@@ -81,52 +80,54 @@ fn layout_of(len: usize) -> Layout {
 
 fn free(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: Block::new allocated len bytes there with this layout, and their one owner is done with them.
+        // SAFETY: AlignedBuffer::new allocated `len` bytes at `start` with this layout, and their only owner frees them
+        // once.
         unsafe { dealloc(start, layout_of(len)) };
     }
 }
 
-unsafe extern "C" fn free_block(data: *mut c_void, len: usize, _: *mut c_void) {
+unsafe extern "C" fn free_buffer(data: *mut c_void, len: usize, _: *mut c_void) {
     free(data.cast(), len);
 }
 
 unsafe extern "C" fn free_strings(data: *mut c_void, len: usize, api: *mut c_void) {
     // SAFETY: Tensor::of_strings passed the address of a 'static Api.
     let api = unsafe { &*api.cast::<Api>() };
-    for number in 0..len / size_of::<TString>() {
-        // SAFETY: Tensor::of_strings initialised every string of the block.
-        unsafe { (api.string_dealloc)(data.cast::<TString>().add(number)) };
+    for index in 0..len / size_of::<TString>() {
+        // SAFETY: Tensor::of_strings initialised every string of the buffer.
+        unsafe { (api.string_dealloc)(data.cast::<TString>().add(index)) };
     }
     free(data.cast(), len);
 }
 
-/// One tensor. TensorFlow counts its readers, so it may outlive the run that made it. Concurrency: any thread.
+/// A TensorFlow tensor. It may outlive the run that fetched it, because TensorFlow counts references. Concurrency: any
+/// thread.
 pub struct Tensor {
     api: &'static Api,
     raw: NonNull<RawTensor>,
 }
 
-// SAFETY: TensorFlow's buffers are counted atomically, and nobody writes them once they are in a tensor.
+// SAFETY: TensorFlow counts references atomically, and nothing writes to the memory of a tensor.
 unsafe impl Send for Tensor {}
-// SAFETY: as above.
+// SAFETY: as for Send: nothing writes to the bytes while they are shared.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
-    /// Makes a tensor of a block that was written whole; None where its length does not fit dtype and shape, or the dtype
-    /// has no fixed size.
+    /// Makes a tensor of a buffer whose bytes are all written; None if its length does not fit dtype and shape, or the
+    /// dtype has no fixed size.
     ///
-    /// dtype: a number of `types.proto`.
+    /// `dtype` is a number of `types.proto`.
     #[must_use]
-    pub fn new(api: &'static Api, dtype: u32, dims: &[i64], block: Block) -> Option<Self> {
-        if num_elements(dims)?.checked_mul(number_size(dtype)?)? != block.len {
+    pub fn new(api: &'static Api, dtype: u32, dims: &[i64], buffer: AlignedBuffer) -> Option<Self> {
+        if num_elements(dims)?.checked_mul(number_size(dtype)?)? != buffer.len {
             return None;
         }
-        let block = std::mem::ManuallyDrop::new(block);
-        let (start, len) = (block.start.as_ptr(), block.len);
-        make(api, dtype, dims, start, len, free_block)
+        let buffer = std::mem::ManuallyDrop::new(buffer);
+        let (start, len) = (buffer.start.as_ptr(), buffer.len);
+        from_memory(api, dtype, dims, start, len, free_buffer)
     }
 
-    /// Makes a tensor of copies of strings; None where there are not as many as the shape says.
+    /// Makes a tensor with copies of strings; None if there are not as many as the shape says.
     #[must_use]
     pub fn of_strings<'a>(
         api: &'static Api,
@@ -137,13 +138,13 @@ impl Tensor {
         if strings.len() != count {
             return None;
         }
-        let block = std::mem::ManuallyDrop::new(Block::new(count.checked_mul(size_of::<TString>())?));
-        let (start, len) = (block.start.as_ptr(), block.len);
+        let buffer = std::mem::ManuallyDrop::new(AlignedBuffer::new(count.checked_mul(size_of::<TString>())?));
+        let (start, len) = (buffer.start.as_ptr(), buffer.len);
         #[allow(clippy::cast_ptr_alignment, reason = "a block is aligned to 64 bytes")]
         let first = start.cast::<TString>();
         let mut written = 0;
         for string in strings.take(count) {
-            // SAFETY: the block has room for count strings and is aligned for them.
+            // SAFETY: the buffer has space for `count` strings and is aligned for them.
             unsafe {
                 let place = first.add(written);
                 (api.string_init)(place);
@@ -151,18 +152,19 @@ impl Tensor {
             }
             written += 1;
         }
-        for number in written..count {
-            // SAFETY: as above; an iterator that ends early leaves empty strings.
-            unsafe { (api.string_init)(first.add(number)) };
+        for index in written..count {
+            // SAFETY: the index is below `count`, so the string lies in the buffer. Strings that the iterator does not
+            // give stay empty.
+            unsafe { (api.string_init)(first.add(index)) };
         }
-        make(api, STRING, dims, start, len, free_strings)
+        from_memory(api, STRING, dims, start, len, free_strings)
     }
 
-    /// Takes a tensor that a run made.
+    /// Takes ownership of a tensor that TensorFlow returned; None for a null pointer.
     ///
     /// # Safety
-    /// Nobody else deletes it.
-    pub(super) unsafe fn own(api: &'static Api, raw: *mut RawTensor) -> Option<Self> {
+    /// No other code deletes the tensor.
+    pub(super) unsafe fn from_raw(api: &'static Api, raw: *mut RawTensor) -> Option<Self> {
         Some(Tensor { api, raw: NonNull::new(raw)? })
     }
 
@@ -170,28 +172,28 @@ impl Tensor {
         self.raw.as_ptr()
     }
 
-    /// Its dtype, a number of `types.proto`.
+    /// Returns the dtype as a number of `types.proto`.
     #[must_use]
     pub fn dtype(&self) -> u32 {
-        // SAFETY: the tensor lives.
+        // SAFETY: only drop() deletes the tensor.
         unsafe { (self.api.tensor_type)(self.raw()) }.unsigned_abs()
     }
 
-    /// Its sizes.
+    /// Returns the sizes of the tensor.
     #[must_use]
     pub fn dims(&self) -> Vec<usize> {
-        // SAFETY: the tensor lives, and the dimensions asked for are those that it has.
+        // SAFETY: only drop() deletes the tensor, and it has a dimension with each index.
         let sizes = unsafe { (0..(self.api.num_dims)(self.raw())).map(|i| (self.api.dim)(self.raw(), i)) };
         sizes.map(|size| usize::try_from(size).unwrap_or(0)).collect()
     }
 
-    /// Its numbers, little-endian and end to end; empty of strings.
+    /// Returns the numbers of the tensor, little-endian and end to end; none if it has strings.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         if self.dtype() == STRING {
             return &[];
         }
-        // SAFETY: TensorFlow keeps so many bytes there while the tensor lives, and nobody writes them.
+        // SAFETY: TensorFlow keeps so many bytes there until the tensor is deleted, and nothing writes to them.
         unsafe {
             let start = (self.api.tensor_data)(self.raw()).cast::<u8>();
             let len = (self.api.tensor_byte_size)(self.raw());
@@ -199,19 +201,19 @@ impl Tensor {
         }
     }
 
-    /// Its strings, in row-major order; none of a tensor of numbers.
+    /// Returns the strings of the tensor, in row-major order; none if it has numbers.
     #[must_use]
     pub fn strings(&self) -> Vec<&[u8]> {
         if self.dtype() != STRING {
             return Vec::new();
         }
         let count: usize = self.dims().iter().product();
-        // SAFETY: the data of a string tensor is one TString for each element; their bytes live as long as the tensor.
+        // SAFETY: the data of a string tensor is one TString for each element, whose bytes live as long as the tensor.
         unsafe {
             let first = (self.api.tensor_data)(self.raw()).cast::<TString>();
             (0..count)
-                .map(|number| {
-                    let string = first.add(number);
+                .map(|index| {
+                    let string = first.add(index);
                     let (start, len) = ((self.api.string_data)(string), (self.api.string_size)(string));
                     if len == 0 { &[] } else { std::slice::from_raw_parts(start.cast::<u8>(), len) }
                 })
@@ -220,19 +222,19 @@ impl Tensor {
     }
 }
 
-/// Returns how many elements a shape has; None where TensorFlow would abort the process over it.
+/// Returns the number of elements of a shape; None if TensorFlow would abort the process for the shape.
 ///
 /// Source: `tensorflow/core/framework/tensor_shape.cc`, `MaxDimensions` and the checks in `AddDim` (2.21).
 pub(super) fn num_elements(dims: &[i64]) -> Option<usize> {
     let mut bound: i64 = 1;
     for &size in dims {
-        // As if no size was 0, so that the order of the sizes does not matter.
+        // Sizes of 0 count as 1 here, so that the limit does not depend on the order of the sizes.
         bound = bound.checked_mul(size.max(1)).filter(|_| size >= 0)?;
     }
     (dims.len() <= 254).then(|| dims.iter().product::<i64>().unsigned_abs()).and_then(|n| usize::try_from(n).ok())
 }
 
-/// Returns the bytes of a number of this dtype; None of a dtype that is no plain number.
+/// Returns the size of a number of this dtype in bytes; None if the dtype is no plain number.
 ///
 /// Source: `tensorflow/core/framework/{types.proto,types.cc}` (2.21).
 fn number_size(dtype: u32) -> Option<usize> {
@@ -246,7 +248,7 @@ fn number_size(dtype: u32) -> Option<usize> {
     })
 }
 
-fn make(
+fn from_memory(
     api: &'static Api,
     dtype: u32,
     dims: &[i64],
@@ -256,14 +258,14 @@ fn make(
 ) -> Option<Tensor> {
     let argument = std::ptr::from_ref(api).cast_mut().cast();
     let made = match (c_int::try_from(dtype), c_int::try_from(dims.len())) {
-        // SAFETY: start has len bytes, which the deallocator frees once.
+        // SAFETY: `start` has `len` bytes, which the deallocator frees once.
         (Ok(dtype), Ok(rank)) => unsafe {
             (api.new_tensor)(dtype, dims.as_ptr(), rank, start.cast(), len, deallocator, argument)
         },
         _ => std::ptr::null_mut(),
     };
-    // SAFETY: the tensor is new.
-    unsafe { Tensor::own(api, made) }
+    // SAFETY: TensorFlow just created the tensor, so no other code deletes it.
+    unsafe { Tensor::from_raw(api, made) }
 }
 
 impl AsRef<[u8]> for Tensor {

@@ -1,15 +1,16 @@
-//! Tests of sessions and tensors. Tests that need TensorFlow run where `TENSORFLOW_LIBRARY` names its library.
+//! Tests of sessions and tensors. Those that need TensorFlow only run if the variable `TENSORFLOW_LIBRARY` has the path
+//! of its library.
 
 use std::path::Path;
 
 use super::c_api::Api;
 use super::session::{GraphError, Session};
-use super::tensor::{Block, Tensor, num_elements};
+use super::tensor::{AlignedBuffer, Tensor, num_elements};
 
 const FLOAT: u32 = 1;
 const STRING: u32 = 7;
 
-/// Returns TensorFlow; None, with a message, where no variable names its library.
+/// Loads TensorFlow; prints a message and returns None if the variable is not set.
 fn tensorflow() -> Option<&'static Api> {
     let Some(path) = std::env::var_os("TENSORFLOW_LIBRARY") else {
         eprintln!("skipped: TENSORFLOW_LIBRARY names no libtensorflow_cc");
@@ -24,7 +25,7 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, len], bytes].concat()
 }
 
-/// Returns a node of a `GraphDef`, with one attribute that holds a dtype.
+/// Encodes a node of a `GraphDef`, with one attribute: a dtype.
 fn node(name: &str, op: &str, inputs: &[&str], attribute: &str, dtype: u8) -> Vec<u8> {
     let value = field(2, &[6 << 3, dtype]);
     let attribute = field(5, &[field(1, attribute.as_bytes()), value].concat());
@@ -38,7 +39,7 @@ fn doubling(dtype: u8) -> Vec<u8> {
 
 fn floats(api: &'static Api, numbers: &[f32]) -> Tensor {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Tensor::new(api, FLOAT, &[numbers.len().try_into().unwrap()], Block::copy_of(&bytes)).unwrap()
+    Tensor::new(api, FLOAT, &[numbers.len().try_into().unwrap()], AlignedBuffer::copy_of(&bytes)).unwrap()
 }
 
 #[test]
@@ -52,11 +53,11 @@ fn shapes_over_which_tensorflow_would_abort_are_refused() {
 }
 
 #[test]
-fn blocks_are_aligned() {
+fn buffers_are_aligned() {
     for len in [0, 1, 63, 64, 1000] {
-        let mut block = Block::new(len);
-        assert_eq!(block.memory().len(), len);
-        assert_eq!(block.memory().as_ptr().addr() % 64, 0);
+        let mut buffer = AlignedBuffer::new(len);
+        assert_eq!(buffer.memory().len(), len);
+        assert_eq!(buffer.memory().as_ptr().addr() % 64, 0);
     }
 }
 
@@ -64,12 +65,12 @@ fn blocks_are_aligned() {
 fn a_graph_runs_from_tensors_to_tensors() {
     let Some(api) = tensorflow() else { return };
     let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
-    let call = session.call(&["x:0"], &["y:0"], &[]).unwrap();
-    let found = session.run(&call, &[floats(api, &[1.5, -2.0, 0.0])]).unwrap();
+    let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
+    let found = session.run(&callable, &[floats(api, &[1.5, -2.0, 0.0])]).unwrap();
     assert_eq!((found[0].dtype(), found[0].dims()), (FLOAT, vec![3]));
     let numbers: Vec<f32> = found[0].bytes().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     assert_eq!(numbers, [3.0, -4.0, 0.0]);
-    let empty = session.run(&call, &[floats(api, &[])]).unwrap();
+    let empty = session.run(&callable, &[floats(api, &[])]).unwrap();
     assert_eq!((empty[0].dims(), empty[0].bytes()), (vec![0], &[][..]));
 }
 
@@ -77,35 +78,35 @@ fn a_graph_runs_from_tensors_to_tensors() {
 fn strings_go_in_and_out() {
     let Some(api) = tensorflow() else { return };
     let session = Session::open(api, &doubling(7), &[], &[]).unwrap();
-    let call = session.call(&["x:0"], &["y:0"], &[]).unwrap();
+    let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let long = [b'z'; 100];
     let strings: [&[u8]; 3] = [b"a", b"", &long];
     let sent = Tensor::of_strings(api, &[3, 1], strings.into_iter()).unwrap();
-    let found = session.run(&call, &[sent]).unwrap();
+    let found = session.run(&callable, &[sent]).unwrap();
     assert_eq!((found[0].dtype(), found[0].dims()), (STRING, vec![3, 1]));
     assert_eq!(found[0].strings(), [&b"aa"[..], b"", &[b'z'; 200]]);
     assert!(Tensor::of_strings(api, &[2], strings.into_iter()).is_none());
 }
 
 #[test]
-fn failures_are_told_in_tensorflows_words() {
+fn errors_have_the_messages_of_tensorflow() {
     let Some(api) = tensorflow() else { return };
     let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
-    let call = session.call(&["x:0"], &["y:0"], &[]).unwrap();
+    let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let sent = Tensor::of_strings(api, &[1], std::iter::once(&b"1"[..])).unwrap();
-    let GraphError { code, message } = session.run(&call, &[sent]).unwrap_err();
+    let GraphError { code, message } = session.run(&callable, &[sent]).unwrap_err();
     assert_eq!(code, 3);
     assert!(message.contains("float"), "{message}");
-    assert_eq!(session.run(&call, &[]).unwrap_err().code, 3);
-    assert_eq!(session.call(&["x:1"], &[], &[]).unwrap_err().code, 3);
-    assert_eq!(session.call(&[], &["z:0"], &[]).unwrap_err().code, 3);
+    assert_eq!(session.run(&callable, &[]).unwrap_err().code, 3);
+    assert_eq!(session.callable(&["x:1"], &[], &[]).unwrap_err().code, 3);
+    assert_eq!(session.callable(&[], &["z:0"], &[]).unwrap_err().code, 3);
     assert!(Session::open(api, b"no graph", &[], &[]).is_err());
     let other = Session::open(api, &doubling(1), &[], &[]).unwrap();
-    assert!(other.run(&call, &[floats(api, &[1.0])]).is_err());
+    assert!(other.run(&callable, &[floats(api, &[1.0])]).is_err());
 }
 
 #[test]
-fn sessions_are_found_as_long_as_somebody_holds_them() {
+fn sessions_are_found_until_the_last_reference_is_dropped() {
     let Some(api) = tensorflow() else { return };
     let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
     let number = session.number;
@@ -117,7 +118,7 @@ fn sessions_are_found_as_long_as_somebody_holds_them() {
 #[test]
 fn a_number_of_the_wrong_size_makes_no_tensor() {
     let Some(api) = tensorflow() else { return };
-    assert!(Tensor::new(api, FLOAT, &[2], Block::copy_of(&[0; 4])).is_none());
-    assert!(Tensor::new(api, STRING, &[0], Block::new(0)).is_none());
-    assert!(Tensor::new(api, 20, &[0], Block::new(0)).is_none());
+    assert!(Tensor::new(api, FLOAT, &[2], AlignedBuffer::copy_of(&[0; 4])).is_none());
+    assert!(Tensor::new(api, STRING, &[0], AlignedBuffer::new(0)).is_none());
+    assert!(Tensor::new(api, 20, &[0], AlignedBuffer::new(0)).is_none());
 }

@@ -1,4 +1,4 @@
-//! Runs the graph of one predict: feeds its session rows of tables and inputs, and returns its outputs.
+//! Runs the graph of one predict: feeds it vectors of features and inputs of the request, and returns its outputs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,31 +7,33 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
+use super::batch_queue::BatchQueue;
 use super::description::{FedInput, FedRows, GraphDescription};
-use super::session::{Call, Session};
-use super::shared_runs::SharedRuns;
-use super::tensor::{Block, Tensor};
+use super::session::{Callable, Session};
+use super::tensor::{AlignedBuffer, Tensor};
 use crate::declined::Declined;
-use crate::plan::{self, Data, DataType, Dims, Features, Inputs, RanData, RanOutput, Servable, Signature};
+use crate::plan::{self, Data, DataType, Dims, Features, GraphOutput, Inputs, OutputData, Servable, Signature};
 
-/// Most sets of outputs for which a graph is prepared. Clients choose the outputs, and each set takes memory.
-const MOST_CALLS: usize = 64;
+/// Maximal number of sets of outputs for which a graph keeps a callable. Clients choose the outputs, and each callable
+/// takes memory.
+const MAX_CALLABLES: usize = 64;
 
-type Wanted = SmallVec<[usize; 8]>;
+type OutputIndexes = SmallVec<[usize; 8]>;
 
-/// The graph of one predict: a cut graph, which is fed rows of tables, or a whole graph. Concurrency: any thread.
+/// The graph of one predict: a graph cut behind its lookups, which is fed vectors of features, or a whole graph.
+/// Concurrency: any thread.
 pub struct Tower {
     session: Arc<Session>,
     description: GraphDescription,
-    /// The call that computes ids; None: the graph computes none.
-    computing: Option<Call>,
-    calls: RwLock<HashMap<Wanted, Arc<Call>>>,
-    shared: Option<SharedRuns<Request, Result<Vec<RanOutput>, Declined>>>,
+    /// The callable that computes ids; None if requests have all ids.
+    computing: Option<Callable>,
+    callables: RwLock<HashMap<OutputIndexes, Arc<Callable>>>,
+    batch_queue: Option<BatchQueue<Request, Result<Vec<GraphOutput>, Declined>>>,
 }
 
-/// The tensors that one request feeds to a run, each of `rows` rows.
+/// The fed tensors of one request, each with `rows` rows.
 struct Request {
-    call: Arc<Call>,
+    callable: Arc<Callable>,
     feeds: Vec<Tensor>,
     rows: usize,
 }
@@ -42,10 +44,10 @@ impl fmt::Debug for Tower {
     }
 }
 
-/// Opens the graph of a predict from its part of a description.
+/// Opens the graph of a predict; `description` is a [`GraphDescription`] as JSON.
 ///
 /// # Errors
-/// A sentence: the description is not valid, or its session is not open.
+/// A sentence: the description is not valid, its session is not open, or the session's graph lacks one of its tensors.
 pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, String> {
     let description = GraphDescription::deserialize_from(description)?;
     let number = description.session;
@@ -53,14 +55,14 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let computing = description.computing.as_ref().map(|part| {
         let feeds: Vec<_> = part.inputs.iter().map(|fed| fed.tensor.as_str()).collect();
         let fetches: Vec<_> = part.ids.iter().chain(&part.carried).map(String::as_str).collect();
-        session.call(&feeds, &fetches, &[])
+        session.callable(&feeds, &fetches, &[])
     });
     let computing = computing.transpose().map_err(|error| error.to_string())?;
-    let shared = (description.batch_rows > 0).then(|| SharedRuns::new(description.batch_rows));
-    let tower = Tower { session, description, computing, calls: RwLock::default(), shared };
-    // This call fails now, and not at a request, if the graph lacks a name.
+    let batch_queue = (description.batch_rows > 0).then(|| BatchQueue::new(description.batch_rows));
+    let tower = Tower { session, description, computing, callables: RwLock::default(), batch_queue };
+    // Fails now, and not at the first request, if the graph lacks a tensor.
     let all = (0..tower.description.outputs.len()).collect();
-    tower.call(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
+    tower.callable(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     Ok(Box::new(tower))
 }
 
@@ -71,11 +73,12 @@ impl GraphDescription {
 }
 
 impl Tower {
-    /// Returns the call that fetches these outputs, which are sorted.
-    fn call(&self, wanted: &Wanted) -> Result<Arc<Call>, Declined> {
-        let known = self.calls.read().unwrap_or_else(PoisonError::into_inner).get(wanted).cloned();
-        if let Some(call) = known {
-            return Ok(call);
+    /// Returns the callable that fetches these outputs, whose indexes are sorted; prepares it at the first request for
+    /// them.
+    fn callable(&self, wanted: &OutputIndexes) -> Result<Arc<Callable>, Declined> {
+        let known = self.callables.read().unwrap_or_else(PoisonError::into_inner).get(wanted).cloned();
+        if let Some(callable) = known {
+            return Ok(callable);
         }
         let GraphDescription { computing, rows, inputs, outputs, targets, .. } = &self.description;
         let rows = rows.iter().map(|fed| fed.tensor.as_str());
@@ -84,28 +87,29 @@ impl Tower {
         let fetches = wanted.iter().map(|&output| outputs.get(output).map(String::as_str));
         let fetches: Vec<_> = fetches.collect::<Option<_>>().ok_or(Declined::NotNative)?;
         let targets: Vec<_> = targets.iter().map(String::as_str).collect();
-        let call = self.session.call(&feeds, &fetches, &targets).map_err(|_| Declined::NotNative)?;
-        let mut calls = self.calls.write().unwrap_or_else(PoisonError::into_inner);
-        if calls.len() >= MOST_CALLS && !calls.contains_key(wanted) {
+        let callable = self.session.callable(&feeds, &fetches, &targets).map_err(|_| Declined::NotNative)?;
+        let mut callables = self.callables.write().unwrap_or_else(PoisonError::into_inner);
+        if callables.len() >= MAX_CALLABLES && !callables.contains_key(wanted) {
             return Err(Declined::NotNative);
         }
-        Ok(Arc::clone(calls.entry(wanted.clone()).or_insert_with(|| Arc::new(call))))
+        Ok(Arc::clone(callables.entry(wanted.clone()).or_insert_with(|| Arc::new(callable))))
     }
 
-    /// Runs the part of the graph that computes ids; returns the ids, and further tensors that the second run is fed.
-    fn compute(
+    /// Runs the part of the graph that computes ids; returns the id tensors, and the other tensors that the second run
+    /// is fed.
+    fn compute_ids(
         &self,
         signature: &Signature,
         inputs: &Inputs<'_>,
     ) -> Result<(Vec<plan::Tensor<'static>>, Vec<Tensor>), Declined> {
-        let (Some(call), Some(part)) = (&self.computing, &self.description.computing) else {
+        let (Some(callable), Some(part)) = (&self.computing, &self.description.computing) else {
             return Ok((Vec::new(), Vec::new()));
         };
         let mut feeds = Vec::with_capacity(part.inputs.len());
         self.feed_inputs(&mut feeds, &part.inputs, signature, inputs)?;
-        let mut found = self.session.run(call, &feeds).map_err(|_| Declined::Graph)?;
-        let carried = found.split_off(part.ids.len().min(found.len()));
-        let computed = found.iter().map(|tensor| {
+        let mut fetched = self.session.run(callable, &feeds).map_err(|_| Declined::Graph)?;
+        let carried = fetched.split_off(part.ids.len().min(fetched.len()));
+        let computed = fetched.iter().map(|tensor| {
             let dtype = DataType::of_number(u64::from(tensor.dtype())).ok_or(Declined::NotNative)?;
             if !matches!(dtype, DataType::Int64 | DataType::Int32) {
                 return Err(Declined::NotNative);
@@ -126,20 +130,20 @@ impl Tower {
         for fed in fed {
             let plan = signature.inputs.get(fed.input).ok_or(Declined::NotNative)?;
             let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::Unfit)?;
-            feeds.push(self.fed_input(plan.dtype, tensor)?);
+            feeds.push(self.input_tensor(plan.dtype, tensor)?);
         }
         Ok(())
     }
 
-    fn fed_rows(&self, features: &Features<'_, '_>, fed: &FedRows) -> Result<Tensor, Declined> {
-        let (block, dims) = gathered(features, fed)?;
-        let tensor = Tensor::new(self.session.api(), DataType::Float32 as u32, &signed(&dims)?, block);
+    fn rows_tensor(&self, features: &Features<'_, '_>, fed: &FedRows) -> Result<Tensor, Declined> {
+        let (buffer, dims) = gather_rows(features, fed)?;
+        let tensor = Tensor::new(self.session.api(), DataType::Float32 as u32, &signed_dims(&dims)?, buffer);
         tensor.ok_or(Declined::Unfit)
     }
 
-    fn fed_input(&self, wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Tensor, Declined> {
+    fn input_tensor(&self, wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Tensor, Declined> {
         let api = self.session.api();
-        let dims = signed(&tensor.dims)?;
+        let dims = signed_dims(&tensor.dims)?;
         if let Data::Strings(strings) = &tensor.data {
             let parts = strings.parts.iter().map(|part| &**part);
             let made = (wanted == DataType::String).then(|| Tensor::of_strings(api, &dims, parts));
@@ -150,47 +154,49 @@ impl Tower {
 }
 
 impl Tower {
-    fn run_alone(&self, call: &Call, feeds: &[Tensor]) -> Result<Vec<RanOutput>, Declined> {
-        let found = self.session.run(call, feeds).map_err(|_| Declined::Graph)?;
-        found.into_iter().map(ran_output).collect::<Option<_>>().ok_or(Declined::NotNative)
+    fn run_alone(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<GraphOutput>, Declined> {
+        let fetched = self.session.run(callable, feeds).map_err(|_| Declined::Graph)?;
+        fetched.into_iter().map(graph_output).collect::<Option<_>>().ok_or(Declined::NotNative)
     }
 
-    /// Runs requests of the same call in one run, and returns the outputs of each request.
-    fn run_together(&self, requests: &[Request]) -> Vec<Result<Vec<RanOutput>, Declined>> {
+    /// Runs a batch of requests for the same callable, and returns the outputs of each request.
+    fn run_batch(&self, requests: &[Request]) -> Vec<Result<Vec<GraphOutput>, Declined>> {
         if let [only] = requests {
-            return vec![self.run_alone(&only.call, &only.feeds)];
+            return vec![self.run_alone(&only.callable, &only.feeds)];
         }
-        let parts = self.joined(requests).and_then(|(call, feeds)| {
-            let found = self.session.run(call, &feeds).map_err(|_| Declined::Graph)?;
-            split(found, requests)
+        let parts = self.join_feeds(requests).and_then(|(callable, feeds)| {
+            let fetched = self.session.run(callable, &feeds).map_err(|_| Declined::Graph)?;
+            split_outputs(fetched, requests)
         });
-        // If the graph refuses one request the whole batch fails; the reference then runs each request alone.
+        // If the graph refuses one request, the whole batch fails, and the reference server then runs each request
+        // alone.
         parts.map_or_else(
             |declined| requests.iter().map(|_| Err(declined)).collect(),
             |all| all.into_iter().map(Ok).collect(),
         )
     }
 
-    fn joined<'a>(&self, requests: &'a [Request]) -> Result<(&'a Call, Vec<Tensor>), Declined> {
+    fn join_feeds<'a>(&self, requests: &'a [Request]) -> Result<(&'a Callable, Vec<Tensor>), Declined> {
         let first = requests.first().ok_or(Declined::Graph)?;
         let rows: usize = requests.iter().map(|request| request.rows).sum();
         let join = |number: usize, like: &Tensor| {
             let parts: Vec<&[u8]> = requests.iter().filter_map(|r| r.feeds.get(number)).map(Tensor::bytes).collect();
             let dims: Dims = [rows].into_iter().chain(like.dims().into_iter().skip(1)).collect();
-            Tensor::new(self.session.api(), like.dtype(), &signed(&dims)?, Block::joined(&parts)).ok_or(Declined::Unfit)
+            Tensor::new(self.session.api(), like.dtype(), &signed_dims(&dims)?, AlignedBuffer::concatenated(&parts))
+                .ok_or(Declined::Unfit)
         };
         let feeds = first.feeds.iter().enumerate().map(|(number, like)| join(number, like));
-        Ok((&first.call, feeds.collect::<Result<_, _>>()?))
+        Ok((&first.callable, feeds.collect::<Result<_, _>>()?))
     }
 }
 
-/// Splits the outputs of a shared run by request.
-fn split(found: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<RanOutput>>, Declined> {
+/// Splits the outputs of a batch by request.
+fn split_outputs(fetched: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<GraphOutput>>, Declined> {
     let rows: usize = requests.iter().map(|request| request.rows).sum();
-    let mut all: Vec<Vec<RanOutput>> = requests.iter().map(|_| Vec::with_capacity(found.len())).collect();
-    for tensor in found {
-        let RanOutput { dtype, dims, data } = ran_output(tensor).ok_or(Declined::NotNative)?;
-        let (Some((&found_rows, row_dims)), RanData::Numbers(numbers)) = (dims.split_first(), data) else {
+    let mut all: Vec<Vec<GraphOutput>> = requests.iter().map(|_| Vec::with_capacity(fetched.len())).collect();
+    for tensor in fetched {
+        let GraphOutput { dtype, dims, data } = graph_output(tensor).ok_or(Declined::NotNative)?;
+        let (Some((&found_rows, row_dims)), OutputData::Numbers(numbers)) = (dims.split_first(), data) else {
             return Err(Declined::Graph);
         };
         if found_rows != rows {
@@ -198,13 +204,13 @@ fn split(found: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<RanOutput>>
         }
         let numbers: Arc<Numbers> = Arc::from(numbers);
         let row_bytes = product(row_dims)? * dtype.size();
-        let mut begin = 0;
+        let mut start = 0;
         for (request, outputs) in requests.iter().zip(&mut all) {
-            let end = begin + request.rows * row_bytes;
-            let part = Part { whole: Arc::clone(&numbers), range: begin..end };
+            let end = start + request.rows * row_bytes;
+            let part = OutputSlice { whole: Arc::clone(&numbers), range: start..end };
             let dims = [request.rows].into_iter().chain(row_dims.iter().copied()).collect();
-            outputs.push(RanOutput { dtype, dims, data: RanData::Numbers(Box::new(part)) });
-            begin = end;
+            outputs.push(GraphOutput { dtype, dims, data: OutputData::Numbers(Box::new(part)) });
+            start = end;
         }
     }
     Ok(all)
@@ -212,13 +218,13 @@ fn split(found: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<RanOutput>>
 
 type Numbers = dyn AsRef<[u8]> + Send + Sync;
 
-/// The rows of an output that belong to one request.
-struct Part {
+/// One request's rows of an output of a batch.
+struct OutputSlice {
     whole: Arc<Numbers>,
     range: Range<usize>,
 }
 
-impl AsRef<[u8]> for Part {
+impl AsRef<[u8]> for OutputSlice {
     fn as_ref(&self) -> &[u8] {
         (*self.whole).as_ref().get(self.range.clone()).unwrap_or_default()
     }
@@ -231,55 +237,56 @@ impl plan::Graph for Tower {
         signature: &Signature,
         inputs: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<RanOutput>, Declined> {
-        // The outputs are sorted, so a client that asks for them in another order prepares no further call.
-        let mut sorted: Wanted = wanted.iter().copied().collect();
+    ) -> Result<Vec<GraphOutput>, Declined> {
+        // Sorted, so that one callable serves requests for the same outputs in any order.
+        let mut sorted: OutputIndexes = wanted.iter().copied().collect();
         sorted.sort_unstable();
-        let call = self.call(&sorted)?;
-        let (computed, carried) = self.compute(signature, inputs)?;
+        let callable = self.callable(&sorted)?;
+        let (computed, carried) = self.compute_ids(signature, inputs)?;
         let mut feeds = Vec::with_capacity(self.description.rows.len() + self.description.inputs.len() + carried.len());
         if !self.description.rows.is_empty() {
             let features = Features::new(servable, signature, inputs, computed)?;
             for fed in &self.description.rows {
-                feeds.push(self.fed_rows(&features, fed)?);
+                feeds.push(self.rows_tensor(&features, fed)?);
             }
         }
         feeds.extend(carried);
         self.feed_inputs(&mut feeds, &self.description.inputs, signature, inputs)?;
-        let found = match (&self.shared, rows_of(&feeds)) {
-            (Some(shared), Some(rows)) if rows <= self.description.batch_rows => {
-                let request = Request { call, feeds, rows };
-                shared.run(request, rows, fits, |requests| self.run_together(requests)).ok_or(Declined::Graph)?
+        let fetched = match (&self.batch_queue, rows_of(&feeds)) {
+            (Some(batch_queue), Some(rows)) if rows <= self.description.batch_rows => {
+                let request = Request { callable, feeds, rows };
+                batch_queue.run(request, rows, can_join, |requests| self.run_batch(requests)).ok_or(Declined::Graph)?
             }
-            _ => self.run_alone(&call, &feeds),
+            _ => self.run_alone(&callable, &feeds),
         }?;
-        let mut outputs: HashMap<usize, RanOutput> = sorted.iter().copied().zip(found).collect();
+        let mut outputs: HashMap<usize, GraphOutput> = sorted.iter().copied().zip(fetched).collect();
         let ran = wanted.iter().map(|number| outputs.remove(number));
         ran.collect::<Option<_>>().ok_or(Declined::NotNative)
     }
 }
 
-/// Returns the number of rows, which all tensors share; None if the number differs, or a tensor can not be joined to
-/// others.
+/// Returns the number of rows of the tensors; None if they differ in it, or if one can not be in a batch: a scalar, or
+/// a tensor of strings.
 fn rows_of(feeds: &[Tensor]) -> Option<usize> {
     let mut rows = None;
     for tensor in feeds {
-        let own = *tensor.dims().first()?;
-        if *rows.get_or_insert(own) != own || tensor.dtype() == DataType::String as u32 {
+        let num_rows = *tensor.dims().first()?;
+        if *rows.get_or_insert(num_rows) != num_rows || tensor.dtype() == DataType::String as u32 {
             return None;
         }
     }
     rows
 }
 
-/// Says whether two requests ask for the same outputs, and feed rows of the same shapes.
-fn fits(one: &Request, other: &Request) -> bool {
+/// Says whether two requests can be in one batch: they fetch the same outputs, and their tensors have rows of the same
+/// dtypes and shapes.
+fn can_join(one: &Request, other: &Request) -> bool {
     let is_like = |(a, b): (&Tensor, &Tensor)| a.dtype() == b.dtype() && a.dims().get(1..) == b.dims().get(1..);
-    Arc::ptr_eq(&one.call, &other.call) && one.feeds.iter().zip(&other.feeds).all(is_like)
+    Arc::ptr_eq(&one.callable, &other.callable) && one.feeds.iter().zip(&other.feeds).all(is_like)
 }
 
-/// Reads the rows of a fed tensor into a new block; returns the block with the tensor's shape.
-fn gathered(features: &Features<'_, '_>, fed: &FedRows) -> Result<(Block, Dims), Declined> {
+/// Looks up the vectors for one fed tensor; returns them in a new buffer, with the tensor's shape.
+fn gather_rows(features: &Features<'_, '_>, fed: &FedRows) -> Result<(AlignedBuffer, Dims), Declined> {
     if let [part] = fed.parts[..] {
         let vectors = features.dims(part.feature, false)?;
         let mut dims = vectors.clone();
@@ -290,16 +297,17 @@ fn gathered(features: &Features<'_, '_>, fed: &FedRows) -> Result<(Block, Dims),
             }
             dims = vectors.iter().take(1).chain(shape).copied().collect();
         }
-        let mut block = Block::new(bytes_of(product(&vectors)?)?);
-        features.read(part.feature, block.memory())?;
-        return Ok((block, dims));
+        let mut buffer = AlignedBuffer::new(bytes_of(product(&vectors)?)?);
+        features.read(part.feature, buffer.memory())?;
+        return Ok((buffer, dims));
     }
     let shape = fed.shape.as_ref().ok_or(Declined::NotNative)?;
     let mut rows = None;
     let mut width = 0_usize;
     for part in &fed.parts {
         let vectors = features.dims(part.feature, true)?;
-        // If the shapes do not fit each other, the reference runs the graph, whose error the client then receives.
+        // If the features differ in their rows, the reference server runs the graph, so that the client gets the
+        // graph's error.
         let [of_part, numbers] = vectors[..] else {
             return Err(Declined::Unfit);
         };
@@ -312,20 +320,20 @@ fn gathered(features: &Features<'_, '_>, fed: &FedRows) -> Result<(Block, Dims),
     if product(shape)? != width {
         return Err(Declined::NotNative);
     }
-    let mut block = Block::new(bytes_of(product(&[rows, width])?)?);
+    let mut buffer = AlignedBuffer::new(bytes_of(product(&[rows, width])?)?);
     let mut skip = 0;
     for part in &fed.parts {
-        features.read_column(part.feature, block.memory(), skip, width * 4)?;
+        features.read_column(part.feature, buffer.memory(), skip, width * 4)?;
         skip += part.width.unwrap_or(0) * 4;
     }
-    Ok((block, [rows].into_iter().chain(shape.iter().copied()).collect()))
+    Ok((buffer, [rows].into_iter().chain(shape.iter().copied()).collect()))
 }
 
 fn product(sizes: &[usize]) -> Result<usize, Declined> {
     sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::OverLimit)
 }
 
-/// Returns the bytes of `numbers` float32.
+/// Returns the size of `numbers` float32 in bytes.
 fn bytes_of(numbers: usize) -> Result<usize, Declined> {
     numbers
         .checked_mul(4)
@@ -333,46 +341,46 @@ fn bytes_of(numbers: usize) -> Result<usize, Declined> {
         .ok_or(Declined::OverLimit)
 }
 
-fn signed(dims: &[usize]) -> Result<SmallVec<[i64; 4]>, Declined> {
+fn signed_dims(dims: &[usize]) -> Result<SmallVec<[i64; 4]>, Declined> {
     dims.iter().map(|&size| i64::try_from(size).map_err(|_| Declined::Unfit)).collect()
 }
 
-/// Returns the tensor's numbers, aligned and little-endian, in the dtype that the graph wants.
-fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Block, Declined> {
+/// Copies the numbers of a request's tensor to an aligned buffer, in the dtype that the graph is fed.
+fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<AlignedBuffer, Declined> {
     match &tensor.data {
-        Data::Raw(bytes) if tensor.dtype == wanted => Ok(Block::copy_of(bytes)),
-        Data::Bytes(bytes) if tensor.dtype == wanted => Ok(Block::copy_of(bytes)),
+        Data::Raw(bytes) if tensor.dtype == wanted => Ok(AlignedBuffer::copy_of(bytes)),
+        Data::Bytes(bytes) if tensor.dtype == wanted => Ok(AlignedBuffer::copy_of(bytes)),
         Data::Floats(numbers) if wanted == DataType::Float32 => {
-            Ok(Block::copy_of(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>()))
+            Ok(AlignedBuffer::copy_of(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>()))
         }
         Data::Ints(numbers) if wanted == DataType::Int64 => {
-            Ok(Block::copy_of(crate::tables::table::Ints::of(numbers).as_bytes()))
+            Ok(AlignedBuffer::copy_of(crate::tables::table::Ints::of(numbers).as_bytes()))
         }
-        Data::Ints(numbers) if wanted == DataType::Int32 => narrowed(numbers.iter().copied()),
+        Data::Ints(numbers) if wanted == DataType::Int32 => to_int32(numbers.iter().copied()),
         Data::Raw(bytes) if (tensor.dtype, wanted) == (DataType::Int64, DataType::Int32) => {
-            narrowed(crate::tables::table::Ints::new(bytes).iter())
+            to_int32(crate::tables::table::Ints::new(bytes).iter())
         }
         Data::Raw(bytes) if (tensor.dtype, wanted) == (DataType::Int32, DataType::Int64) => {
             let numbers = bytes.as_chunks::<4>().0.iter().map(|number| i64::from(i32::from_le_bytes(*number)));
-            Ok(Block::copy_of(&numbers.flat_map(i64::to_le_bytes).collect::<Vec<_>>()))
+            Ok(AlignedBuffer::copy_of(&numbers.flat_map(i64::to_le_bytes).collect::<Vec<_>>()))
         }
         _ => Err(Declined::Unfit),
     }
 }
 
-fn narrowed(numbers: impl Iterator<Item = i64>) -> Result<Block, Declined> {
+fn to_int32(numbers: impl Iterator<Item = i64>) -> Result<AlignedBuffer, Declined> {
     let narrow = numbers.map(|number| i32::try_from(number).map_err(|_| Declined::Unfit));
     let narrow = narrow.collect::<Result<Vec<_>, _>>()?;
-    Ok(Block::copy_of(&narrow.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>()))
+    Ok(AlignedBuffer::copy_of(&narrow.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>()))
 }
 
-fn ran_output(tensor: Tensor) -> Option<RanOutput> {
+fn graph_output(tensor: Tensor) -> Option<GraphOutput> {
     let dtype = DataType::of_number(u64::from(tensor.dtype()))?;
     let dims = tensor.dims().into_iter().collect();
     let data = if dtype == DataType::String {
-        RanData::Strings(tensor.strings().into_iter().map(<[u8]>::to_vec).collect())
+        OutputData::Strings(tensor.strings().into_iter().map(<[u8]>::to_vec).collect())
     } else {
-        RanData::Numbers(Box::new(tensor))
+        OutputData::Numbers(Box::new(tensor))
     };
-    Some(RanOutput { dtype, dims, data })
+    Some(GraphOutput { dtype, dims, data })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use _native::declined::Declined;
 use _native::edge::{Config, Dispatch, Limits, Listen, Method, Server, Target, Wire};
 use _native::forms::{Answered, Call, Version};
-use _native::plan::{Effort, Keep, Servable};
+use _native::plan::{Effort, MemoryOwner, Servable};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -20,7 +20,7 @@ pub const PREDICT: &str = "/tensorflow.serving.PredictionService/Predict";
 /// Returns a servable without tables, and with one signature.
 pub fn servable() -> Arc<Servable> {
     let description = serde_json::json!({
-        "model": "m", "version": 7, "tables": [], "vocabularies": [], "mark_at": 0,
+        "model": "m", "version": 7, "tables": [], "vocabularies": [], "damage_flag_at": 0,
         "signatures": [{
             "name": "lookup", "kind": "lookup", "inputs": [], "features": [], "outputs": [],
             "row_bytes": 0, "max_rows": null, "graph": null
@@ -29,7 +29,7 @@ pub fn servable() -> Arc<Servable> {
     let description = serde_json::from_value(description).unwrap();
     let no_graph = |_: &serde_json::Value| Err(String::new());
     // SAFETY: there is no address in it.
-    Arc::new(unsafe { Servable::compile(description, Keep(Box::new(())), &no_graph) }.unwrap())
+    Arc::new(unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) }.unwrap())
 }
 
 /// A form whose requests say in words what is to happen.

@@ -56,7 +56,7 @@ def test_tables_are_named_by_where_they_lie(toy_model: Path) -> None:
     user = next(one for one in document["tables"] if one["name"] == "user")
     assert (user["dtype"], user["vocabulary_size"], user["embedding_dim"], user["scales_at"]) == ("float32", 5, 2, 0)
     assert at(user["rows_at"], "<f4", 4) == [0, 0, 1, 10]
-    assert at(document["mark_at"], "<i8", 1) == [0]
+    assert at(document["damage_flag_at"], "<i8", 1) == [0]
     assert found.tables == tuple(one["name"] for one in document["tables"])
 
 

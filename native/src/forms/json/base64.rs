@@ -1,8 +1,8 @@
-//! Reads and writes base64, which JSON has in `{"b64": "..."}`.
+//! Encodes and decodes base64, which JSON bodies have in `{"b64": "..."}`.
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Marks a byte that is no letter of base64.
+/// The value in `VALUES` of a byte that is no letter of base64.
 const NONE: u8 = 255;
 
 const VALUES: [u8; 256] = {
@@ -18,7 +18,7 @@ const VALUES: [u8; 256] = {
     values
 };
 
-/// Appends the base64 text of bytes, with padding.
+/// Appends the base64 text of `bytes` to `out`, with padding.
 pub fn encode(bytes: &[u8], out: &mut Vec<u8>) {
     for chunk in bytes.chunks(3) {
         let at = |i: usize| chunk.get(i).copied().map_or(0, u32::from);
@@ -30,8 +30,8 @@ pub fn encode(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Decodes a text with or without padding; None for any other text, also for one with white space, which the reference
-/// skips.
+/// Decodes base64, with or without padding; None if the text has any other character. White space is such a character
+/// here, though the reference server skips it.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let letters = text.trim_end_matches('=').as_bytes();
@@ -72,7 +72,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(bytes: Vec<u8>) {
+        fn decode_reverts_encode(bytes: Vec<u8>) {
             let mut text = Vec::new();
             encode(&bytes, &mut text);
             prop_assert_eq!(decode(std::str::from_utf8(&text).unwrap()).unwrap(), bytes);

@@ -1,8 +1,8 @@
-//! Reads tokens of strict JSON one after the other from the bytes of a body.
+//! A parser of strict JSON, which reads the tokens of a body one after the other.
 //!
-//! Bodies are mostly lists of ids, which this reader reads faster than a library: 1,580 ids take 16 us, and 39 us as a
-//! `Value` of `serde_json`; visitors over `serde_json` and over `sonic-rs` were slower too, and longer. Texts with
-//! escapes go to `serde_json`, numbers with a point to the standard library.
+//! Bodies are mostly lists of ids, for which this parser is faster than a library: 1,580 ids take 16 us here, and 39 us
+//! as a `serde_json::Value`; visitors over `serde_json` and over `sonic-rs` were slower, too, and longer. Strings with
+//! escapes are parsed by `serde_json`, numbers with a point or an exponent by the standard library.
 
 use std::borrow::Cow;
 
@@ -12,29 +12,30 @@ use super::base64;
 use super::nested::Nested;
 use crate::declined::Declined;
 
-/// A result of reading; the reference reads a body that this reader declines.
-pub type Read<T> = Result<T, Declined>;
+/// A parsed value, or why the body must be forwarded to the reference server.
+pub type Parsed<T> = Result<T, Declined>;
 
-/// The reference refuses a document of more colons than this, or of more brackets and braces that open. It counts those
-/// in strings too. Source: `service/wire/json_document.py`.
+/// The reference server refuses a document with more colons, or more opening brackets and braces, than this. It also
+/// counts those within strings. Source: `service/wire/json_document.py`.
 const MAX_DOCUMENT_KEYS: usize = 1 << 18;
 const MAX_DOCUMENT_LISTS: usize = 1 << 19;
-/// A whole number of this many digits fits an i64.
+/// An integer of this many digits fits an i64.
 const SAFE_DIGITS: usize = 18;
-/// Most keys of an object, because each key is compared with all others.
+/// Maximal number of keys in an object, because each key is compared with all others.
 const MAX_KEYS: usize = 32;
-/// Most levels of a nested list; the reference reads a list with more levels.
+/// Maximal number of levels of a nested list; the reference server reads deeper lists.
 const MAX_LEVELS: usize = 16;
 
-/// Says whether the reference refuses a document for its number of keys or of lists.
+/// Says whether a document has more keys or lists than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
-    // A shorter body has not enough bytes.
+    // A shorter body can not have that many colons or brackets.
     body.len() > MAX_DOCUMENT_KEYS
         && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
 }
 
-/// A position in a JSON body. Reading a token also skips the white space behind it.
+/// A position in a JSON body, at the start of a token. Each method that reads a token also skips the white space behind
+/// it.
 #[derive(Clone)]
 pub struct Cursor<'a> {
     text: &'a str,
@@ -42,11 +43,11 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Starts at the first token of a body.
+    /// Returns the position of a body's first token.
     ///
     /// # Errors
-    /// The body is not UTF-8, or has more keys or lists than the reference reads.
-    pub fn new(body: &'a [u8]) -> Read<Self> {
+    /// The body is not UTF-8, or has more keys or lists than the reference server accepts.
+    pub fn new(body: &'a [u8]) -> Parsed<Self> {
         if has_too_many_tokens(body) {
             return Err(Declined::OverLimit);
         }
@@ -75,9 +76,9 @@ impl<'a> Cursor<'a> {
         self.peek() == byte
     }
 
-    /// Passes `byte` and white space behind it, if `byte` comes next; says whether it did.
+    /// Skips `byte` and the white space behind it if `byte` is next; says whether it was.
     #[inline]
-    pub fn take(&mut self, byte: u8) -> bool {
+    pub fn accept(&mut self, byte: u8) -> bool {
         let is_there = self.peek() == byte;
         if is_there {
             self.at += 1;
@@ -86,23 +87,23 @@ impl<'a> Cursor<'a> {
         is_there
     }
 
-    /// Passes `byte` and white space behind it.
+    /// Skips `byte` and the white space behind it.
     ///
     /// # Errors
-    /// Another byte comes next.
+    /// Another byte is next.
     #[inline]
-    pub fn expect(&mut self, byte: u8) -> Read<()> {
-        if self.take(byte) { Ok(()) } else { Err(Declined::Unusual) }
+    pub fn expect(&mut self, byte: u8) -> Parsed<()> {
+        if self.accept(byte) { Ok(()) } else { Err(Declined::Unusual) }
     }
 
-    /// Passes the comma in front of another element, or the byte that ends a list or an object; says whether another
+    /// Skips a comma or `end`, the byte that ends a list or an object; returns true for a comma, after which another
     /// element follows.
     ///
     /// # Errors
     /// The next byte is neither a comma nor `end`.
     #[inline]
-    pub fn has_next(&mut self, end: u8) -> Read<bool> {
-        if self.take(b',') {
+    pub fn accept_comma(&mut self, end: u8) -> Parsed<bool> {
+        if self.accept(b',') {
             return Ok(true);
         }
         self.expect(end)?;
@@ -112,20 +113,20 @@ impl<'a> Cursor<'a> {
     /// Checks that the body ends at this position.
     ///
     /// # Errors
-    /// The body goes on.
-    pub fn end(&self) -> Read<()> {
+    /// The body has more text.
+    pub fn end(&self) -> Parsed<()> {
         if self.at == self.text.len() { Ok(()) } else { Err(Declined::Unusual) }
     }
 
-    /// Reads a string, borrowed where it has no escapes.
+    /// Reads a string; it is borrowed from the body if it has no escapes.
     ///
     /// # Errors
     /// The next token is no string, or the string is not valid JSON.
-    pub fn string(&mut self) -> Read<Cow<'a, str>> {
+    pub fn string(&mut self) -> Parsed<Cow<'a, str>> {
         if self.peek() != b'"' {
             return Err(Declined::Unusual);
         }
-        let begin = self.at;
+        let start = self.at;
         let mut has_escapes = false;
         loop {
             self.at += 1;
@@ -135,13 +136,13 @@ impl<'a> Cursor<'a> {
                     has_escapes = true;
                     self.at += 1;
                 }
-                // The next byte is a control character, or 0 for the end of the body.
+                // A control character; or 0, because the body ends within the string.
                 0..0x20 => return Err(Declined::Unusual),
                 _ => {}
             }
         }
         self.at += 1;
-        let quoted = self.text.get(begin..self.at).ok_or(Declined::Unusual)?;
+        let quoted = self.text.get(start..self.at).ok_or(Declined::Unusual)?;
         self.skip_space();
         if has_escapes {
             return serde_json::from_str(quoted).map(Cow::Owned).map_err(|_| Declined::Unusual);
@@ -153,36 +154,36 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// The next token is no key.
-    pub fn key(&mut self) -> Read<Cow<'a, str>> {
+    pub fn key(&mut self) -> Parsed<Cow<'a, str>> {
         let key = self.string()?;
         self.expect(b':')?;
         Ok(key)
     }
 
-    /// Passes digits.
+    /// Skips one digit or more.
     #[inline]
-    fn digits(&mut self) -> Read<()> {
-        let begin = self.at;
+    fn digits(&mut self) -> Parsed<()> {
+        let start = self.at;
         while self.peek().is_ascii_digit() {
             self.at += 1;
         }
-        if self.at == begin { Err(Declined::Unusual) } else { Ok(()) }
+        if self.at == start { Err(Declined::Unusual) } else { Ok(()) }
     }
 
-    /// Adds the next number to `nested`, at the depth `depth`.
+    /// Reads a number and adds it to `nested`, in `depth` lists.
     #[inline]
-    fn number(&mut self, nested: &mut Nested<'a>, depth: usize) -> Read<()> {
-        let begin = self.at;
+    fn number(&mut self, nested: &mut Nested<'a>, depth: usize) -> Parsed<()> {
+        let start = self.at;
         let is_negative = self.peek() == b'-';
         self.at += usize::from(is_negative);
         let (first, mut number) = self.whole_part()?;
         if matches!(self.peek(), b'.' | b'e' | b'E') {
-            let number = self.rest_of_float(begin)?;
+            let number = self.rest_of_float(start)?;
             return nested.float(depth, number);
         }
         if self.at - first > SAFE_DIGITS {
-            // The reference reads an integer beyond 64 bits as a float.
-            number = self.text[begin..self.at].parse().map_err(|_| Declined::Unusual)?;
+            // Integers beyond i64 are declined: the reference server reads them as floats.
+            number = self.text[start..self.at].parse().map_err(|_| Declined::Unusual)?;
         } else if is_negative {
             number = -number;
         }
@@ -190,8 +191,8 @@ impl<'a> Cursor<'a> {
         nested.int(depth, number)
     }
 
-    /// Reads what follows the whole part of a number that began at `begin`, and rounds the number once.
-    fn rest_of_float(&mut self, begin: usize) -> Read<f64> {
+    /// Reads the fraction and the exponent of a number that starts at `start`; returns the whole number, rounded once.
+    fn rest_of_float(&mut self, start: usize) -> Parsed<f64> {
         if self.peek() == b'.' {
             self.at += 1;
             self.digits()?;
@@ -203,7 +204,7 @@ impl<'a> Cursor<'a> {
             }
             self.digits()?;
         }
-        let number: f64 = self.text[begin..self.at].parse().map_err(|_| Declined::Unusual)?;
+        let number: f64 = self.text[start..self.at].parse().map_err(|_| Declined::Unusual)?;
         if number.is_infinite() {
             return Err(Declined::Unusual);
         }
@@ -215,8 +216,8 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// The next token is no number, or the number is beyond float64.
-    pub fn float(&mut self) -> Read<f64> {
-        let begin = self.at;
+    pub fn float(&mut self) -> Parsed<f64> {
+        let start = self.at;
         self.at += usize::from(self.peek() == b'-');
         let first = self.at;
         self.digits()?;
@@ -224,17 +225,17 @@ impl<'a> Cursor<'a> {
             return Err(Declined::Unusual);
         }
         let is_whole = !matches!(self.peek(), b'.' | b'e' | b'E');
-        let number = self.rest_of_float(begin)?;
+        let number = self.rest_of_float(start)?;
         // The integer -0 becomes 0.
         Ok(if is_whole { number + 0.0 } else { number })
     }
 
-    /// Reads a whole number.
+    /// Reads an integer.
     ///
     /// # Errors
-    /// The next token is no whole number, or the number does not fit into N.
+    /// The next token is no integer, or the integer does not fit into N.
     #[inline]
-    pub fn whole<N: TryFrom<i128>>(&mut self) -> Read<N> {
+    pub fn whole<N: TryFrom<i128>>(&mut self) -> Parsed<N> {
         let is_negative = self.peek() == b'-';
         self.at += usize::from(is_negative);
         let (first, number) = self.whole_part()?;
@@ -247,10 +248,10 @@ impl<'a> Cursor<'a> {
         N::try_from(if is_negative { -number } else { number }).map_err(|_| Declined::Unusual)
     }
 
-    /// Passes the digits of a whole number; returns where they begin, and the number if it has at most
-    /// `SAFE_DIGITS` of them.
+    /// Skips the digits of an integer; returns their position and their value. The value is only valid up to
+    /// `SAFE_DIGITS` digits.
     #[inline]
-    fn whole_part(&mut self) -> Read<(usize, i64)> {
+    fn whole_part(&mut self) -> Parsed<(usize, i64)> {
         let first = self.at;
         let mut number = 0_i64;
         loop {
@@ -266,8 +267,8 @@ impl<'a> Cursor<'a> {
         if length == 0 || has_zero_in_front { Err(Declined::Unusual) } else { Ok((first, number)) }
     }
 
-    /// Passes the word `word`.
-    fn word(&mut self, word: &str) -> Read<()> {
+    /// Skips the given word, such as `null`.
+    fn expect_word(&mut self, word: &str) -> Parsed<()> {
         if !self.text[self.at..].starts_with(word) {
             return Err(Declined::Unusual);
         }
@@ -280,42 +281,42 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// The next token is neither true nor false.
-    pub fn boolean(&mut self) -> Read<bool> {
+    pub fn boolean(&mut self) -> Parsed<bool> {
         let is_true = self.peek() == b't';
-        self.word(if is_true { "true" } else { "false" })?;
+        self.expect_word(if is_true { "true" } else { "false" })?;
         Ok(is_true)
     }
 
-    /// Passes `null` if `null` comes next; says whether it did.
+    /// Skips `null` if it is next; says whether it was.
     ///
     /// # Errors
-    /// The next token begins with n and is not `null`.
-    pub fn is_null(&mut self) -> Read<bool> {
+    /// The next token starts with n and is not `null`.
+    pub fn accept_null(&mut self) -> Parsed<bool> {
         let is_null = self.peek() == b'n';
         if is_null {
-            self.word("null")?;
+            self.expect_word("null")?;
         }
         Ok(is_null)
     }
 
-    /// Reads a value, or null.
+    /// Reads `null` as None, any other value by `read`.
     ///
     /// # Errors
     /// As `read`.
-    pub fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<Option<T>> {
-        if self.is_null()? { Ok(None) } else { read(self).map(Some) }
+    pub fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<Option<T>> {
+        if self.accept_null()? { Ok(None) } else { read(self).map(Some) }
     }
 
-    /// Returns how many bytes of the body are left.
-    pub fn num_left(&self) -> usize {
+    /// Returns how many bytes of the body come from this position on.
+    pub fn num_remaining(&self) -> usize {
         self.text.len() - self.at
     }
 
-    /// Adds the next element of a tensor to `nested`; `depth` lists are around the element.
+    /// Reads an element of a tensor, a list or a leaf, and adds it to `nested`; the element lies in `depth` lists.
     ///
     /// # Errors
     /// The element is not JSON, or differs in kind or depth from the elements before it.
-    pub fn element(&mut self, nested: &mut Nested<'a>, depth: usize) -> Read<()> {
+    pub fn element(&mut self, nested: &mut Nested<'a>, depth: usize) -> Parsed<()> {
         match self.peek() {
             b'-' | b'0'..=b'9' => self.number(nested, depth),
             b'[' => self.list(nested, depth),
@@ -335,15 +336,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn list(&mut self, nested: &mut Nested<'a>, depth: usize) -> Read<()> {
+    fn list(&mut self, nested: &mut Nested<'a>, depth: usize) -> Parsed<()> {
         self.expect(b'[')?;
         nested.open(depth)?;
         let mut length = 0;
-        if !self.take(b']') {
+        if !self.accept(b']') {
             loop {
                 self.element(nested, depth + 1)?;
                 length += 1;
-                if !self.has_next(b']')? {
+                if !self.accept_comma(b']')? {
                     break;
                 }
             }
@@ -353,7 +354,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads a byte string in base64: `{"b64": "..."}`.
-    fn base64(&mut self, nested: &mut Nested<'a>, depth: usize) -> Read<()> {
+    fn base64(&mut self, nested: &mut Nested<'a>, depth: usize) -> Parsed<()> {
         self.expect(b'{')?;
         if self.key()? != "b64" {
             return Err(Declined::Unusual);
@@ -364,30 +365,30 @@ impl<'a> Cursor<'a> {
         nested.string(depth, Cow::Owned(bytes))
     }
 
-    /// Says whether a byte string in base64, and not an object of tensors, comes next.
+    /// Says whether a byte string in base64 is next, and not any other object.
     pub fn is_at_base64(&mut self) -> bool {
-        let begin = self.at;
-        let is_there = self.take(b'{') && self.string().is_ok_and(|key| key == "b64");
-        self.at = begin;
+        let start = self.at;
+        let is_there = self.accept(b'{') && self.string().is_ok_and(|key| key == "b64");
+        self.at = start;
         is_there
     }
 
-    /// Reads a list whose lists of each level are equally long, and calls `leaf` at the begin of each element.
+    /// Reads nested lists that have equal lengths on each level, and calls `leaf` to read each element that is no list.
     ///
     /// # Errors
-    /// The lists are uneven or too deep, or `leaf` fails.
+    /// Lists of one level differ in length, lists are nested too deeply, or `leaf` fails.
     #[inline]
-    pub fn even_list(&mut self, mut leaf: impl FnMut(&mut Self) -> Read<()>) -> Read<()> {
+    pub fn rectangular_list(&mut self, mut leaf: impl FnMut(&mut Self) -> Parsed<()>) -> Parsed<()> {
         self.expect(b'[')?;
-        // `lengths` has for each level the length of its lists, None before the first list has ended. `counts` has the
-        // number of elements so far in each open list.
+        // `lengths` has the length of the lists of each level, None before the first such list has ended. `counts` has
+        // the number of elements so far in each list that is not closed yet.
         let mut lengths: SmallVec<[Option<usize>; MAX_LEVELS]> = SmallVec::from_elem(None, 1);
         let mut counts: SmallVec<[usize; MAX_LEVELS]> = SmallVec::new();
         let mut count = 0;
         let mut has_leaf = false;
         let mut may_end = true;
         loop {
-            if self.take(b'[') {
+            if self.accept(b'[') {
                 counts.push(count + 1);
                 count = 0;
                 if counts.len() == lengths.len() {
@@ -407,7 +408,7 @@ impl<'a> Cursor<'a> {
                 leaf(self)?;
                 count += 1;
             }
-            while !self.has_next(b']')? {
+            while !self.accept_comma(b']')? {
                 if *lengths[counts.len()].get_or_insert(count) != count {
                     return Err(Declined::Unusual);
                 }
@@ -418,13 +419,13 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads an object whose keys all differ, and calls `each` at the begin of each value.
+    /// Reads an object whose keys all differ, and calls `each` to read the value of each key.
     ///
     /// # Errors
-    /// The next token begins no object, the object has too many keys or one key twice, or `each` fails.
-    pub fn object(&mut self, mut each: impl FnMut(&mut Self, &str) -> Read<()>) -> Read<()> {
+    /// The next token is no object, the object has too many keys or one key twice, or `each` fails.
+    pub fn object(&mut self, mut each: impl FnMut(&mut Self, &str) -> Parsed<()>) -> Parsed<()> {
         self.expect(b'{')?;
-        if self.take(b'}') {
+        if self.accept(b'}') {
             return Ok(());
         }
         let mut keys: SmallVec<[Cow<'a, str>; 8]> = SmallVec::new();
@@ -435,34 +436,34 @@ impl<'a> Cursor<'a> {
             }
             each(self, &key)?;
             keys.push(key);
-            if !self.has_next(b'}')? {
+            if !self.accept_comma(b'}')? {
                 return Ok(());
             }
         }
     }
 
-    /// Reads a list, and calls `each` at the begin of each element.
+    /// Reads a list, and calls `each` to read each element.
     ///
     /// # Errors
-    /// The next token begins no list, or `each` fails.
-    pub fn each(&mut self, mut each: impl FnMut(&mut Self) -> Read<()>) -> Read<()> {
+    /// The next token is no list, or `each` fails.
+    pub fn each(&mut self, mut each: impl FnMut(&mut Self) -> Parsed<()>) -> Parsed<()> {
         self.expect(b'[')?;
-        if self.take(b']') {
+        if self.accept(b']') {
             return Ok(());
         }
         loop {
             each(self)?;
-            if !self.has_next(b']')? {
+            if !self.accept_comma(b']')? {
                 return Ok(());
             }
         }
     }
 
-    /// Passes a list, whose elements are read later; brackets in strings do not count.
+    /// Skips a list without parsing its elements; brackets within strings do not count.
     ///
     /// # Errors
-    /// The next token begins no list, or the list has no end.
-    pub fn skip_list(&mut self) -> Read<()> {
+    /// The next token is no list, or the list has no end.
+    pub fn skip_list(&mut self) -> Parsed<()> {
         self.expect(b'[')?;
         let mut depth = 1_usize;
         while depth > 0 {
@@ -482,15 +483,15 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Passes a string, a number, a boolean or `null`.
+    /// Skips a string, a number, a boolean or `null`.
     ///
     /// # Errors
-    /// The next token begins no such value.
-    pub fn skip_scalar(&mut self) -> Read<()> {
+    /// The next token is no such value.
+    pub fn skip_scalar(&mut self) -> Parsed<()> {
         match self.peek() {
             b'"' => self.string().map(drop),
             b't' | b'f' => self.boolean().map(drop),
-            b'n' if self.is_null()? => Ok(()),
+            b'n' if self.accept_null()? => Ok(()),
             _ => self.float().map(drop),
         }
     }
@@ -500,7 +501,7 @@ impl<'a> Cursor<'a> {
 mod tests {
     use super::*;
 
-    /// Returns an object with so many keys, and under one of them so many lists.
+    /// Returns a JSON object with `keys` keys; the value of one of them has `lists` lists.
     fn document(keys: usize, lists: usize) -> String {
         let members = (1..keys).map(|_| "\"\":1,").collect::<String>();
         format!("{{{members}\"\":[{}1]}}", "[],".repeat(lists))
@@ -517,10 +518,10 @@ mod tests {
         };
         let read = |text: String| Cursor::new(text.as_bytes()).is_ok();
         let keys = [-1, 0, 1].map(|more| is_read(MAX_DOCUMENT_KEYS.saturating_add_signed(more), 0));
-        // The object and the list around the lists count too.
+        // The limit on lists also counts the outer object and the outer list.
         let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
-        // Colons within strings count too.
+        // The limit on keys also counts colons within strings.
         let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(MAX_DOCUMENT_KEYS + more)));
         assert_eq!(texts.map(read), [true, false]);
         let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(MAX_DOCUMENT_LISTS + more)));

@@ -1,10 +1,12 @@
 //! Writes float32 as JSON text: the shortest digits that read back as the same number, in orjson's layout.
 //!
-//! A float is c 2^q. Scaled by the power of ten 10^-k for which one step of c is between 1 and 10, it is x, with seven
-//! to nine digits before the point. Half a step is below 5, so at most one multiple of ten is nearer to x than that.
-//! Where there is one, its digits are the shortest; else the digits of the integer next to x are. One product of 64-bit
-//! words gives x to 2^-36. zmij writes where a comparison is closer than that, where the digit is one, and where an
-//! exponent is written; also powers of two, because their neighbours are not equally far.
+//! A float is c 2^q, with an integer c. Let 10^-k be the power of ten for which 2^q 10^-k lies between 1 and 10, and
+//! let x be c 2^q 10^-k, which has seven to nine digits before the point. Each decimal within half of 2^q 10^-k of x
+//! reads back as the same float. This distance is below 5, so at most one multiple of ten lies within it. If there is
+//! one, its digits are the shortest; else the digits of the integer nearest to x are. A product of 64-bit words gives x
+//! with an error below 2^-36. The crate zmij writes the rare floats: those for which this error leaves a comparison
+//! open, those with a single digit, those that need an exponent, and powers of two, whose two neighbours have different
+//! distances.
 //!
 //! Source: R. Giulietti, "The Schubfach way to render doubles" (2021), for the interval.
 
@@ -12,17 +14,19 @@ use std::hint::select_unpredictable;
 
 use super::floats::NonFinite;
 
-/// Most bytes that one number, with the comma behind it, may write. The longest text, such as `-0.000012345679,`,
-/// takes one byte fewer; `-12345679.0` takes all, because eight bytes are stored behind its point.
-const ROOM: usize = 18;
+/// Maximal number of bytes that a number writes, with the comma behind it. The longest text, such as
+/// `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes behind the
+/// point.
+const MAX_BYTES: usize = 18;
 
-/// Numbers whose digits are found before the text of the first number is written. One loop for both steps took 13 ns a
-/// number; two loops take 10 ns: the processor overlaps more short chains of instructions than long ones.
+/// How many numbers are converted to digits before the first of them is written as text. One loop for both steps took
+/// 13 ns a number; two loops take 10 ns, because the processor can overlap more of the shorter iterations.
 const BLOCK: usize = 16;
 
-/// Bits behind the binary point of a [`Scale::step`].
+/// How many bits of a [`Scale::step`] are behind its binary point.
 const POINT: u32 = 60;
-/// A difference below this, in units of 2^-60, may have the wrong sign: the error of x is below 2^25 units.
+/// A difference smaller than this, in units of 2^-60, may have the wrong sign, because the error of x is up to 2^25
+/// units.
 const UNSURE: u64 = 1 << 26;
 
 const MANTISSA: u32 = 0x7F_FFFF;
@@ -30,26 +34,27 @@ const IMPLICIT: u32 = 0x80_0000;
 const ZEROS: u64 = u64::from_le_bytes(*b"00000000");
 const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 
-/// The scale that turns floats of one exponent into digits.
+/// Constants that turn floats of one exponent into digits.
 #[derive(Clone, Copy)]
 struct Scale {
     /// 2^q 10^-k, in units of 2^-60, rounded down.
     step: u64,
-    /// A power of ten: each x of this exponent has as many digits as the threshold, or one digit fewer.
+    /// A power of ten. Each x of this exponent has as many digits as the threshold, or one digit fewer.
     threshold: u32,
-    /// Factor that gives nine digits to an x below the threshold.
+    /// Factor that brings an x below the threshold to nine digits.
     if_below: u8,
-    /// Factor that gives nine digits to an x from the threshold on.
+    /// Factor that brings an x from the threshold on to nine digits.
     if_above: u8,
-    /// The exponent of the first digit, for an x that reaches the threshold.
+    /// The decimal exponent of the first digit, for an x from the threshold on.
     exponent: i8,
 }
 
-/// Scales by the biased exponent of a float32.
+/// The scales; the index is the biased exponent of a float32.
 static SCALES: [Scale; 256] = scales();
 
 const fn scales() -> [Scale; 256] {
-    // 123 bits behind the point: the error of 150 doublings or halvings is far below that of the 60 bits kept.
+    // With 123 bits behind the point, the rounding errors of 150 doublings or halvings stay far below the last of the
+    // 60 bits that are kept.
     const ONE: u128 = 1 << 123;
     let mut table = [Scale { step: 0, threshold: 0, if_below: 0, if_above: 0, exponent: 0 }; 256];
     let (mut step, mut exponent, mut biased) = (ONE, 0, 150);
@@ -75,11 +80,11 @@ const fn scales() -> [Scale; 256] {
     table
 }
 
-/// Returns the scale of floats with a step in units of 2^-123.
+/// Returns the scale of floats whose 2^q 10^-k is `step`, in units of 2^-123.
 #[allow(clippy::cast_possible_truncation)] // A step is below 10.
 const fn scale(step: u128, k: i8) -> Scale {
     let step = (step >> (123 - POINT)) as u64;
-    // The least mantissa, 2^23, says which power of ten is inside the range.
+    // The smallest mantissa, 2^23, decides which power of ten lies in the range of x.
     let is_short = (step as u128) << 23 < 10_000_000 << POINT;
     Scale {
         step,
@@ -90,19 +95,20 @@ const fn scale(step: u128, k: i8) -> Scale {
     }
 }
 
-/// A float, and its digits where they are known.
+/// A float and its decimal digits.
 #[derive(Clone, Copy, Default)]
 struct Decimal {
     number: f32,
-    /// The shortest digits, with zeros behind them up to nine.
+    /// The shortest digits, followed by zeros up to nine digits.
     digits: u32,
-    /// Exponent of the first digit; [`RARE`] where the digits are not sure.
+    /// Decimal exponent of the first digit; [`RARE`] if zmij must write the float.
     exponent: i32,
 }
 
 const RARE: i32 = i32::MAX;
 
-/// Appends the numbers of one list, with commas between them. `value` makes a number of its little-endian bytes.
+/// Appends the texts of the numbers in `bytes`, with commas between them. `value` converts the `SIZE` little-endian
+/// bytes of a number to a float.
 pub fn write_row<const SIZE: usize>(
     bytes: &[u8],
     value: impl Fn([u8; SIZE]) -> f32,
@@ -113,7 +119,7 @@ pub fn write_row<const SIZE: usize>(
     if numbers.is_empty() {
         return;
     }
-    out.reserve(numbers.len() * ROOM);
+    out.reserve(numbers.len() * MAX_BYTES);
     let mut length = out.len();
     let mut decimals = [Decimal::default(); BLOCK];
     for block in numbers.chunks(BLOCK) {
@@ -121,29 +127,31 @@ pub fn write_row<const SIZE: usize>(
             *decimal = nine_digits(value(number));
         }
         for &decimal in &decimals[..block.len()] {
-            debug_assert!(out.capacity() - length >= ROOM);
-            // SAFETY: the capacity has ROOM bytes for each number, and no number before this one took more.
+            debug_assert!(out.capacity() - length >= MAX_BYTES);
+            // SAFETY: the capacity has MAX_BYTES bytes for each number, and no earlier number wrote more.
             length += unsafe { write(decimal, non_finite, out.as_mut_ptr().add(length)) };
         }
     }
-    // SAFETY: each number wrote its bytes, within the capacity. The last one is a comma.
+    // SAFETY: each number initialised its bytes, within the capacity. The last byte is a comma, which is left out.
     unsafe { out.set_len(length - 1) };
 }
 
-/// Returns the shortest digits of a float. Zero, NaN, infinity and subnormals have any digits, and rare exponents.
+/// Returns the shortest digits of a float. For zero, NaN, infinity and subnormals the digits are meaningless, and the
+/// exponent makes [`write`] leave the float to zmij.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // Below 2^24 times 10; and the bits behind the point, on purpose.
 fn nine_digits(number: f32) -> Decimal {
     let bits = number.to_bits();
     let scale = &SCALES[(bits >> 23 & 0xFF) as usize];
-    // 64 bits behind the point.
+    // x as a fixed-point number, with 64 bits behind the binary point.
     let x = u128::from((bits & MANTISSA | IMPLICIT) << 4) * u128::from(scale.step);
     let whole = (x >> 64) as u32;
     let rest = x as u64;
 
     let tens = (whole + 5) / 10 * 10;
     let nearest = whole + (rest >> 63) as u32;
-    // x - tens, between -5 and 5, and half a step: in units of 2^-60.
+    // The distance of x from the nearest multiple of ten, between -5 and 5, and half of 2^q 10^-k; both in units of
+    // 2^-60.
     let beyond = u64::from(whole).wrapping_sub(u64::from(tens)) << POINT | rest >> 4;
     let distance = beyond.cast_signed().unsigned_abs();
     let half = scale.step / 2;
@@ -161,36 +169,37 @@ fn nine_digits(number: f32) -> Decimal {
     }
 }
 
-/// Writes a number and a comma at `at`; returns how many bytes they are, at most [`ROOM`].
+/// Writes a number and a comma at `at`; returns how many bytes these are, at most [`MAX_BYTES`].
 ///
 /// # Safety
-/// [`ROOM`] bytes may be written at `at`.
+/// [`MAX_BYTES`] bytes may be written at `at`.
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Each says what it is at most.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The comments below give upper bounds.
 unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     let Decimal { number, digits, exponent } = decimal;
     let upper = digits / 10_000;
     let first = upper / 10_000;
     let ones = one_digit_a_byte(upper - first * 10_000, digits - upper * 10_000);
     if !(-6..=7).contains(&exponent) || ones == 0 {
-        // SAFETY: as this function's.
+        // SAFETY: the caller promises MAX_BYTES writable bytes at `at`.
         return unsafe { write_rare(number, non_finite, at) };
     }
-    // From 2 to 9.
+    // The number of digits, from 2 to 9.
     let count = 9 - ones.swap_bytes().trailing_zeros() as usize / 8;
     let eight = ones | ZEROS;
 
-    // One of these two is 0: digits before the point without the first, up to 7; zeros before the first digit, up to 6.
+    // `before` has the digits before the point without the first, up to 7; `zeros` the zeros before the first digit, up
+    // to 6. One of them is 0.
     let before = exponent.max(0) as usize;
     let zeros = (-exponent).max(0) as usize;
     let sign = usize::from(number.is_sign_negative());
     let start = if zeros > 0 { zeros + 1 } else { 0 };
-    // SAFETY: the stores end at or before sign + before + zeros + 2 + 8, at most ROOM; the comma's index is at most
-    // sign + count + zeros + 1, at most ROOM - 1.
+    // SAFETY: the stores end at or before sign + before + zeros + 2 + 8, which is at most MAX_BYTES. The comma's index
+    // is at most sign + count + zeros + 1, which is below MAX_BYTES.
     unsafe {
         at.write(b'-');
         let at = at.add(sign);
-        // Each store of eight replaces what the one before it wrote too far.
+        // Each store writes eight bytes; the next store overwrites those that are too many.
         store(ZERO_POINT, at);
         at.add(start).write(b'0' + first as u8);
         store(eight, at.add(start + 1));
@@ -202,20 +211,21 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     }
 }
 
-/// Stores eight bytes, the lowest first.
+/// Stores the eight bytes of an integer, the lowest first.
 ///
 /// # Safety
 /// Eight bytes may be written at `at`.
 #[inline(always)]
 unsafe fn store(bytes: u64, at: *mut u8) {
-    // SAFETY: as this function's; the address need not be aligned.
+    // SAFETY: the caller promises eight writable bytes at `at`, at any alignment.
     unsafe { at.cast::<[u8; 8]>().write_unaligned(bytes.to_le_bytes()) };
 }
 
-/// Returns eight digits as numbers, each in a byte of its own, the first one lowest.
+/// Returns the eight digits of two numbers below 10,000, each digit in a byte, the first digit in the lowest byte.
 #[inline(always)]
 fn one_digit_a_byte(first_four: u32, last_four: u32) -> u64 {
-    // A part n becomes n / 100 below n % 100, then each of these n / 10 below n % 10.
+    // Each number n becomes n / 100 in its low half and n % 100 in its high half; then each half is split by 10 in the
+    // same way.
     let fours = u64::from(last_four) << 32 | u64::from(first_four);
     let upper = ((fours * 10_486) >> 20) & 0x7F_0000_007F;
     let twos = (fours << 16) - upper * ((100 << 16) - 1);
@@ -223,17 +233,17 @@ fn one_digit_a_byte(first_four: u32, last_four: u32) -> u64 {
     (twos << 8) - upper * ((10 << 8) - 1)
 }
 
-/// Writes any float as [`write`] does.
+/// Writes a float as [`write`] does, by the crate zmij.
 ///
 /// # Safety
-/// [`ROOM`] bytes may be written at `at`.
+/// [`MAX_BYTES`] bytes may be written at `at`.
 #[inline(never)]
 unsafe fn write_rare(number: f32, non_finite: NonFinite, at: *mut u8) -> usize {
     let mut buffer = zmij::Buffer::new();
     let text =
         if number.is_finite() { buffer.format_finite(number).as_bytes() } else { non_finite.text(number.into()) };
-    assert!(text.len() < ROOM, "a float32 takes at most 16 characters");
-    // SAFETY: the text and the comma are at most ROOM bytes.
+    assert!(text.len() < MAX_BYTES, "a float32 takes at most 16 characters");
+    // SAFETY: the text and the comma are at most MAX_BYTES bytes.
     unsafe {
         at.copy_from_nonoverlapping(text.as_ptr(), text.len());
         at.add(text.len()).write(b',');
@@ -296,19 +306,19 @@ mod tests {
     }
 
     #[test]
-    fn no_number_writes_beyond_its_room() {
+    fn no_number_writes_more_than_max_bytes() {
         const UNTOUCHED: u8 = 0xA5;
         let widest = [-1.234_567_9e-5, -9.876_543e-6, -12_345_679.0, -8.5e12, f32::NEG_INFINITY];
         let mut used = 0;
         for number in of_all_exponents().into_iter().chain(widest) {
-            let mut room = [UNTOUCHED; 2 * ROOM];
-            // SAFETY: `room` holds twice ROOM bytes.
-            let length = unsafe { write(nine_digits(number), NonFinite::Tokens, room.as_mut_ptr()) };
-            assert!(length <= ROOM, "{number:e}");
-            assert_eq!(room[length - 1], b',', "{number:e}");
-            used = used.max(2 * ROOM - room.iter().rev().take_while(|&&byte| byte == UNTOUCHED).count());
+            let mut buffer = [UNTOUCHED; 2 * MAX_BYTES];
+            // SAFETY: `buffer` has twice MAX_BYTES bytes.
+            let length = unsafe { write(nine_digits(number), NonFinite::Tokens, buffer.as_mut_ptr()) };
+            assert!(length <= MAX_BYTES, "{number:e}");
+            assert_eq!(buffer[length - 1], b',', "{number:e}");
+            used = used.max(2 * MAX_BYTES - buffer.iter().rev().take_while(|&&byte| byte == UNTOUCHED).count());
         }
-        assert_eq!(used, ROOM);
+        assert_eq!(used, MAX_BYTES);
     }
 
     proptest! {
@@ -337,7 +347,7 @@ mod tests {
     #[test]
     #[ignore = "a measurement, in --release with --nocapture"]
     fn time_of_a_number() {
-        // Standard normal, as sums of twelve.
+        // Nearly standard normal numbers: sums of twelve uniform ones.
         let mut random = fastrand::Rng::with_seed(1);
         let count = 128 * 160;
         let numbers: Vec<f32> = (0..count).map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0).collect();

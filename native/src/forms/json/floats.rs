@@ -1,12 +1,13 @@
 //! Writes numbers, strings and nested lists as JSON text, byte for byte as orjson writes numpy arrays.
 //!
-//! A float has the shortest digits that read back as the same float, always with a point or an exponent; `NaN`,
-//! `Infinity` and `-Infinity` are bare tokens, or `null` where JSON is strict. zmij writes them as orjson does.
+//! A float is written with the shortest digits that read back as the same float, always with a point or an exponent.
+//! NaN and infinity are written as the words `NaN`, `Infinity` and `-Infinity`, or as `null` if JSON is strict. The
+//! crate zmij writes the same digits as orjson.
 
 use super::float32_text;
 use crate::plan::DataType;
 
-/// Text for NaN and infinite numbers, which plain JSON does not have.
+/// How NaN and infinity are written, which standard JSON does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
     /// The words `NaN`, `Infinity` and `-Infinity`, which TensorFlow Serving writes too.
@@ -22,7 +23,7 @@ impl NonFinite {
         if strict_json { NonFinite::Null } else { NonFinite::Tokens }
     }
 
-    /// Returns the text of NaN or an infinity.
+    /// Returns the text for NaN or an infinity.
     pub(super) fn text(self, number: f64) -> &'static [u8] {
         match self {
             NonFinite::Null => b"null",
@@ -33,28 +34,28 @@ impl NonFinite {
     }
 }
 
-/// Bytes to reserve for a number and the comma behind the number.
-const MOST_CHARS: usize = 17;
+/// Bytes that are reserved for a number and the comma behind it.
+const MAX_CHARS: usize = 17;
 
-/// The dtype of a tensor of numbers or booleans, which knows how to write its elements.
+/// A dtype of numbers or booleans, with the function that writes its elements as text.
 trait Element {
-    /// Bytes of one element in a tensor.
+    /// Size of one element in bytes.
     const SIZE: usize;
 
-    /// Appends the texts of the little-endian elements in `bytes`, with commas between them.
+    /// Appends the text of each little-endian element in `bytes`, with commas between them.
     fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>);
 }
 
-/// IEEE halves: each is written with the text of the same value as float32.
+/// IEEE float16; an element is written as the float32 of the same value.
 struct Float16;
 struct Bfloat16;
 struct Bool;
 
-/// Appends the text that `write` appends for each element, with commas between them.
+/// Calls `write` for each element of `bytes`, and appends commas between the texts.
 #[inline]
 fn write_each<const SIZE: usize>(bytes: &[u8], out: &mut Vec<u8>, write: impl Fn([u8; SIZE], &mut Vec<u8>)) {
     let (elements, _) = bytes.as_chunks::<SIZE>();
-    out.reserve(elements.len() * MOST_CHARS);
+    out.reserve(elements.len() * MAX_CHARS);
     for &element in elements {
         write(element, out);
         out.push(b',');
@@ -127,13 +128,13 @@ impl Element for Bool {
     }
 }
 
-/// Converts an IEEE half to float32.
+/// Converts a float16 to float32.
 fn of_half(half: u16) -> f32 {
     let sign = u32::from(half >> 15) << 31;
     let exponent = u32::from(half >> 10) & 31;
     let fraction = u32::from(half) & 0x3FF;
     match exponent {
-        // Subnormal halves are multiples of 2^-24, so the division is exact.
+        // A subnormal float16 is a multiple of 2^-24, so the division is exact.
         #[allow(clippy::cast_precision_loss)]
         0 => f32::from_bits(sign | (fraction as f32 / 16_777_216.0).to_bits()),
         31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
@@ -141,14 +142,15 @@ fn of_half(half: u16) -> f32 {
     }
 }
 
-/// Appends a short text by copies of fixed sizes. A call of memmove took a quarter of the time of an answer of floats.
+/// Appends a short text by copies of fixed sizes, because calls of memmove took a quarter of the time of writing
+/// floats.
 #[inline(always)]
 fn append_short(text: &[u8], out: &mut Vec<u8>) {
     let (Some(first), Some(last)) = (text.first_chunk::<8>(), text.last_chunk::<8>()) else {
         let (Some(first), Some(last)) = (text.first_chunk::<4>(), text.last_chunk::<4>()) else {
             return out.extend_from_slice(text);
         };
-        // Four to seven bytes: the two pieces overlap.
+        // For a text of four to seven bytes, the two four-byte copies overlap.
         let end = out.len() + text.len() - 4;
         out.extend_from_slice(first);
         out.truncate(end);
@@ -173,7 +175,7 @@ fn write_f64(number: f64, non_finite: NonFinite, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a string in quotes, with the escapes that JSON needs and no other.
+/// Appends a string in quotes; only characters that JSON does not allow in strings are escaped.
 pub fn write_string(text: &str, out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     out.push(b'"');
@@ -202,13 +204,14 @@ pub fn write_string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Appends a tensor's numbers as nested lists without white space, one level for each size; a scalar without a list.
+/// Appends a tensor's numbers as nested JSON lists without white space, one level for each size in `dims`; a scalar is
+/// written without a list.
 ///
-/// `bytes` are the little-endian numbers of the tensor, as many as `dims` say. Returns false, and appends nothing, for
-/// strings, which [`write_strings`] writes.
+/// `bytes` has the tensor's numbers, little-endian. Returns false and appends nothing for dtype string, which
+/// [`write_strings`] writes.
 ///
 /// # Panics
-/// `bytes` is shorter than `dims` say.
+/// `bytes` has fewer numbers than `dims` says.
 pub fn write_numbers(dtype: DataType, dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) -> bool {
     match dtype {
         DataType::String => return false,
@@ -235,7 +238,7 @@ fn write_elements<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinit
     write_level::<E>(dims, bytes, non_finite, out);
 }
 
-/// Appends one level of lists.
+/// Appends the lists of one level, and all levels within them.
 fn write_level<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
     let Some((&length, inner)) = dims.split_first() else {
         E::write_row(bytes, non_finite, out);
@@ -257,11 +260,11 @@ fn write_level<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, 
     out.push(b']');
 }
 
-/// Appends strings as nested lists, one level for each size. A string that is not UTF-8, and every string with
-/// `as_bytes`, is written as `{"b64":"..."}`.
+/// Appends strings as nested JSON lists, one level for each size in `dims`. With `as_bytes`, each string is written as
+/// `{"b64":"..."}`; without it, only those that are not UTF-8.
 ///
 /// # Panics
-/// There are fewer strings than `dims` say.
+/// There are fewer strings than `dims` says.
 pub fn write_strings(dims: &[usize], strings: &[impl AsRef<[u8]>], as_bytes: bool, out: &mut Vec<u8>) {
     let Some((&length, inner)) = dims.split_first() else {
         write_bytes(strings[0].as_ref(), as_bytes, out);
@@ -279,7 +282,7 @@ pub fn write_strings(dims: &[usize], strings: &[impl AsRef<[u8]>], as_bytes: boo
     out.push(b']');
 }
 
-/// Appends one byte string as [`write_strings`] does.
+/// Appends one string as [`write_strings`] does.
 fn write_bytes(bytes: &[u8], as_bytes: bool, out: &mut Vec<u8>) {
     match std::str::from_utf8(bytes) {
         Ok(text) if !as_bytes => write_string(text, out),

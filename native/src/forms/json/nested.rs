@@ -1,29 +1,30 @@
-//! One JSON value of a tensor while it is read: its leaves end to end, and how they nest. No dtype is known yet.
+//! The JSON value of a tensor while it is parsed: its leaves, end to end, and the lengths of its nested lists. The
+//! parser does not know the dtype.
 
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use super::cursor::Read;
+use super::cursor::Parsed;
 use crate::declined::Declined;
 
-/// Most levels of nested lists in a tensor; the reference takes 64.
+/// Maximal number of levels of nested lists in a tensor; the reference server accepts 64.
 pub const MAX_DEPTH: usize = 8;
 
-/// The leaves of a value, in the order of the text. All leaves are of one kind; whole numbers become floats beside a
-/// float.
+/// The elements of nested lists that are no lists, in the order of the text. All are of one kind; if one number is a
+/// float, all are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Leaves<'a> {
     /// No leaves.
     #[default]
     None,
-    /// Whole numbers.
+    /// Integers.
     Ints(Vec<i64>),
-    /// Numbers, some of which have a point, an exponent or more than 63 bits.
+    /// Numbers, at least one of which has a point, an exponent or more than 63 bits.
     Floats(Vec<f64>),
     /// Booleans, as 0 or 1.
     Bools(Vec<u8>),
-    /// Strings, and bytes that came in base64.
+    /// Strings, and bytes that the body has in base64.
     Strings(Vec<Cow<'a, [u8]>>),
 }
 
@@ -47,25 +48,25 @@ impl Leaves<'_> {
     }
 }
 
-/// Length of a depth's lists before the first list of that depth has ended.
+/// In `lengths`: no list of this depth has ended yet, so its length is not known.
 const OPEN: usize = usize::MAX;
 
-/// A value that is read element by element. Depth counts the lists around an element.
+/// A JSON value that is built element by element. The depth of an element is the number of lists around it.
 #[derive(Clone, Debug, Default)]
 pub struct Nested<'a> {
     leaves: Leaves<'a>,
-    /// Length of the first list at each depth that has lists.
+    /// Length of the first list at each depth.
     sizes: SmallVec<[usize; 4]>,
     /// For each depth, whether lists of this depth differ in their lengths.
     is_uneven: [bool; MAX_DEPTH],
-    /// Depth of the leaves; None before the first leaf.
+    /// Depth of the leaves, which are the elements that are no lists; None before the first leaf is added.
     leaf_depth: Option<usize>,
-    /// Number of leaves at the end of each list of depth 1.
+    /// How many leaves there are up to the end of each list of depth 1.
     ends: Vec<i64>,
 }
 
 impl<'a> Nested<'a> {
-    /// Returns a list at depth 1 whose elements are added one by one.
+    /// Returns a value that is one list, whose elements are added at depth 1.
     #[must_use]
     pub fn column() -> Self {
         let mut column = Nested::default();
@@ -73,12 +74,12 @@ impl<'a> Nested<'a> {
         column
     }
 
-    /// Begins a list.
+    /// Starts a list at this depth.
     ///
     /// # Errors
     /// The value mixes lists and leaves, or kinds of leaves, or nests too deeply.
     #[inline]
-    pub fn open(&mut self, depth: usize) -> Read<()> {
+    pub fn open(&mut self, depth: usize) -> Parsed<()> {
         if depth >= MAX_DEPTH || self.leaf_depth == Some(depth) {
             return Err(Declined::Unusual);
         }
@@ -88,7 +89,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Ends a list of `length` elements.
+    /// Ends a list of `length` elements at this depth.
     #[inline]
     pub fn close(&mut self, depth: usize, length: usize) {
         let size = &mut self.sizes[depth];
@@ -97,14 +98,14 @@ impl<'a> Nested<'a> {
         }
         self.is_uneven[depth] |= *size != length;
         if depth == 1 {
-            // A body has fewer leaves than bytes.
+            // The number of leaves always fits an i64, because a body has fewer leaves than bytes.
             #[allow(clippy::cast_possible_wrap)]
             self.ends.push(self.leaves.len() as i64);
         }
     }
 
     #[inline]
-    fn leaf(&mut self, depth: usize) -> Read<()> {
+    fn leaf(&mut self, depth: usize) -> Parsed<()> {
         match self.leaf_depth {
             Some(known) if known == depth => Ok(()),
             None if self.sizes.len() <= depth => {
@@ -115,12 +116,12 @@ impl<'a> Nested<'a> {
         }
     }
 
-    /// Adds a whole number.
+    /// Adds an integer as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
     #[inline]
-    pub fn int(&mut self, depth: usize, number: i64) -> Read<()> {
+    pub fn int(&mut self, depth: usize, number: i64) -> Parsed<()> {
         self.leaf(depth)?;
         match &mut self.leaves {
             Leaves::Ints(numbers) => numbers.push(number),
@@ -136,12 +137,12 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a number that is not whole.
+    /// Adds a float as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
     #[inline]
-    pub fn float(&mut self, depth: usize, number: f64) -> Read<()> {
+    pub fn float(&mut self, depth: usize, number: f64) -> Parsed<()> {
         self.leaf(depth)?;
         match &mut self.leaves {
             Leaves::Floats(numbers) => numbers.push(number),
@@ -157,11 +158,11 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a boolean.
+    /// Adds a boolean as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
-    pub fn bool(&mut self, depth: usize, value: bool) -> Read<()> {
+    pub fn bool(&mut self, depth: usize, value: bool) -> Parsed<()> {
         self.leaf(depth)?;
         match &mut self.leaves {
             Leaves::Bools(bools) => bools.push(value.into()),
@@ -171,11 +172,11 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a string.
+    /// Adds a string as a leaf at this depth.
     ///
     /// # Errors
     /// As `open`.
-    pub fn string(&mut self, depth: usize, bytes: Cow<'a, [u8]>) -> Read<()> {
+    pub fn string(&mut self, depth: usize, bytes: Cow<'a, [u8]>) -> Parsed<()> {
         self.leaf(depth)?;
         match &mut self.leaves {
             Leaves::Strings(strings) => strings.push(bytes),
@@ -185,14 +186,14 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Returns the leaves and the sizes of a tensor; None where lists of one depth differ in their lengths.
+    /// Returns the leaves and the sizes of the tensor; None if lists of one depth differ in length.
     #[must_use]
     pub fn into_dense(self) -> Option<(Leaves<'a>, SmallVec<[usize; 4]>)> {
         let is_even = !self.is_uneven.contains(&true);
         is_even.then_some((self.leaves, self.sizes))
     }
 
-    /// Returns the leaves and the row splits of one list for each row; None where the value is no list of flat lists.
+    /// Returns the leaves and the row splits of a list with one flat list for each row; None for any other value.
     #[must_use]
     pub fn into_rows(self) -> Option<(Leaves<'a>, Vec<i64>)> {
         let is_empty = self.sizes.len() == 1 && self.sizes[0] == 0;

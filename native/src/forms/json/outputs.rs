@@ -1,4 +1,4 @@
-//! Writes outputs as JSON, as `service/wire/json_tensor.py` and `json_lookup.py` lay them out.
+//! Writes the outputs of an answer as JSON, with the same text as `service/wire/json_tensor.py` and `json_lookup.py`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,25 +11,25 @@ use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::plan::{DataType, Effort, Inputs, OutputShape, Servable, Work};
 
-/// A longer body is large work: each id takes 10 ns to read, and each row takes more.
+/// Longer bodies are parsed on the thread pool for large work: parsing an id takes 10 ns, looking up its row more.
 const SMALL_BODY_BYTES: usize = 8 << 10;
-/// More numbers in an answer are large work: each number takes some 10 to 20 ns to write.
+/// Answers with more numbers are written on the thread pool for large work: writing a number takes some 10 to 20 ns.
 const SMALL_NUMBERS: usize = 4096;
-/// Bytes of text to reserve for each number.
+/// Bytes of text that are reserved for each number.
 const NUMBER_BYTES: usize = 12;
 
-/// The JSON layout of an answer's outputs.
+/// The JSON structure of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum JsonLayout {
     /// `{"embeddings": {name: [...]}}`
     Embeddings,
-    /// `{"outputs": {name: [...]}}`, or without the name of the only output.
+    /// `{"outputs": {name: [...]}}`, or `{"outputs": [...]}` for a single output.
     Columns,
-    /// `{"predictions": [{name: ...}, ...]}`, or without the name of the only output.
+    /// `{"predictions": [{name: ...}, ...]}`, or `{"predictions": [...]}` for a single output.
     Rows,
 }
 
-/// Checks that this thread may read a body.
+/// Checks that a thread of this effort may parse the body.
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
@@ -40,7 +40,7 @@ pub fn check_body(effort: Effort, body: &[u8]) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Checks that this thread may write `count` numbers.
+/// Checks that a thread of this effort may write `count` numbers.
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
@@ -51,22 +51,22 @@ pub fn check_numbers(effort: Effort, count: usize) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Returns memory for the text of `count` numbers.
+/// Returns an empty buffer with capacity for the text of `count` numbers.
 #[must_use]
-pub fn text_of(count: usize) -> Vec<u8> {
+pub fn text_buffer(count: usize) -> Vec<u8> {
     Vec::with_capacity(count.saturating_mul(NUMBER_BYTES).saturating_add(64))
 }
 
-/// Runs a signature on the inputs of a request, and writes all outputs of the signature.
+/// Runs a signature on the inputs of a request, and writes all its outputs.
 ///
 /// # Errors
-/// The reason why the reference must answer.
+/// Why the request must be forwarded to the reference server.
 pub fn answer(
     call: &Call<'_>,
     servable: &Arc<Servable>,
     signature: usize,
     inputs: Inputs<'_>,
-    layout: Layout,
+    layout: JsonLayout,
 ) -> Result<Answered, Declined> {
     let started = Instant::now();
     let mut work = Work::prepare(servable, signature, inputs, &[], call.effort, call.max_response_bytes)?;
@@ -74,14 +74,14 @@ pub fn answer(
     check_numbers(call.effort, count)?;
     let plan = &servable.signatures()[signature];
     let shapes: SmallVec<[OutputShape; 4]> = work.outputs().into();
-    let outputs = shapes.iter().enumerate().map(|(number, shape)| {
-        Ok(Output { name: &plan.outputs[shape.output].name, shape, content: content(&mut work, number, shape)? })
+    let outputs = shapes.iter().enumerate().map(|(index, shape)| {
+        Ok(Output { name: &plan.outputs[shape.output].name, shape, values: values(&mut work, index, shape)? })
     });
     let outputs = outputs.collect::<Result<SmallVec<[Output<'_>; 4]>, Declined>>()?;
     let rows = work.rows();
     work.finish()?;
     let ran = started.elapsed();
-    let mut body = text_of(count);
+    let mut body = text_buffer(count);
     write(&outputs, layout, NonFinite::of(call.strict_json), &mut body)?;
     Ok(Answered { body: Bytes::from(body), rows, servable: Arc::clone(servable), signature, ran, json_length: None })
 }
@@ -90,19 +90,19 @@ fn size(shape: &OutputShape) -> usize {
     shape.dims.iter().product()
 }
 
-/// Appends the body of an answer.
-fn write(outputs: &[Output<'_>], layout: Layout, non_finite: NonFinite, out: &mut Vec<u8>) -> Result<(), Declined> {
+/// Appends the JSON body of an answer.
+fn write(outputs: &[Output<'_>], layout: JsonLayout, non_finite: NonFinite, out: &mut Vec<u8>) -> Result<(), Declined> {
     match (layout, outputs) {
-        (Layout::Rows, outputs) => rows(outputs, non_finite, out)?,
-        (Layout::Columns, [only]) => {
+        (JsonLayout::Rows, outputs) => rows(outputs, non_finite, out)?,
+        (JsonLayout::Columns, [only]) => {
             out.extend_from_slice(b"{\"outputs\":");
             only.write(non_finite, out);
         }
         (_, outputs) => {
-            let key: &[u8] = if layout == Layout::Columns { b"{\"outputs\":" } else { b"{\"embeddings\":" };
+            let key: &[u8] = if layout == JsonLayout::Columns { b"{\"outputs\":" } else { b"{\"embeddings\":" };
             out.extend_from_slice(key);
-            for (number, output) in outputs.iter().enumerate() {
-                out.push(if number == 0 { b'{' } else { b',' });
+            for (index, output) in outputs.iter().enumerate() {
+                out.push(if index == 0 { b'{' } else { b',' });
                 write_string(output.name, out);
                 out.push(b':');
                 output.write(non_finite, out);
@@ -114,7 +114,7 @@ fn write(outputs: &[Output<'_>], layout: Layout, non_finite: NonFinite, out: &mu
     Ok(())
 }
 
-enum Content {
+enum OutputValues {
     Numbers(Vec<u8>),
     Strings(Vec<Vec<u8>>),
 }
@@ -122,47 +122,47 @@ enum Content {
 struct Output<'a> {
     name: &'a str,
     shape: &'a OutputShape,
-    content: Content,
+    values: OutputValues,
 }
 
-fn content(work: &mut Work<'_, '_>, number: usize, shape: &OutputShape) -> Result<Content, Declined> {
+fn values(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape) -> Result<OutputValues, Declined> {
     if shape.dtype == DataType::String {
-        let strings = work.strings(number).to_vec();
-        return if strings.len() == size(shape) { Ok(Content::Strings(strings)) } else { Err(Declined::Graph) };
+        let strings = work.strings(index).to_vec();
+        return if strings.len() == size(shape) { Ok(OutputValues::Strings(strings)) } else { Err(Declined::Graph) };
     }
     let num_bytes = shape.num_bytes();
     let mut bytes = Vec::with_capacity(num_bytes);
-    work.fill(number, &mut bytes.spare_capacity_mut()[..num_bytes])?;
-    // SAFETY: fill has written all `num_bytes` bytes.
+    work.fill(index, &mut bytes.spare_capacity_mut()[..num_bytes])?;
+    // SAFETY: fill() initialised all `num_bytes` bytes.
     unsafe { bytes.set_len(num_bytes) };
-    Ok(Content::Numbers(bytes))
+    Ok(OutputValues::Numbers(bytes))
 }
 
 impl Output<'_> {
-    /// Appends the whole output.
+    /// Appends all numbers or strings of the output.
     fn write(&self, non_finite: NonFinite, out: &mut Vec<u8>) {
         self.write_part(&self.shape.dims, 0, non_finite, out);
     }
 
-    /// Appends one part of the output: the part number `place` among parts of the sizes `dims`.
-    fn write_part(&self, dims: &[usize], place: usize, non_finite: NonFinite, out: &mut Vec<u8>) {
+    /// Appends one part of the output: if the output is cut into parts of sizes `dims`, the part with this index.
+    fn write_part(&self, dims: &[usize], index: usize, non_finite: NonFinite, out: &mut Vec<u8>) {
         let count: usize = dims.iter().product();
-        let begin = place * count;
-        match &self.content {
-            Content::Numbers(bytes) => {
+        let start = index * count;
+        match &self.values {
+            OutputValues::Numbers(bytes) => {
                 let size = self.shape.dtype.size();
-                let part = &bytes[begin * size..(begin + count) * size];
+                let part = &bytes[start * size..(start + count) * size];
                 write_numbers(self.shape.dtype, dims, part, non_finite, out);
             }
-            Content::Strings(strings) => {
+            OutputValues::Strings(strings) => {
                 let as_bytes = self.name.ends_with("_bytes");
-                write_strings(dims, &strings[begin..begin + count], as_bytes, out);
+                write_strings(dims, &strings[start..start + count], as_bytes, out);
             }
         }
     }
 }
 
-/// Appends the outputs row by row.
+/// Appends the body of [`JsonLayout::Rows`] without its last brace.
 fn rows(outputs: &[Output<'_>], non_finite: NonFinite, out: &mut Vec<u8>) -> Result<(), Declined> {
     let rows = outputs.first().and_then(|output| output.shape.dims.first());
     let &rows = rows.ok_or(Declined::Unfit)?;
@@ -175,8 +175,8 @@ fn rows(outputs: &[Output<'_>], non_finite: NonFinite, out: &mut Vec<u8>) -> Res
         return Ok(());
     }
     let mut keys = SmallVec::<[Vec<u8>; 4]>::new();
-    for (number, output) in outputs.iter().enumerate() {
-        let mut key = vec![if number == 0 { b'{' } else { b',' }];
+    for (index, output) in outputs.iter().enumerate() {
+        let mut key = vec![if index == 0 { b'{' } else { b',' }];
         write_string(output.name, &mut key);
         key.push(b':');
         keys.push(key);

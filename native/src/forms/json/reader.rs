@@ -1,51 +1,52 @@
-//! Reads the body of a request in one pass, without a tree of values.
+//! Parses the JSON body of a request in one pass, without building a tree of values.
 //!
-//! This reader takes strict JSON without an unknown or a repeated key. Any other body goes to the reference.
+//! Bodies must be strict JSON without unknown or repeated keys. All others are declined, and so forwarded to the
+//! reference server.
 
 use std::borrow::Cow;
 
-use super::cursor::{Cursor, Read};
+use super::cursor::{Cursor, Parsed};
 use super::nested::Nested;
 use crate::declined::Declined;
 
-/// Most columns of a body, more than any signature has; each name is compared with all others.
+/// Maximal number of columns in a body, because each name is compared with all others; no signature has so many inputs.
 const MAX_COLUMNS: usize = 256;
 
-/// The value of one input or feature.
+/// The name and the value of one input or feature in a body.
 #[derive(Debug)]
 pub struct Column<'a> {
     /// Name of the input or feature.
     pub name: Cow<'a, str>,
     /// Value of the input or feature.
     pub value: Nested<'a>,
-    /// Number of rows that gave an element of the column.
+    /// Number of rows of `instances` that had this column.
     rows: usize,
 }
 
-/// The tensors of a predict.
+/// The tensors of a `:predict` body.
 #[derive(Debug)]
 pub enum Payload<'a> {
-    /// Inputs by name.
+    /// Inputs with their names.
     Columns(Vec<Column<'a>>),
-    /// The tensor of the only input.
+    /// The value of the only input, without a name.
     Value(Nested<'a>),
 }
 
-/// The body of a `:predict`.
+/// A parsed `:predict` body.
 #[derive(Debug)]
 pub struct PredictBody<'a> {
-    /// Name of the signature; empty where the client named none.
+    /// Name of the signature; empty if the client named none.
     pub signature_name: Cow<'a, str>,
-    /// Whether tensors came in `instances`, so that the answer goes by row.
+    /// Whether the body has `instances`, so that the answer is written by row.
     pub is_by_row: bool,
     /// The tensors.
     pub payload: Payload<'a>,
 }
 
-/// The body of a `:lookup`.
+/// A parsed `:lookup` body.
 #[derive(Debug)]
 pub struct LookupBody<'a> {
-    /// Name of the signature; empty where the client named none.
+    /// Name of the signature; empty if the client named none.
     pub signature_name: Cow<'a, str>,
     /// Ids by feature.
     pub features: Vec<Column<'a>>,
@@ -53,11 +54,11 @@ pub struct LookupBody<'a> {
     pub weights: Vec<Column<'a>>,
 }
 
-/// Reads the body of a `:predict`.
+/// Parses a `:predict` body.
 ///
 /// # Errors
 /// [`Declined::Unusual`].
-pub fn read_predict(body: &[u8]) -> Read<PredictBody<'_>> {
+pub fn read_predict(body: &[u8]) -> Parsed<PredictBody<'_>> {
     let (mut signature_name, mut payload) = (None, None);
     members(body, |key, cursor| {
         match key {
@@ -72,11 +73,11 @@ pub fn read_predict(body: &[u8]) -> Read<PredictBody<'_>> {
     Ok(PredictBody { signature_name: signature_name.unwrap_or_default(), is_by_row, payload })
 }
 
-/// Reads the body of a `:lookup`.
+/// Parses a `:lookup` body.
 ///
 /// # Errors
 /// [`Declined::Unusual`].
-pub fn read_lookup(body: &[u8]) -> Read<LookupBody<'_>> {
+pub fn read_lookup(body: &[u8]) -> Parsed<LookupBody<'_>> {
     let (mut signature_name, mut features, mut weights) = (None, None, None);
     members(body, |key, cursor| {
         match key {
@@ -94,11 +95,11 @@ pub fn read_lookup(body: &[u8]) -> Read<LookupBody<'_>> {
     })
 }
 
-/// Reads `{"ids": [...]}`.
+/// Parses the body `{"ids": [...]}`.
 ///
 /// # Errors
 /// [`Declined::Unusual`].
-pub fn read_ids(body: &[u8]) -> Read<Nested<'_>> {
+pub fn read_ids(body: &[u8]) -> Parsed<Nested<'_>> {
     let mut ids = None;
     members(body, |key, cursor| {
         if key != "ids" || ids.is_some() {
@@ -109,37 +110,37 @@ pub fn read_ids(body: &[u8]) -> Read<Nested<'_>> {
     ids.ok_or(Declined::Unusual)
 }
 
-/// Passes through a body that is one object; `member` reads the value of each key.
-fn members<'a>(body: &'a [u8], mut member: impl FnMut(&str, &mut Cursor<'a>) -> Read<()>) -> Read<()> {
+/// Reads a body that is one object; calls `member` to read the value of each key.
+fn members<'a>(body: &'a [u8], mut member: impl FnMut(&str, &mut Cursor<'a>) -> Parsed<()>) -> Parsed<()> {
     let mut cursor = Cursor::new(body)?;
     cursor.expect(b'{')?;
     loop {
         let key = cursor.key()?;
         member(&key, &mut cursor)?;
-        if !cursor.has_next(b'}')? {
+        if !cursor.accept_comma(b'}')? {
             return cursor.end();
         }
     }
 }
 
-/// Reads an object of columns, perhaps an empty one.
-fn columns<'a>(cursor: &mut Cursor<'a>) -> Read<Vec<Column<'a>>> {
+/// Reads an object whose keys are names of columns; it may be empty.
+fn columns<'a>(cursor: &mut Cursor<'a>) -> Parsed<Vec<Column<'a>>> {
     let mut columns = Vec::new();
     cursor.expect(b'{')?;
-    if cursor.take(b'}') {
+    if cursor.accept(b'}') {
         return Ok(columns);
     }
     loop {
         let name = cursor.key()?;
         let column = add(&mut columns, name, Nested::default())?;
         cursor.element(&mut column.value, 0)?;
-        if !cursor.has_next(b'}')? {
+        if !cursor.accept_comma(b'}')? {
             return Ok(columns);
         }
     }
 }
 
-fn add<'c, 'a>(columns: &'c mut Vec<Column<'a>>, name: Cow<'a, str>, value: Nested<'a>) -> Read<&'c mut Column<'a>> {
+fn add<'c, 'a>(columns: &'c mut Vec<Column<'a>>, name: Cow<'a, str>, value: Nested<'a>) -> Parsed<&'c mut Column<'a>> {
     if columns.len() >= MAX_COLUMNS || columns.iter().any(|column| column.name == name) {
         return Err(Declined::Unusual);
     }
@@ -148,7 +149,7 @@ fn add<'c, 'a>(columns: &'c mut Vec<Column<'a>>, name: Cow<'a, str>, value: Nest
 }
 
 /// Reads `inputs`: an object of columns, or the value of the only input.
-fn inputs<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
+fn inputs<'a>(cursor: &mut Cursor<'a>) -> Parsed<Payload<'a>> {
     if cursor.is_at(b'{') && !cursor.is_at_base64() {
         return columns(cursor).map(Payload::Columns);
     }
@@ -157,9 +158,9 @@ fn inputs<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
     Ok(Payload::Value(value))
 }
 
-/// Reads `instances`: a list of objects, or of values of the only input. The first row says which of the two the list
-/// holds.
-fn instances<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
+/// Reads `instances`: a list of objects, or a list of values of the only input. The first row decides which of the two
+/// it must be.
+fn instances<'a>(cursor: &mut Cursor<'a>) -> Parsed<Payload<'a>> {
     cursor.expect(b'[')?;
     let mut rows = 0;
     if cursor.is_at(b'{') && !cursor.is_at_base64() {
@@ -167,7 +168,7 @@ fn instances<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
         loop {
             row(cursor, &mut columns, rows)?;
             rows += 1;
-            if !cursor.has_next(b']')? {
+            if !cursor.accept_comma(b']')? {
                 break;
             }
         }
@@ -180,7 +181,7 @@ fn instances<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
     loop {
         cursor.element(&mut values, 1)?;
         rows += 1;
-        if !cursor.has_next(b']')? {
+        if !cursor.accept_comma(b']')? {
             break;
         }
     }
@@ -188,8 +189,8 @@ fn instances<'a>(cursor: &mut Cursor<'a>) -> Read<Payload<'a>> {
     Ok(Payload::Value(values))
 }
 
-/// Reads one object of `instances`; all of them have the same keys, in any order.
-fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -> Read<()> {
+/// Reads one object of `instances` and adds its values to the columns. All objects have the same keys, in any order.
+fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -> Parsed<()> {
     cursor.expect(b'{')?;
     let mut count = 0;
     loop {
@@ -197,7 +198,7 @@ fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -
         let column = if row == 0 {
             add(columns, name, Nested::column())?
         } else {
-            // Most rows have the keys in the order of the first row.
+            // Fast path: most objects in `instances` have their keys in the order of the first object.
             let is_next = columns.get(count).is_some_and(|column| column.name == name);
             let number = if is_next { Some(count) } else { columns.iter().position(|column| column.name == name) };
             &mut columns[number.ok_or(Declined::Unusual)?]
@@ -208,7 +209,7 @@ fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -
         column.rows += 1;
         cursor.element(&mut column.value, 1)?;
         count += 1;
-        if !cursor.has_next(b'}')? {
+        if !cursor.accept_comma(b'}')? {
             break;
         }
     }
@@ -223,7 +224,7 @@ mod tests {
     use super::*;
     use crate::forms::json::nested::Leaves;
 
-    /// Leaves of a value, and its sizes as numpy would find them.
+    /// The oracle: leaves and sizes of a value, as numpy would find them; None if its lists are uneven.
     fn plain(value: &Value) -> Option<(Vec<Value>, Vec<usize>)> {
         let Value::Array(items) = value else {
             return Some((vec![value.clone()], vec![]));
@@ -278,7 +279,7 @@ mod tests {
             let text = if pretty { serde_json::to_string_pretty(&document) } else { serde_json::to_string(&document) };
             let text = text.expect("text");
             let Ok(body) = read_predict(text.as_bytes()) else {
-                // `read_predict` refuses only a value that mixes kinds of leaves.
+                // `read_predict` declines only values with leaves of several kinds.
                 return Ok(());
             };
             let Payload::Columns(mut columns) = body.payload else { panic!("columns") };
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn many_keys_are_left_to_the_reference() {
+    fn objects_with_many_keys_are_declined() {
         let body = |count: usize| {
             let members: Vec<String> = (0..count).map(|i| format!("\"{i}\":[]")).collect();
             format!("{{\"features\":{{{}}}}}", members.join(","))

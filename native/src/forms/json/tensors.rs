@@ -1,14 +1,15 @@
-//! Converts values of a JSON body to inputs of a signature, strictly by dtype, as `service/wire/json_arrays.py` does.
+//! Converts values of a JSON body to inputs of a signature, with the same strict rules for dtypes as
+//! `service/wire/json_arrays.py`.
 
 use smallvec::smallvec;
 
 use super::nested::{Leaves, Nested};
 use crate::declined::Declined;
-use crate::plan::{Data, DataType, Dims, InputPlan, Inputs, Role, Signature, Strings, Tensor};
+use crate::plan::{Data, DataType, Dims, InputPlan, InputRole, Inputs, Signature, Strings, Tensor};
 
-/// Returns a signature's inputs, none of them sent.
+/// Returns the inputs of a request that sends none: one None for each input of the signature.
 #[must_use]
-pub fn nothing<'a>(signature: &Signature) -> Inputs<'a> {
+pub fn no_inputs<'a>(signature: &Signature) -> Inputs<'a> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);
     inputs
@@ -16,29 +17,30 @@ pub fn nothing<'a>(signature: &Signature) -> Inputs<'a> {
 
 /// Says whether an input holds ids, row splits or weights of a ragged feature.
 #[must_use]
-pub fn is_ragged_part(signature: &Signature, number: usize) -> bool {
+pub fn is_ragged_part(signature: &Signature, index: usize) -> bool {
     let mut ragged = signature.features.iter().filter(|feature| feature.row_splits.is_some());
-    signature.inputs[number].role == Role::Part || ragged.any(|feature| feature.ids == number)
+    signature.inputs[index].role == InputRole::SplitsOrWeights || ragged.any(|feature| feature.ids == index)
 }
 
-/// Adds the nested lists of one input.
+/// Converts a value to the tensor of one input, and adds it to `inputs`.
 ///
 /// # Errors
-/// Lists differ in length, a value is not of the input's dtype, or the input was sent already.
+/// Lists of one depth differ in length, an element has another dtype than the input, or `inputs` has the input already.
 pub fn add_dense<'a>(
     inputs: &mut Inputs<'a>,
     signature: &Signature,
-    number: usize,
+    index: usize,
     value: Nested<'a>,
 ) -> Result<(), Declined> {
     let (leaves, dims) = value.into_dense().ok_or(Declined::Unusual)?;
-    add(inputs, number, tensor(&signature.inputs[number], leaves, dims)?)
+    add(inputs, index, tensor(&signature.inputs[index], leaves, dims)?)
 }
 
-/// Adds ids and row splits of one list for each row, and weights in lists of the same lengths.
+/// Converts lists of ids, one list for each row, to the ids and row splits of a ragged feature, and adds both to
+/// `inputs`. `weights` are lists of the same lengths.
 ///
 /// # Errors
-/// As [`add_dense`]; or the feature takes no weights, or other rows of them were sent.
+/// As [`add_dense`]; or the feature takes no weights, or the lists of weights have other lengths.
 pub fn add_ragged<'a>(
     inputs: &mut Inputs<'a>,
     signature: &Signature,
@@ -50,13 +52,13 @@ pub fn add_ragged<'a>(
     let row_splits = feature.row_splits.ok_or(Declined::Unfit)?;
     let (ids, splits) = ids.into_rows().ok_or(Declined::Unusual)?;
     if let Some(weights) = weights {
-        let number = feature.weights.ok_or(Declined::Unfit)?;
+        let index = feature.weights.ok_or(Declined::Unfit)?;
         let (weights, other_splits) = weights.into_rows().ok_or(Declined::Unusual)?;
         if splits != other_splits {
             return Err(Declined::Unfit);
         }
         let dims = smallvec![weights.len()];
-        add(inputs, number, tensor(&signature.inputs[number], weights, dims)?)?;
+        add(inputs, index, tensor(&signature.inputs[index], weights, dims)?)?;
     }
     let dims = smallvec![ids.len()];
     add(inputs, feature.ids, tensor(&signature.inputs[feature.ids], ids, dims)?)?;
@@ -65,8 +67,8 @@ pub fn add_ragged<'a>(
     add(inputs, row_splits, tensor(&signature.inputs[row_splits], leaves, dims)?)
 }
 
-fn add<'a>(inputs: &mut Inputs<'a>, number: usize, tensor: Tensor<'a>) -> Result<(), Declined> {
-    let slot = inputs.get_mut(number).ok_or(Declined::Unfit)?;
+fn add<'a>(inputs: &mut Inputs<'a>, index: usize, tensor: Tensor<'a>) -> Result<(), Declined> {
+    let slot = inputs.get_mut(index).ok_or(Declined::Unfit)?;
     if slot.is_some() {
         return Err(Declined::Unfit);
     }
@@ -74,7 +76,7 @@ fn add<'a>(inputs: &mut Inputs<'a>, number: usize, tensor: Tensor<'a>) -> Result
     Ok(())
 }
 
-/// Returns a tensor of the input's dtype, or of strings where the input takes them.
+/// Returns a tensor of the input's dtype, or of dtype string if the leaves are strings and the input takes them.
 fn tensor<'a>(input: &InputPlan, leaves: Leaves<'a>, dims: Dims) -> Result<Tensor<'a>, Declined> {
     let (dtype, data) = match leaves {
         Leaves::Strings(parts) if input.takes_strings => (DataType::String, Data::Strings(Strings { parts })),
@@ -101,14 +103,14 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         (DataType::Uint8, Leaves::Ints(numbers)) => bytes(&numbers, u8::to_le_bytes)?,
         (DataType::Bool, Leaves::Bools(bools)) => Data::Bytes(bools),
         (DataType::Float32, leaves) => {
-            // As numpy does, the text is rounded to float64 and then to float32.
+            // Rounded to float64 first and then to float32, as numpy does.
             #[allow(clippy::cast_possible_truncation)]
             let floats = floats(leaves)?.into_iter().map(|number| number as f32);
             Data::Floats(floats.collect())
         }
         (DataType::Float64, leaves) => Data::Bytes(floats(leaves)?.into_iter().flat_map(f64::to_le_bytes).collect()),
         (DataType::String, Leaves::None) => Data::Strings(Strings::default()),
-        // Only the reference, with numpy, rounds JSON numbers to 16 bits.
+        // The core does not round JSON numbers to 16 bits; the reference server does, with numpy.
         (DataType::Float16 | DataType::Bfloat16 | DataType::String, _) => return Err(Declined::Unusual),
         (_, Leaves::None) => Data::Bytes(Vec::new()),
         _ => return Err(Declined::Unfit),

@@ -1,5 +1,5 @@
-//! Tests from request body to answer body, on the small servable of the plans' tests: row `i` of its table is `[10 i,
-//! 10 i + 1]`.
+//! Compares whole answers with bodies worked out by hand, on the servable of plan/tests.rs: row `i` of its table is
+//! `[10 i, 10 i + 1]`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, output, servable, toy};
 use crate::plan::{Data, DataType, Effort, ModelRoutes, Routes, Servable, Tensor};
 
-/// The form that reads a body.
+/// The form that a test calls with a body.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Lookup,
@@ -49,12 +49,12 @@ fn ask(routes: &Routes, form: Form, effort: Effort, body: &[u8]) -> Result<Strin
     Ok(String::from_utf8(body.to_vec()).expect("text"))
 }
 
-/// Returns the toy servable's answer to one body.
+/// Returns the answer to one body, from the servable of plan/tests.rs.
 fn answer(form: Form, body: &str) -> Result<String, Declined> {
     ask(&routes(toy()), form, Effort::Any, body.as_bytes())
 }
 
-/// A signature "lookup" whose only feature is the ragged "bag".
+/// Returns a servable whose signature "lookup" has only the ragged feature "bag".
 fn bag() -> Servable {
     let inputs =
         [input("bag__values", "int64", json!([null]), true), input("bag__row_splits", "int64", json!([null]), true)];
@@ -94,7 +94,7 @@ fn a_lookup_answers_each_feature_that_was_sent() {
 }
 
 #[test]
-fn a_lookup_leaves_all_else_to_the_reference() {
+fn a_lookup_declines_all_other_bodies() {
     let bodies = [
         "",
         "[]",
@@ -189,7 +189,7 @@ fn a_predict_answers_by_row_and_by_column() {
     for body in bodies {
         assert!(answer(Form::Predict, body).is_err(), "{body}");
     }
-    // In an answer by row, all outputs must have equally many rows.
+    // In an answer by row, all outputs must have the same number of rows.
     let body = r#"{"signature_name":"lookup","inputs":{"one":[1,2],"bag":[[1]]}}"#;
     assert!(answer(Form::Predict, body).is_err());
 }
@@ -229,7 +229,7 @@ fn rows_of_a_table_are_answered_by_id() {
 }
 
 #[test]
-fn large_work_is_left_to_the_pool() {
+fn large_work_is_declined_on_a_small_thread() {
     let routes = routes(bag());
     let rows = vec!["[1]"; 4000].join(",");
     let body = format!("{{\"instances\":[{rows}]}}");
@@ -238,7 +238,7 @@ fn large_work_is_left_to_the_pool() {
     assert!(ask(&routes, Form::Predict, Effort::Any, body.as_bytes()).is_ok());
 }
 
-/// A lookup body for the toy servable as a JSON value, with its rows in lists or not.
+/// Generates `:lookup` bodies for the servable of plan/tests.rs.
 fn bodies() -> impl Strategy<Value = Value> {
     let ids = prop::collection::vec(-2_i64..7, 0..5);
     let lists = prop::collection::vec(prop::collection::vec(-2_i64..7, 0..4), 0..5);
@@ -247,7 +247,7 @@ fn bodies() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn no_bytes_are_too_odd(bytes: Vec<u8>) {
+    fn no_bytes_make_a_panic(bytes: Vec<u8>) {
         let routes = routes(toy());
         for form in [Form::Lookup, Form::Predict, Form::Rows] {
             let _ = ask(&routes, form, Effort::Any, &bytes);
@@ -255,7 +255,7 @@ proptest! {
     }
 
     #[test]
-    fn no_change_of_a_body_is_too_odd(
+    fn no_change_of_a_body_makes_a_panic(
         body in bodies(),
         by_row: bool,
         changes in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![
@@ -281,7 +281,7 @@ proptest! {
     }
 }
 
-/// Body of a lookup of so many rows of "user", "item" and lists of "tags", as the benchmark's W1 and W2 have them.
+/// Returns the `:lookup` body of the benchmark's workload W1, for 1 row, or W2, for 128 rows.
 fn bench_body(rows: usize) -> String {
     let mut random = fastrand::Rng::with_seed(1);
     let mut ids = |size: i64, count: usize| (0..count).map(|_| random.i64(0..size)).collect::<Vec<_>>();
@@ -310,12 +310,12 @@ fn time_of_requests() {
     let routes = routes(servable(json!([signature]), &[(10_000, 64), (10_000, 64), (5_000, 32)]));
     for (name, rows) in [("W1", 1), ("W2", 128)] {
         let body = bench_body(rows);
-        let once = |work: &dyn Fn() -> usize| {
+        let time_once = |work: &dyn Fn() -> usize| {
             let start = std::time::Instant::now();
             std::hint::black_box(work());
             start.elapsed()
         };
-        let best = |work: &dyn Fn() -> usize| (0..20_000 / rows).map(|_| once(work)).min().expect("some");
+        let best = |work: &dyn Fn() -> usize| (0..20_000 / rows).map(|_| time_once(work)).min().expect("some");
         let whole = best(&|| ask(&routes, Form::Lookup, Effort::Any, body.as_bytes()).expect("an answer").len());
         let reading = best(&|| read_lookup(body.as_bytes()).expect("plain").features.len());
         let by_tree =
@@ -324,8 +324,8 @@ fn time_of_requests() {
     }
 }
 
-/// Compares the text of numbers with orjson's: `TEXT_PARITY` names a file of lines `[dtype, bytes in hexadecimal
-/// digits, text]`.
+/// Compares the texts of numbers with orjson's. `TEXT_PARITY` names a file whose lines are `[dtype, bytes in
+/// hexadecimal digits, orjson's text]`.
 #[test]
 #[ignore = "needs the file that TEXT_PARITY names"]
 fn numbers_are_written_as_orjson_writes_them() {
@@ -342,7 +342,7 @@ fn numbers_are_written_as_orjson_writes_them() {
     }
 }
 
-/// A tensor as numpy has it: its dtype, its sizes, and its bytes or strings in hexadecimal digits.
+/// Returns a tensor as JSON: its dtype, its sizes, and its bytes or strings in hexadecimal digits.
 fn shown(tensor: &Tensor<'_>) -> Value {
     let hex = |bytes: &[u8]| {
         let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
@@ -361,11 +361,11 @@ fn shown(tensor: &Tensor<'_>) -> Value {
     json!([format!("{:?}", tensor.dtype).to_lowercase(), tensor.dims.to_vec(), data])
 }
 
-/// Compares the arrays that this form reads from bodies with the reference's: `JSON_PARITY` names a file of lines
-/// `[signature, form, body, arrays]`, with null for arrays that the reference refuses.
+/// Compares the arrays that are parsed from bodies with those of the reference implementation. `JSON_PARITY` names a
+/// file whose lines are `[signature, form, body, arrays]`; `arrays` is null if the reference refuses the body.
 #[test]
 #[ignore = "needs the file that JSON_PARITY names"]
-fn bodies_mean_what_they_mean_to_the_reference() {
+fn bodies_are_read_as_the_reference_reads_them() {
     let file = std::fs::read_to_string(std::env::var("JSON_PARITY").expect("JSON_PARITY")).expect("a file");
     let string = |name: &str| {
         let mut one = input(name, "string", json!([null]), true);
@@ -432,5 +432,5 @@ fn bodies_mean_what_they_mean_to_the_reference() {
         assert_eq!(Value::from(found), case[3], "{line}");
         same += 1;
     }
-    println!("{same} read alike, {left} left to the reference, {refused} refused by both");
+    println!("{same} read alike, {left} left to the reference server, {refused} refused by both");
 }

@@ -1,4 +1,4 @@
-//! Reads the body of an inference request, up to its tensors.
+//! Parses the body of an `infer` request.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::declined::Declined;
 use crate::forms::json::cursor::Cursor;
 use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
-/// One input of the request.
+/// One input of a request.
 pub struct Input<'a> {
     /// Name of the input.
     pub name: Cow<'a, str>,
@@ -18,22 +18,22 @@ pub struct Input<'a> {
     pub tensor: Tensor<'a>,
 }
 
-/// An output that the request names.
+/// An output that a request names.
 pub struct Output<'a> {
     /// Name of the output.
     pub name: Cow<'a, str>,
-    /// Whether the output is binary; None where the request does not say so for this output alone.
+    /// The output's `binary_data` parameter; None if it has none.
     pub is_binary: Option<bool>,
 }
 
-/// A parsed body.
+/// A parsed request body.
 #[derive(Default)]
 pub struct Request<'a> {
-    /// Id of the request; None where the client sent none.
+    /// Id of the request; None if the client sent none.
     pub id: Option<Cow<'a, str>>,
-    /// Name of the signature; empty where the client named none.
+    /// Name of the signature; empty if the client named none.
     pub signature: Cow<'a, str>,
-    /// Whether an output is binary where the request says nothing for this output alone.
+    /// The request's `binary_data_output` parameter: whether outputs without `binary_data` are binary.
     pub is_binary: bool,
     /// Inputs in the order of the request.
     pub inputs: SmallVec<[Input<'a>; 4]>,
@@ -42,8 +42,8 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Reads a request: its JSON, and tensors whose data lies in `binary`. Each byte of `binary` must belong to a
-    /// tensor.
+    /// Parses a request: its JSON, and the data of binary tensors, which must use up `binary`. `has_header` says
+    /// whether the request has the header Inference-Header-Content-Length.
     pub fn read(json: &'a [u8], mut binary: &'a [u8], has_header: bool) -> Result<Self> {
         let mut request = Request::default();
         let mut has_inputs = false;
@@ -83,18 +83,18 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The place of an input's elements.
-enum Sent<'a> {
-    Nowhere,
-    /// Elements that were read from JSON, and their number.
+/// Where the elements of an input are.
+enum ElementSource<'a> {
+    Absent,
+    /// Elements that were parsed from JSON, and their number.
     Elements(Data<'a>, usize),
-    /// Position of a JSON list that was skipped, because the datatype stands behind the list.
-    Later(Cursor<'a>),
+    /// Position of a JSON list that can not be parsed yet, because its datatype comes later in the text.
+    Skipped(Cursor<'a>),
 }
 
 fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -> Result<Input<'a>> {
     let (mut name, mut dtype, mut dims, mut num_bytes) = (None, None, None, None);
-    let mut sent = Sent::Nowhere;
+    let mut source = ElementSource::Absent;
     cursor.object(|cursor, key| {
         match key {
             "name" => name = Some(cursor.string()?),
@@ -107,15 +107,15 @@ fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -
                 }
                 Ok(())
             })?,
-            "data" if cursor.is_null()? => sent = Sent::Nowhere,
+            "data" if cursor.accept_null()? => source = ElementSource::Absent,
             "data" => {
-                sent = if let Some(dtype) = dtype {
+                source = if let Some(dtype) = dtype {
                     let (data, count) = elements(cursor, dtype, dims.as_ref())?;
-                    Sent::Elements(data, count)
+                    ElementSource::Elements(data, count)
                 } else {
                     let at = cursor.clone();
                     cursor.skip_list()?;
-                    Sent::Later(at)
+                    ElementSource::Skipped(at)
                 }
             }
             _ => cursor.skip_scalar()?,
@@ -125,15 +125,15 @@ fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -
     let (Some(name), Some(dtype), Some(dims)) = (name, dtype, dims) else {
         return Err(Declined::Unusual);
     };
-    let (data, count) = match (sent, num_bytes) {
-        (Sent::Nowhere, Some(num_bytes)) if has_header => {
+    let (data, count) = match (source, num_bytes) {
+        (ElementSource::Absent, Some(num_bytes)) if has_header => {
             let (data, rest) = binary.split_at_checked(num_bytes).ok_or(Declined::Unusual)?;
             *binary = rest;
             let tensor = binary_tensor(dtype, dims, data)?;
             return Ok(Input { name, tensor });
         }
-        (Sent::Elements(data, count), None) => (data, count),
-        (Sent::Later(mut at), None) => elements(&mut at, dtype, Some(&dims))?,
+        (ElementSource::Elements(data, count), None) => (data, count),
+        (ElementSource::Skipped(mut at), None) => elements(&mut at, dtype, Some(&dims))?,
         _ => return Err(Declined::Unusual),
     };
     if count != num_elements(&dims)? {
@@ -163,9 +163,10 @@ fn output<'a>(cursor: &mut Cursor<'a>) -> Result<Output<'a>> {
     Ok(Output { name, is_binary })
 }
 
-/// Reads an object of parameters, or null; declines parameters that change what a tensor means.
+/// Reads an object of parameters, or null, and calls `each` for each parameter. Declines the parameters for shared
+/// memory and classification.
 fn parameters<'a>(cursor: &mut Cursor<'a>, mut each: impl FnMut(&mut Cursor<'a>, &str) -> Result<()>) -> Result<()> {
-    if cursor.is_null()? {
+    if cursor.accept_null()? {
         return Ok(());
     }
     cursor.object(|cursor, key| match key {
@@ -187,18 +188,18 @@ fn size(cursor: &mut Cursor<'_>) -> Result<usize> {
     cursor.whole::<i64>()?.try_into().map_err(|_| Declined::Unusual)
 }
 
-/// Reads a list of elements, flat or nested regularly; returns the elements and their number.
+/// Reads a list of elements, flat or nested in lists of equal lengths; returns the elements and their number.
 fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -> Result<(Data<'a>, usize)> {
-    // The shape may be wrong, so the bytes bound the allocation: an element takes at least two bytes.
-    let most = cursor.num_left() / 2 + 1;
-    let capacity = dims.and_then(|dims| num_elements(dims).ok()).unwrap_or(0).min(most);
+    // The shape may be wrong, so the remaining text bounds the allocation: an element takes at least two bytes.
+    let max_elements = cursor.num_remaining() / 2 + 1;
+    let capacity = dims.and_then(|dims| num_elements(dims).ok()).unwrap_or(0).min(max_elements);
     Ok(match dtype {
         DataType::Int64 => integers::<i64>(cursor, capacity)?,
         DataType::Int32 => integers::<i32>(cursor, capacity)?,
         DataType::Float32 => {
             let mut numbers = Vec::with_capacity(capacity);
-            cursor.even_list(|cursor| {
-                // The text is rounded to float64 and then to float32, as numpy converts a list of Python's floats.
+            cursor.rectangular_list(|cursor| {
+                // Rounded to float64 first and then to float32, as numpy converts a list of Python floats.
                 #[allow(clippy::cast_possible_truncation)]
                 numbers.push(cursor.float()? as f32);
                 Ok(())
@@ -208,7 +209,7 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
         }
         DataType::String => {
             let mut parts = Vec::with_capacity(capacity);
-            cursor.even_list(|cursor| {
+            cursor.rectangular_list(|cursor| {
                 parts.push(match cursor.string()? {
                     Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
                     Cow::Owned(text) => Cow::Owned(text.into_bytes()),
@@ -232,7 +233,7 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
 
 fn integers<'a, N: TryFrom<i128> + Into<i64>>(cursor: &mut Cursor<'a>, capacity: usize) -> Result<(Data<'a>, usize)> {
     let mut numbers = Vec::with_capacity(capacity);
-    cursor.even_list(|cursor| {
+    cursor.rectangular_list(|cursor| {
         numbers.push(cursor.whole::<N>()?.into());
         Ok(())
     })?;
@@ -246,7 +247,7 @@ fn packed<'a, const N: usize>(
     mut one: impl FnMut(&mut Cursor<'a>) -> Result<[u8; N]>,
 ) -> Result<(Data<'a>, usize)> {
     let mut bytes = Vec::with_capacity(capacity * N);
-    cursor.even_list(|cursor| {
+    cursor.rectangular_list(|cursor| {
         bytes.extend_from_slice(&one(cursor)?);
         Ok(())
     })?;

@@ -1,4 +1,4 @@
-//! Tests whole requests against answers that the reference's encoder wrote.
+//! Compares whole answers with messages that the encoder of the reference server wrote.
 
 use std::collections::HashMap;
 
@@ -8,22 +8,22 @@ use prost::Message;
 use serde_json::json;
 
 use super::*;
-use crate::forms::tensor_proto::tests::Stock;
+use crate::forms::tensor_proto::tests::ProstTensor;
 use crate::plan::tests::{feature, input, output, servable, toy};
-use crate::plan::{DataType, Description, Graph, Keep, ModelRoutes, RanData, RanOutput, Routes};
+use crate::plan::{DataType, Description, Graph, GraphOutput, MemoryOwner, ModelRoutes, OutputData, Routes};
 
 #[derive(Clone, PartialEq, Message)]
-struct StockVersion {
+struct ProstVersion {
     #[prost(int64, tag = "1")]
     value: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct StockSpec {
+struct ProstSpec {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(message, optional, tag = "2")]
-    version: Option<StockVersion>,
+    version: Option<ProstVersion>,
     #[prost(string, tag = "3")]
     signature_name: String,
     #[prost(string, tag = "4")]
@@ -31,21 +31,21 @@ struct StockSpec {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct StockRequest {
+struct ProstRequest {
     #[prost(message, optional, tag = "1")]
-    model_spec: Option<StockSpec>,
+    model_spec: Option<ProstSpec>,
     #[prost(map = "string, message", tag = "2")]
-    inputs: HashMap<String, Stock>,
+    inputs: HashMap<String, ProstTensor>,
     #[prost(string, repeated, tag = "3")]
     output_filter: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct StockResponse {
+struct ProstResponse {
     #[prost(map = "string, message", tag = "1")]
-    outputs: HashMap<String, Stock>,
+    outputs: HashMap<String, ProstTensor>,
     #[prost(message, optional, tag = "2")]
-    model_spec: Option<StockSpec>,
+    model_spec: Option<ProstSpec>,
 }
 
 fn routes_to(servable: Servable) -> Routes {
@@ -70,20 +70,20 @@ fn call(routes: &Routes, as_content: bool) -> Call<'_> {
     }
 }
 
-fn ids(numbers: &[i64]) -> Stock {
-    let mut stock = Stock::new(DataType::Int64, &[numbers.len()]);
-    stock.int64_val = numbers.to_vec();
-    stock
+fn ids(numbers: &[i64]) -> ProstTensor {
+    let mut tensor = ProstTensor::new(DataType::Int64, &[numbers.len()]);
+    tensor.int64_val = numbers.to_vec();
+    tensor
 }
 
-fn spec() -> StockSpec {
-    StockSpec { name: "m".to_owned(), signature_name: "lookup".to_owned(), ..StockSpec::default() }
+fn spec() -> ProstSpec {
+    ProstSpec { name: "m".to_owned(), signature_name: "lookup".to_owned(), ..ProstSpec::default() }
 }
 
-fn request(inputs: &[(&str, Stock)]) -> StockRequest {
-    StockRequest {
+fn request(inputs: &[(&str, ProstTensor)]) -> ProstRequest {
+    ProstRequest {
         model_spec: Some(spec()),
-        inputs: inputs.iter().map(|(name, stock)| ((*name).to_owned(), stock.clone())).collect(),
+        inputs: inputs.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())).collect(),
         output_filter: vec![],
     }
 }
@@ -114,7 +114,7 @@ fn a_filter_chooses_outputs_in_its_order() {
         request(&[("bag__row_splits", ids(&[0, 2, 3])), ("bag__values", ids(&[1, 2, 3])), ("one", ids(&[4, 0]))]);
     one.output_filter = vec!["both".to_owned(), "one".to_owned()];
     let body = answer(&call(&routes, false), &one.encode_to_vec()).expect("an answer").body;
-    let found = StockResponse::decode(&body[..]).expect("a response");
+    let found = ProstResponse::decode(&body[..]).expect("a response");
     assert_eq!(found.outputs["both"].float_val, [40.0, 41.0, 15.0, 16.0, 0.0, 1.0, 30.0, 31.0]);
     assert_eq!(found.outputs["one"].float_val, [40.0, 41.0, 0.0, 1.0]);
     assert_eq!(found.outputs.len(), 2);
@@ -125,26 +125,26 @@ fn a_filter_chooses_outputs_in_its_order() {
 #[test]
 fn versions_and_labels_are_found() {
     let routes = routes_to(toy());
-    let ask = |spec: StockSpec| {
-        let one = StockRequest { model_spec: Some(spec), ..request(&[("one", ids(&[1]))]) };
+    let ask = |spec: ProstSpec| {
+        let one = ProstRequest { model_spec: Some(spec), ..request(&[("one", ids(&[1]))]) };
         answer(&call(&routes, false), &one.encode_to_vec()).map(|answered| answered.rows)
     };
-    let numbered = |value| StockSpec { version: Some(StockVersion { value }), ..spec() };
-    let labelled = |label: &str| StockSpec { version_label: label.to_owned(), ..spec() };
+    let numbered = |value| ProstSpec { version: Some(ProstVersion { value }), ..spec() };
+    let labelled = |label: &str| ProstSpec { version_label: label.to_owned(), ..spec() };
     assert_eq!(ask(numbered(3)), Ok(1));
     assert_eq!(ask(labelled("stable")), Ok(1));
     for unknown in [
         numbered(0),
         numbered(-3),
         labelled("canary"),
-        StockSpec { name: "n".to_owned(), ..spec() },
-        StockSpec { name: String::new(), ..spec() },
-        StockSpec { signature_name: String::new(), ..spec() },
-        StockSpec { signature_name: "none".to_owned(), ..spec() },
+        ProstSpec { name: "n".to_owned(), ..spec() },
+        ProstSpec { name: String::new(), ..spec() },
+        ProstSpec { signature_name: String::new(), ..spec() },
+        ProstSpec { signature_name: "none".to_owned(), ..spec() },
     ] {
         assert_eq!(ask(unknown.clone()), Err(Declined::Unknown), "{unknown:?}");
     }
-    let both = StockSpec { version_label: "stable".to_owned(), ..numbered(3) };
+    let both = ProstSpec { version_label: "stable".to_owned(), ..numbered(3) };
     assert_eq!(ask(both), Err(Declined::Unusual));
 }
 
@@ -152,20 +152,20 @@ fn versions_and_labels_are_found() {
 fn the_order_of_fields_does_not_matter() {
     let routes = routes_to(toy());
     let whole = request(&[("one", ids(&[1]))]);
-    let spec_only = StockRequest { inputs: HashMap::new(), ..whole.clone() };
-    let inputs_only = StockRequest { model_spec: None, ..whole };
+    let spec_only = ProstRequest { inputs: HashMap::new(), ..whole.clone() };
+    let inputs_only = ProstRequest { model_spec: None, ..whole };
     let (spec, inputs) = (spec_only.encode_to_vec(), inputs_only.encode_to_vec());
     let answered = |message: &[u8]| answer(&call(&routes, false), message).map(|answered| answered.body);
     assert_eq!(answered(&[&inputs[..], &spec].concat()), answered(&[&spec[..], &inputs].concat()));
     assert!(answered(&[&spec[..], &inputs].concat()).is_ok());
 
-    // An entry whose value stands before its key.
+    // A map entry whose value comes before its key.
     let tensor = ids(&[1]).encode_to_vec();
     let mut entry = Vec::new();
-    put_delimited(&mut entry, 2, &tensor);
-    put_delimited(&mut entry, 1, b"one");
+    write_delimited(&mut entry, 2, &tensor);
+    write_delimited(&mut entry, 1, b"one");
     let mut message = spec.clone();
-    put_delimited(&mut message, 2, &entry);
+    write_delimited(&mut message, 2, &entry);
     assert_eq!(answered(&message), answered(&[&spec[..], &inputs].concat()));
 
     let twice = [&spec[..], &inputs, &inputs].concat();
@@ -178,14 +178,14 @@ fn the_order_of_fields_does_not_matter() {
 }
 
 #[test]
-fn the_reference_words_refusals() {
+fn bad_requests_are_declined() {
     let routes = routes_to(toy());
-    let declined = |one: &StockRequest| answer(&call(&routes, false), &one.encode_to_vec()).map(|_| ()).err();
+    let declined = |one: &ProstRequest| answer(&call(&routes, false), &one.encode_to_vec()).map(|_| ()).err();
     assert_eq!(declined(&request(&[("two", ids(&[1]))])), Some(Declined::Unfit));
     assert_eq!(declined(&request(&[("one", ids(&[5]))])), Some(Declined::Unfit));
     assert_eq!(declined(&request(&[])), Some(Declined::Unfit));
     for filter in [&["one", "one"][..], &["none"], &[""]] {
-        let one = StockRequest {
+        let one = ProstRequest {
             output_filter: filter.iter().map(|&name| name.to_owned()).collect(),
             ..request(&[("one", ids(&[1]))])
         };
@@ -208,15 +208,15 @@ fn long_requests_are_large_work() {
 struct EveryDtype;
 
 impl Graph for EveryDtype {
-    fn run(&self, _: &Servable, _: &Signature, _: &Inputs<'_>, wanted: &[usize]) -> Result<Vec<RanOutput>, Declined> {
+    fn run(&self, _: &Servable, _: &Signature, _: &Inputs<'_>, wanted: &[usize]) -> Result<Vec<GraphOutput>, Declined> {
         let ran = wanted.iter().map(|&number| {
             let (_, dtype, dims, bytes) = EVERY_DTYPE[number];
             let data = if dtype == DataType::String {
-                RanData::Strings(vec![b"a".to_vec(), vec![], vec![0xFF; 3]])
+                OutputData::Strings(vec![b"a".to_vec(), vec![], vec![0xFF; 3]])
             } else {
-                RanData::Numbers(Box::new(bytes))
+                OutputData::Numbers(Box::new(bytes))
             };
-            RanOutput { dtype, dims: dims.iter().copied().collect(), data }
+            GraphOutput { dtype, dims: dims.iter().copied().collect(), data }
         });
         Ok(ran.collect())
     }
@@ -242,7 +242,7 @@ const EVERY_DTYPE: [(&str, DataType, &[usize], &[u8]); 16] = [
     ("empty", DataType::Float32, &[0, 200], b""),
 ];
 
-/// The answer that `encode_response` of `service/wire/predict_proto.py` writes for these arrays.
+/// What `encode_response` of `service/wire/predict_proto.py` writes for the arrays of `EVERY_DTYPE`.
 const IN_VALUES: &str = "\
     0a210a07666c6f6174333212160801120812020801120208022a080000c03f000000c00a1d0a07666c6f61743634121208021204120208\
     013208000000000000d03f0a1f0a05696e743332121608031204120208023a0cffffffffffffffffff01ac020a1a0a0575696e74381211\
@@ -266,7 +266,7 @@ const IN_CONTENT: &str = "\
     0a016d120308ac021a0f73657276696e675f64656661756c74";
 
 #[test]
-fn every_dtype_travels_as_the_reference_writes_it() {
+fn every_dtype_is_encoded_as_by_the_reference() {
     let outputs = EVERY_DTYPE.iter().map(|(name, dtype, _, _)| {
         let mut one = output(name, &[], false);
         one["dtype"] = json!(format!("{dtype:?}").to_lowercase());
@@ -275,14 +275,14 @@ fn every_dtype_travels_as_the_reference_writes_it() {
     let signature = json!({"name": "serving_default", "kind": "predict", "row_bytes": 8, "max_rows": null, "graph": {},
         "inputs": [], "features": [], "outputs": outputs.collect::<Vec<_>>()});
     let description = json!({"model": "m", "version": 300, "tables": [], "vocabularies": [],
-        "signatures": [signature], "mark_at": 0});
+        "signatures": [signature], "damage_flag_at": 0});
     let description: Description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the description holds no address.
-    let servable = unsafe { Servable::compile(description, Keep(Box::new(())), &|_| Ok(Box::new(EveryDtype))) };
+    // SAFETY: the description has no addresses of tables or vocabularies, so no memory is read.
+    let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &|_| Ok(Box::new(EveryDtype))) };
     let routes = routes_to(servable.expect("fits"));
-    let message = StockRequest {
-        model_spec: Some(StockSpec { signature_name: String::new(), ..spec() }),
-        ..StockRequest::default()
+    let message = ProstRequest {
+        model_spec: Some(ProstSpec { signature_name: String::new(), ..spec() }),
+        ..ProstRequest::default()
     }
     .encode_to_vec();
     for (as_content, expected) in [(false, IN_VALUES), (true, IN_CONTENT)] {
@@ -310,7 +310,7 @@ proptest! {
             ("one", ids(&[4, 0])),
             ("bag__values", ids(&[1, 2, 300])),
             ("bag__row_splits", ids(&[0, 2, 3])),
-            ("pair", Stock::new(DataType::Int64, &[2, 2])),
+            ("pair", ProstTensor::new(DataType::Int64, &[2, 2])),
         ])
         .encode_to_vec();
         for (at, byte) in changes {
@@ -321,12 +321,13 @@ proptest! {
             message.truncate(usize::from(cut) % message.len());
         }
         if let Ok(answered) = answer(&call(&routes, false), &message) {
-            prop_assert!(StockResponse::decode(answered.body).is_ok());
+            prop_assert!(ProstResponse::decode(answered.body).is_ok());
         }
     }
 }
 
-/// A model of the benchmark's shapes: "w1" takes single ids, "lookup" single ones and ragged ones.
+/// Returns a servable with the table sizes of the benchmark. Signature "w1" takes single ids; "lookup" takes single and
+/// ragged ids.
 fn benchmark_servable() -> Servable {
     let inputs = ["user", "item", "tag", "tags__values", "tags__row_splits"];
     let inputs = inputs.map(|name| input(name, "int64", json!([null]), true));
@@ -340,7 +341,7 @@ fn benchmark_servable() -> Servable {
     servable(json!([signature]), &[(300_000, 64), (200_000, 64), (50_000, 32)])
 }
 
-fn benchmark_request(rows: usize) -> StockRequest {
+fn benchmark_request(rows: usize) -> ProstRequest {
     let drawn = |count, size| ids(&(0..count).map(|_| fastrand::i64(..size)).collect::<Vec<_>>());
     if rows == 1 {
         return request(&[("user", drawn(1, 300_000)), ("item", drawn(1, 200_000)), ("tag", drawn(1, 50_000))]);

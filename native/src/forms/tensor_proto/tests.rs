@@ -1,4 +1,4 @@
-//! Compares tensors with those of a stock protobuf library.
+//! Compares parsed and written tensors with those of the protobuf library prost.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -22,9 +22,9 @@ pub struct Shape {
     unknown_rank: bool,
 }
 
-/// The oracle: the message type that a stock generator makes of the proto.
+/// The oracle: `TensorProto` as a message of prost.
 #[derive(Clone, PartialEq, Message)]
-pub struct Stock {
+pub struct ProstTensor {
     #[prost(int32, tag = "1")]
     dtype: i32,
     #[prost(message, optional, tag = "2")]
@@ -69,17 +69,17 @@ const DTYPES: [DataType; 13] = [
     DataType::Uint64,
 ];
 
-impl Stock {
+impl ProstTensor {
     pub(in crate::forms) fn new(dtype: DataType, dims: &[usize]) -> Self {
         let dim = dims.iter().map(|&size| Dim { size: i64::try_from(size).expect("small"), name: "rows".to_owned() });
-        Stock {
+        ProstTensor {
             dtype: dtype as i32,
             tensor_shape: Some(Shape { dim: dim.collect(), unknown_rank: false }),
-            ..Stock::default()
+            ..ProstTensor::default()
         }
     }
 
-    /// Adds numbers to the field of their dtype.
+    /// Adds numbers, given as bits, to the typed field of their dtype.
     #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
     fn add(&mut self, dtype: DataType, numbers: &[u64]) {
         for &bits in numbers {
@@ -104,7 +104,7 @@ fn read(message: &[u8]) -> Result<Tensor<'_>, Declined> {
     read_tensor(message, &mut Allowance::of_request(message.len()))
 }
 
-/// Returns the numbers of a tensor, little end first.
+/// Returns the numbers of a tensor as little-endian bytes.
 #[allow(clippy::cast_possible_truncation)]
 fn bytes_of(tensor: &Tensor<'_>) -> Vec<u8> {
     match &tensor.data {
@@ -127,11 +127,11 @@ fn strings_of<'t>(tensor: &'t Tensor<'_>) -> Vec<&'t [u8]> {
     }
 }
 
-/// A dtype, and numbers of it as its unsigned bits.
+/// Generates a dtype, and numbers of the dtype as bits.
 fn numbers() -> impl Strategy<Value = (DataType, Vec<u64>)> {
     (proptest::sample::select(&DTYPES[..]), vec(any::<u64>(), 1..80)).prop_map(|(dtype, mut bits)| {
         for one in &mut bits {
-            // NaNs would not compare equal as stock floats, and still travel bit for bit here.
+            // The numbers may be NaN: the tests compare bits, not floats.
             *one &= match dtype {
                 DataType::Bool => 1,
                 _ => u64::MAX >> (64 - 8 * dtype.size()),
@@ -149,11 +149,11 @@ fn little_end(dtype: DataType, bits: &[u64]) -> Vec<u8> {
 proptest! {
     #[test]
     fn packed_values_and_content_come_back((dtype, bits) in numbers()) {
-        let mut stock = Stock::new(dtype, &[bits.len(), 1]);
+        let mut tensor = ProstTensor::new(dtype, &[bits.len(), 1]);
         let content = little_end(dtype, &bits);
-        let with_content = Stock { tensor_content: content.clone(), ..stock.clone() }.encode_to_vec();
-        stock.add(dtype, &bits);
-        let with_values = stock.encode_to_vec();
+        let with_content = ProstTensor { tensor_content: content.clone(), ..tensor.clone() }.encode_to_vec();
+        tensor.add(dtype, &bits);
+        let with_values = tensor.encode_to_vec();
         for message in [with_content, with_values] {
             let tensor = read(&message).expect("plain");
             prop_assert_eq!((tensor.dtype, &tensor.dims[..]), (dtype, &[bits.len(), 1][..]));
@@ -163,20 +163,20 @@ proptest! {
 
     #[test]
     fn values_come_back_in_any_pieces((dtype, bits) in numbers(), cut in 0..80_usize) {
-        let mut message = Stock::new(dtype, &[bits.len()]).encode_to_vec();
+        let mut message = ProstTensor::new(dtype, &[bits.len()]).encode_to_vec();
         let (packed, single) = bits.split_at(cut.min(bits.len()));
         let field = field_of_values(dtype);
         for half in packed.chunks(packed.len() / 2 + 1) {
-            let mut stock = Stock::default();
-            stock.add(dtype, half);
-            message.extend(stock.encode_to_vec());
+            let mut tensor = ProstTensor::default();
+            tensor.add(dtype, half);
+            message.extend(tensor.encode_to_vec());
         }
         for one in single {
             match dtype {
-                DataType::Float32 => put_varint(&mut message, u64::from(field << 3 | 5)),
-                DataType::Float64 => put_varint(&mut message, u64::from(field << 3 | 1)),
+                DataType::Float32 => write_varint(&mut message, u64::from(field << 3 | 5)),
+                DataType::Float64 => write_varint(&mut message, u64::from(field << 3 | 1)),
                 _ => {
-                    put_varint_field(&mut message, field, *one);
+                    write_varint_field(&mut message, field, *one);
                     continue;
                 }
             }
@@ -187,26 +187,26 @@ proptest! {
 
     #[test]
     fn the_last_value_stands_for_all_that_follow((dtype, mut bits) in numbers(), more in 1..200_usize) {
-        let mut stock = Stock::new(dtype, &[bits.len() + more]);
-        stock.add(dtype, &bits);
-        let message = stock.encode_to_vec();
+        let mut tensor = ProstTensor::new(dtype, &[bits.len() + more]);
+        tensor.add(dtype, &bits);
+        let message = tensor.encode_to_vec();
         bits.resize(bits.len() + more, bits[bits.len() - 1]);
         prop_assert_eq!(bytes_of(&read(&message).expect("plain")), little_end(dtype, &bits));
 
-        let nothing = Stock::new(dtype, &[more]).encode_to_vec();
-        prop_assert_eq!(bytes_of(&read(&nothing).expect("plain")), vec![0; more * dtype.size()]);
+        let empty = ProstTensor::new(dtype, &[more]).encode_to_vec();
+        prop_assert_eq!(bytes_of(&read(&empty).expect("plain")), vec![0; more * dtype.size()]);
     }
 
     #[test]
     fn strings_come_back(strings in vec(vec(any::<u8>(), 0..200), 1..20)) {
-        let stock = Stock::new(DataType::String, &[strings.len()]);
-        let with_values = Stock { string_val: strings.clone(), ..stock.clone() }.encode_to_vec();
+        let tensor = ProstTensor::new(DataType::String, &[strings.len()]);
+        let with_values = ProstTensor { string_val: strings.clone(), ..tensor.clone() }.encode_to_vec();
         let mut content = Vec::new();
         for one in &strings {
-            put_varint(&mut content, one.len() as u64);
+            write_varint(&mut content, one.len() as u64);
         }
         content.extend(strings.concat());
-        let with_content = Stock { tensor_content: content, ..stock }.encode_to_vec();
+        let with_content = ProstTensor { tensor_content: content, ..tensor }.encode_to_vec();
         for message in [with_values, with_content] {
             let tensor = read(&message).expect("plain");
             prop_assert_eq!(strings_of(&tensor), strings.iter().collect::<Vec<_>>());
@@ -215,9 +215,9 @@ proptest! {
 
     #[test]
     fn no_bytes_make_a_panic((dtype, bits) in numbers(), changes in vec((any::<u16>(), any::<u8>()), 0..4)) {
-        let mut stock = Stock::new(dtype, &[bits.len()]);
-        stock.add(dtype, &bits);
-        let mut message = stock.encode_to_vec();
+        let mut tensor = ProstTensor::new(dtype, &[bits.len()]);
+        tensor.add(dtype, &bits);
+        let mut message = tensor.encode_to_vec();
         for (at, byte) in changes {
             let at = usize::from(at) % message.len();
             message[at] = byte;
@@ -236,8 +236,8 @@ proptest! {
 #[test]
 fn integers_keep_the_bits_of_their_dtype() {
     let read_one = |dtype, number| {
-        let mut message = Stock::new(dtype, &[]).encode_to_vec();
-        put_varint_field(&mut message, field_of_values(dtype), number);
+        let mut message = ProstTensor::new(dtype, &[]).encode_to_vec();
+        write_varint_field(&mut message, field_of_values(dtype), number);
         bytes_of(&read(&message).expect("plain"))
     };
     assert_eq!(read_one(DataType::Int32, 1 << 40 | 0xFFFF_FFFE), (-2_i32).to_le_bytes());
@@ -249,22 +249,22 @@ fn integers_keep_the_bits_of_their_dtype() {
 
 #[test]
 fn any_byte_but_0_is_true() {
-    let content = Stock { tensor_content: vec![0, 2, 255], ..Stock::new(DataType::Bool, &[3]) };
+    let content = ProstTensor { tensor_content: vec![0, 2, 255], ..ProstTensor::new(DataType::Bool, &[3]) };
     assert_eq!(bytes_of(&read(&content.encode_to_vec()).expect("plain")), [0, 1, 1]);
 }
 
 #[test]
 fn shapes_are_bounded() {
     let shaped = |dims: &[i64], unknown_rank| {
-        let stock = Stock {
+        let tensor = ProstTensor {
             dtype: 9,
             tensor_shape: Some(Shape {
                 dim: dims.iter().map(|&size| Dim { size, name: String::new() }).collect(),
                 unknown_rank,
             }),
-            ..Stock::default()
+            ..ProstTensor::default()
         };
-        read(&stock.encode_to_vec()).map(|tensor| tensor.dims.into_vec())
+        read(&tensor.encode_to_vec()).map(|tensor| tensor.dims.into_vec())
     };
     assert_eq!(shaped(&[], false), Ok(vec![]));
     assert_eq!(shaped(&[0, 1 << 40], false), Ok(vec![0, 1 << 40]));
@@ -278,22 +278,22 @@ fn shapes_are_bounded() {
 }
 
 #[test]
-fn the_reference_reads_what_is_not_plain() {
-    let plain = Stock { int64_val: vec![1, 2], ..Stock::new(DataType::Int64, &[2]) };
+fn unusual_tensors_are_declined() {
+    let plain = ProstTensor { int64_val: vec![1, 2], ..ProstTensor::new(DataType::Int64, &[2]) };
     let cases = [
-        ("dtype", Stock { dtype: 20, ..plain.clone() }),
-        ("no dtype", Stock { dtype: 0, ..plain.clone() }),
-        ("a reference", Stock { dtype: 109, ..plain.clone() }),
-        ("below 0", Stock { dtype: -1, ..plain.clone() }),
-        ("too many values", Stock { int64_val: vec![1, 2, 3], ..plain.clone() }),
-        ("another field", Stock { int_val: vec![1, 2], int64_val: vec![], ..plain.clone() }),
-        ("two fields", Stock { int_val: vec![1], ..plain.clone() }),
-        ("content and values", Stock { tensor_content: vec![0; 16], ..plain.clone() }),
-        ("short content", Stock { tensor_content: vec![0; 15], int64_val: vec![], ..plain.clone() }),
-        ("no shape", Stock { tensor_shape: None, ..plain.clone() }),
+        ("dtype", ProstTensor { dtype: 20, ..plain.clone() }),
+        ("no dtype", ProstTensor { dtype: 0, ..plain.clone() }),
+        ("a reference", ProstTensor { dtype: 109, ..plain.clone() }),
+        ("below 0", ProstTensor { dtype: -1, ..plain.clone() }),
+        ("too many values", ProstTensor { int64_val: vec![1, 2, 3], ..plain.clone() }),
+        ("another field", ProstTensor { int_val: vec![1, 2], int64_val: vec![], ..plain.clone() }),
+        ("two fields", ProstTensor { int_val: vec![1], ..plain.clone() }),
+        ("content and values", ProstTensor { tensor_content: vec![0; 16], ..plain.clone() }),
+        ("short content", ProstTensor { tensor_content: vec![0; 15], int64_val: vec![], ..plain.clone() }),
+        ("no shape", ProstTensor { tensor_shape: None, ..plain.clone() }),
     ];
-    for (case, stock) in cases {
-        assert_eq!(read(&stock.encode_to_vec()).map(|_| ()), Err(Declined::Unusual), "{case}");
+    for (case, tensor) in cases {
+        assert_eq!(read(&tensor.encode_to_vec()).map(|_| ()), Err(Declined::Unusual), "{case}");
     }
     let message = plain.encode_to_vec();
     assert!(read(&message).is_ok());

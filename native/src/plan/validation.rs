@@ -1,16 +1,17 @@
-//! Judges a request's inputs against its signature: names, dtypes, shapes, row splits and the ids of a predict.
+//! Validates the inputs of a request against its signature: names, dtypes, shapes, row splits, and the bounds of a
+//! predict's ids.
 
 use smallvec::SmallVec;
 
 use super::description::SignatureKind;
 use super::inputs::{Data, DataType, Inputs, Tensor};
 use super::numbers::{int64_bytes, integers};
-use super::servable::{InputPlan, Role, Servable, Signature};
+use super::servable::{InputPlan, InputRole, Servable, Signature};
 use crate::declined::Declined;
 use crate::tables::table::Ints;
 
 pub(super) fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), Declined> {
-    let is_sent = |number: usize| inputs[number].is_some();
+    let is_sent = |index: usize| inputs[index].is_some();
     let lacks = plan.inputs.iter().zip(inputs).any(|(input, sent)| !input.is_optional && sent.is_none());
     if lacks || (plan.kind == SignatureKind::Lookup && inputs.iter().all(Option::is_none)) {
         return Err(Declined::Unfit);
@@ -26,17 +27,17 @@ pub(super) fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), D
     Ok(())
 }
 
-/// Pairs of a vocabulary's number and how many keys of an input the vocabulary lacks. An input has one vocabulary;
-/// features that share the input share the count.
-pub(super) type Strangers = SmallVec<[(usize, usize); 2]>;
+/// Pairs of a vocabulary's index and the number of an input's keys that the vocabulary lacks.
+pub(super) type UnknownKeyCounts = SmallVec<[(usize, usize); 2]>;
 
-/// Returns the inputs with keys as ids, after dtypes, ranks, sizes and the ids of a predict were checked.
-pub(super) fn judge_tensors<'r>(
+/// Validates dtypes, ranks, sizes and id bounds of all tensors, and replaces keys by the ids that the vocabularies
+/// give.
+pub(super) fn validate_tensors<'r>(
     servable: &Servable,
     plan: &Signature,
     mut inputs: Inputs<'r>,
-) -> Result<(Inputs<'r>, Strangers), Declined> {
-    let mut strangers = Strangers::new();
+) -> Result<(Inputs<'r>, UnknownKeyCounts), Declined> {
+    let mut unknown_keys = UnknownKeyCounts::new();
     for (slot, input) in inputs.iter_mut().zip(&plan.inputs) {
         let Some(tensor) = slot else { continue };
         let is_lookup = plan.kind == SignatureKind::Lookup;
@@ -46,7 +47,7 @@ pub(super) fn judge_tensors<'r>(
                 input.vocabulary.is_some() && (is_lookup || !input.takes_keys)
             }
             (DataType::Int64 | DataType::Int32, DataType::Int64 | DataType::Int32)
-                if tensor.dtype == input.dtype || input.role != Role::Free =>
+                if tensor.dtype == input.dtype || input.role != InputRole::Unread =>
             {
                 input.takes_keys && is_lookup
             }
@@ -54,18 +55,18 @@ pub(super) fn judge_tensors<'r>(
             _ => return Err(Declined::Unfit),
         };
         if is_key {
-            let number = input.vocabulary.ok_or(Declined::Unfit)?;
-            let vocabulary = &servable.vocabularies()[number];
+            let index = input.vocabulary.ok_or(Declined::Unfit)?;
+            let vocabulary = &servable.vocabularies()[index];
             let (ids, lacking) = match &tensor.data {
                 Data::Strings(keys) => vocabulary.rows_of_strings(keys.parts.iter().map(AsRef::as_ref)),
                 _ => vocabulary.rows_of_integers(integers(tensor).iter().copied()),
             }
             .map_err(|_| Declined::Unfit)?;
             if lacking > 0 {
-                strangers.push((number, lacking));
+                unknown_keys.push((index, lacking));
             }
             tensor.data = Data::Ints(ids);
-            // Vocabularies give int64, which an int32 input takes as well.
+            // Vocabularies give int64 ids; the check below refuses an id that an int32 input can not hold.
             tensor.dtype = DataType::Int64;
         }
         if tensor.dtype == DataType::Int64 && input.dtype == DataType::Int32 {
@@ -82,12 +83,12 @@ pub(super) fn judge_tensors<'r>(
             return Err(Declined::Unfit);
         }
     }
-    Ok((inputs, strangers))
+    Ok((inputs, unknown_keys))
 }
 
 fn check_shape(kind: SignatureKind, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), Declined> {
     let Some(shape) = &input.shape else { return Ok(()) };
-    let is_described = kind == SignatureKind::Lookup || input.role != Role::Free;
+    let is_described = kind == SignatureKind::Lookup || input.role != InputRole::Unread;
     if is_described && shape.len() != tensor.dims.len() {
         return Err(Declined::Unfit);
     }
@@ -98,7 +99,7 @@ fn check_shape(kind: SignatureKind, input: &InputPlan, tensor: &Tensor<'_>) -> R
     Ok(())
 }
 
-/// Returns B, after the row splits of all ragged features were checked.
+/// Validates the row splits of all ragged features, and returns B, the number of rows of the request.
 pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize, Declined> {
     let mut most = 0;
     let mut first = None;
@@ -108,10 +109,10 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
         differ |= *first.get_or_insert(rows) != rows;
     };
     let mut is_ragged = false;
-    for (number, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
+    for (index, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
         let Some(tensor) = tensor else { continue };
-        let ragged = plan.features.iter().find(|feature| feature.ids == number && feature.row_splits.is_some());
-        if ragged.is_some() || input.role == Role::Part {
+        let ragged = plan.features.iter().find(|feature| feature.ids == index && feature.row_splits.is_some());
+        if ragged.is_some() || input.role == InputRole::SplitsOrWeights {
             continue;
         }
         let is_open = |shape: &Vec<Option<usize>>| shape.get(1).is_none_or(Option::is_none);
