@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# Above difflib's 0.6: names of settings have a prefix in common, which makes all of them alike.
+# Higher than difflib's 0.6: names of settings share prefixes, and would all be near each other.
 _CUTOFF = 0.75
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error text, with the known name that is nearest; "" where none is near.
+    """Returns the end of an error text that suggests the nearest known name; "" if no name is near.
 
     >>> did_you_mean("Tabels", ["tables", "features"])
     '; did you mean tables?'
