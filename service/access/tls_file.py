@@ -1,4 +1,4 @@
-"""One file with a key and its certificate: read at the start, and again whenever it has changed."""
+"""Reads one port's TLS file, with a key and its certificate: at the start, and again whenever it has changed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ class _Taken:
 
 
 class TlsFile:
-    """TLS configuration for new connections of a wire. Concurrency: reading, any thread; polling, one caller at a time.
+    """The TLS configuration of one port, polled from its file.
 
-    A file that can not be used changes nothing, is told of once and counted. Whether clients are verified is decided at
-    the start: no mistake in a file opens a port.
+    Concurrency: any thread; poll_once() one caller at a time.
+
+    A changed file that can not be used is logged once and counted, and the configuration before it stays. client_verify
+    can not change after the start, so that no mistake in a file opens a port to all clients.
 
     Args:
-      api: the wire's name in metrics.
-      protocols: what ALPN offers.
+      api: the port's name in metrics, "grpc" or "http".
+      protocols: protocols that ALPN offers.
       clock: seconds since 1970.
 
-    on_change: told of a new file before it is used; it may raise InvalidRequest, and the file is then refused.
+    on_change: called with a new configuration before it is used; if it raises InvalidRequest, the file is refused.
 
     Raises:
       InvalidRequest: the file can not be used.
@@ -63,9 +65,9 @@ class TlsFile:
         self._now = self._take(self._read())
 
     def context(self) -> ssl.SSLContext:
-        """Returns a context for a listener, whose new connections each begin with what was taken last."""
+        """Returns a context for a listener; each new connection uses the configuration that was accepted last."""
         context = create_context(self._now.config, self._protocols)
-        # Called for each handshake, whether the client names a server or not.
+        # OpenSSL calls sni_callback in each handshake, also if the client names no server.
         context.sni_callback = self._begin
         return context
 
@@ -77,7 +79,7 @@ class TlsFile:
         return self._now.config
 
     def poll_once(self) -> None:
-        """Takes what the file says if that is new."""
+        """Reads the file, and uses its configuration for new connections if it has changed."""
         data: bytes | None = None
         try:
             data = self._read()
@@ -88,7 +90,7 @@ class TlsFile:
                 self._now = self._take(data, self._now.config.client_verify)
                 self._refused = None
         except InvalidRequest as error:
-            # By its text, or where there is none by what is wrong with it.
+            # A refused file is logged once: it is recognised by its bytes, or by the error if it could not be read.
             fault = error.message if data is None else data
             if fault != self._refused:
                 self._refused = fault

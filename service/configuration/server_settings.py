@@ -1,4 +1,4 @@
-"""Settings of the server itself: models, wires, limits, logs. Names that TensorFlow Serving has mean the same here."""
+"""Settings of the server itself: models, ports, limits, logs. A name that TensorFlow Serving has too means the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _num_processors() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """See Settings, which these are part of."""
+    """The part of Settings that does not concern the tables; ServerSettings is never used by itself."""
 
     model_base_path: str = setting(
         "",
@@ -265,7 +265,7 @@ class ServerSettings:
 
     @property
     def num_threads(self) -> int:
-        """Threads of the native core that serve connections; 0: the setting is no number."""
+        """Number of the native core's threads that serve connections; 0: the setting is not a number."""
         text = self.workers or self.threads
         if text == "auto":
             return _num_processors()
@@ -273,50 +273,50 @@ class ServerSettings:
 
     @property
     def load_retry_interval_s(self) -> float:
-        """Seconds between tries of a version that failed to load."""
+        """Seconds between two attempts to load a version that failed to load."""
         return max(self.load_retry_interval_micros, 0) / 1e6
 
     @property
     def parallelism(self) -> tuple[int, int]:
-        """TensorFlow's threads within an operation, and its operations side by side; 0: TensorFlow chooses."""
+        """Threads within a TensorFlow operation, and operations that run side by side; 0: TensorFlow chooses."""
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
         both = self.tensorflow_session_parallelism or self.graph_threads
         return own if any(own) else (both, both)
 
     @property
     def warmup_iterations(self) -> int:
-        """How often each recorded warm-up request is run."""
+        """Number of runs of each recorded warm-up request; 0: warm-up is off."""
         return max(self.num_request_iterations_for_warmup, 1) if self.enable_model_warmup else 0
 
     @property
     def rest_api_timeout_s(self) -> float:
-        """Seconds after which an HTTP request gives up."""
+        """Seconds after which an HTTP request is answered with an error."""
         return self.rest_api_timeout_in_ms / 1e3
 
     @property
     def slow_request_s(self) -> float:
-        """Seconds from which on a request is slow; infinite: none is."""
+        """Seconds after which a request counts as slow; infinite: no request does."""
         return self.slow_request_ms / 1e3 or math.inf
 
     @property
     def channel_arguments(self) -> list[tuple[str, int | str]]:
-        """gRPC's own settings by name; whole numbers as numbers."""
+        """gRPC's channel arguments as (name, value); whole numbers as int."""
         pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
         return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
 
     @property
     def http_graph_threads(self) -> int:
-        """Graph runs at the same time over HTTP; a batch holds no more of its requests than can wait together."""
+        """HTTP graph runs at a time; with batching as many as can wait for a batch together."""
         return max(self.graph_threads, self.grpc_max_threads) if self.enable_batching else self.graph_threads
 
     @property
     def tags(self) -> frozenset[str]:
-        """The MetaGraph's tags."""
+        """Tags of the MetaGraph to load."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())
 
     @property
     def cors_origins(self) -> tuple[str, ...]:
-        """Origins whose pages may call."""
+        """Origins whose web pages may call the HTTP API."""
         return tuple(origin.strip() for origin in self.rest_api_cors_origins.split(",") if origin.strip())
 
 

@@ -1,4 +1,4 @@
-"""Every setting: one frozen object, of those of the server and those of its tables."""
+"""Declares all settings in one frozen dataclass: those of the server and those of its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.configuration.server_settings import ServerSettings
 from service.configuration.setting_fields import setting
 
 ENV_PREFIX = "EMB_"
-# The sections of `--help` and docs/settings.md: the first setting of each, and its title.
+# First setting of each section of `--help` and docs/settings.md -> the section's title.
 SECTIONS: Mapping[str, str] = {
     "model_base_path": "Models",
     "auth_config": "Callers",
@@ -32,7 +32,7 @@ SECTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings(ServerSettings):
-    """Settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
+    """All settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
 
     data_plane: Literal["auto", "native", "python"] = setting(
         "auto",
