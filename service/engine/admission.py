@@ -21,11 +21,11 @@ class Held:
 class Admission:
     """The counter of bytes and rows in flight; refuses requests beyond the limits. Concurrency: any thread.
 
-    A request that the event loop answers in one go is not counted: the event loop answers one at a time. Every request
+    A request that the event loop answers without waiting is not counted, because there is one at a time. Every request
     that waits for anything is counted, from its first byte until its answer is made.
 
     Args:
-      observer: told of every refusal, also by thread pools under this object's limits.
+      observer: called for every refusal, also for those of thread pools that have this object's limits.
     """
 
     def __init__(self, limits: Limits | None = None, observer: AdmissionObserver | None = None) -> None:

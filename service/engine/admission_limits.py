@@ -44,10 +44,10 @@ class Unobserved:
     """An AdmissionObserver that notes nothing."""
 
     def refused(self, model: str, reason: Reason) -> None:
-        """See AdmissionObserver."""
+        """Does nothing with a refused request."""
 
     def waited(self, model: str, seconds: float) -> None:
-        """See AdmissionObserver."""
+        """Does nothing with a request's waiting time."""
 
 
 def has_share(mine: int, free: int) -> bool:

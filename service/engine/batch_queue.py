@@ -18,7 +18,7 @@ from service.types import Array, Tensors
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request, from its arrival until its last task ends.
+    """One request in a batch queue, from its arrival until its last task ends.
 
     group: requests of equal groups may share a batch.
     deadline_s: on the scheduler's clock; None: the request waits for ever.
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """The rows from begin to end of a call, which are run in one batch."""
+    """Rows of one call, from begin to end, that are run in one batch."""
 
     call: Call
     begin: int
@@ -55,7 +55,7 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows of the task."""
+        """Number of rows of the task."""
         return self.end - self.begin
 
 
@@ -67,7 +67,7 @@ Process = Callable[[Sequence[Task]], Sequence[Result]]
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Tasks of one group that run together. A batch is open until another batch of the group is begun."""
+    """One batch: tasks of one group that run together. A batch is open until another batch of the group is begun."""
 
     group: Hashable
     due_s: float
@@ -77,7 +77,7 @@ class Batch:
 
 
 class BatchQueue:
-    """Batches of one signature, first come first served. Concurrency: under its scheduler's lock.
+    """The waiting batches of one signature, first come first served. Concurrency: under its scheduler's lock.
 
     Each group has an open batch of its own, but all groups share one limit on waiting batches: clients decide by their
     inputs how many groups there are.
@@ -105,7 +105,7 @@ class BatchQueue:
             )
 
     def add(self, call: Call, now_s: float) -> None:
-        """Takes a call in as one task, or as several where it is split.
+        """Adds a call to the open batch as one task, or as several tasks in several batches if the call is split.
 
         Raises:
           Overloaded: the limit on waiting batches is reached.
@@ -129,7 +129,7 @@ class BatchQueue:
             begin += rows
 
     def pop(self, now_s: float) -> Batch | None:
-        """Takes out the first batch that is ready: full, closed by the next one, or due."""
+        """Removes and returns the first batch that is ready: full, closed by a later batch of its group, or due."""
         for batch in self._batches:
             if self._is_ready(batch, now_s):
                 self._drop(batch)
@@ -142,11 +142,11 @@ class BatchQueue:
 
     @property
     def due_s(self) -> float:
-        """Returns the time when the next batch is due at the latest; infinite if no batch waits."""
+        """Time when the next batch is due at the latest; infinite if no batch waits."""
         return min((batch.due_s for batch in self._batches), default=math.inf)
 
     def remove(self, call: Call) -> None:
-        """Takes out the tasks of a call that have not begun."""
+        """Removes the tasks of a call that have not begun."""
         for batch in [batch for batch in self._batches if any(task.call is call for task in batch.tasks)]:
             kept = [task for task in batch.tasks if task.call is not call]
             call.tasks[:] = [task for task in call.tasks if task not in batch.tasks]

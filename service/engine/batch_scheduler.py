@@ -13,7 +13,7 @@ from service.errors import DeadlineExceeded, NotReady
 
 _LATE = "Run() timeout exceeded while waiting in batching queue"
 
-# (thread's name, what it does): begins a thread.
+# Starts a thread, given its name and its work.
 StartThread = Callable[[str, Callable[[], None]], None]
 
 
@@ -59,10 +59,10 @@ class Scheduler:
         self._is_stopped = False
 
     def begin_alone(self, queue: BatchQueue, rows: int) -> bool:
-        """Takes a running place for a call that need not wait; the caller's thread then runs the call.
+        """Reserves a running place if a call need not wait; the caller's thread then runs the call.
 
         Returns:
-          Whether the place was taken; if so, the caller calls end_alone after the run.
+          Whether a place was reserved; if so, the caller calls end_alone after the run.
 
         Raises:
           NotReady: the server is stopping.
@@ -74,7 +74,7 @@ class Scheduler:
             return is_alone
 
     def end_alone(self) -> None:
-        """Gives back the running place of begin_alone."""
+        """Frees the running place of begin_alone."""
         with self._lock:
             self._num_running -= 1
             self._wake_one()
@@ -117,7 +117,7 @@ class Scheduler:
         return True
 
     def stop(self) -> None:
-        """Refuses new calls; waiting calls are still answered."""
+        """Refuses new calls from now on; calls that wait are still run."""
         with self._lock:
             self._is_stopped = True
             self._changed.notify_all()
@@ -133,7 +133,7 @@ class Scheduler:
         return any(queue.is_ready(now_s) for queue in self._waiting)
 
     def _take(self) -> tuple[BatchQueue, list[Task]] | None:
-        """Takes the next batch out of the queues and counts the batch as running; late tasks are dropped."""
+        """Removes the next batch from the queues and counts it as running; drops tasks whose deadline has passed."""
         now_s = self.clock()
         num_tries = len(self._waiting) if self._has_room() else 0
         for _ in range(num_tries):

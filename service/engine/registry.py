@@ -93,7 +93,8 @@ class Registry:
         """Returns a lease on the servable that a model reference names.
 
         Args:
-          is_enough: whether the lookups of a version that still loads can answer, where no version is AVAILABLE.
+          is_enough: says whether the lookups of a version that still loads can answer the request, if no version is
+            AVAILABLE.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound: the server has no such model, version or label.
@@ -102,7 +103,10 @@ class Registry:
         return Lease(self.hold(ref, is_enough))
 
     def hold(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Holder:
-        """Takes a lease on the servable that a reference names; `release` gives the lease back. Raises as `lease`."""
+        """Takes a lease on the servable that a model reference names; Holder.release gives it back.
+
+        Raises as lease() does.
+        """
         while True:
             holder = self._find(ref, is_enough)
             if holder.acquire():
@@ -131,7 +135,7 @@ class Registry:
         raise NotReady(f'Model "{ref.name}" is not ready: {self.problem(ref.name)}')
 
     def models(self) -> list[str]:
-        """Returns the names of the configured models, sorted."""
+        """Returns the names of all models that requests may reach, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
 
     def is_configured(self, name: str) -> bool:
@@ -140,7 +144,7 @@ class Registry:
         return model is not None and model.is_configured
 
     def loaded(self) -> list[LoadedServable]:
-        """Returns the available servables and their request counts, by model and version."""
+        """Returns all available servables with the number of requests on each, by model and version."""
         return [
             LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
@@ -205,7 +209,7 @@ class Registry:
         return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
 
     def problem(self, name: str) -> str:
-        """Says in one line why a model has no version to answer with; "" when it has one."""
+        """Returns why a model has no version to answer with, in one line; "" if it has one."""
         model = self._snapshot[name]
         if model.available:
             return ""
@@ -227,7 +231,7 @@ class Registry:
 
     @property
     def is_ready(self) -> bool:
-        """Says whether every configured model has an AVAILABLE version, and the server is not draining."""
+        """Whether every configured model has an AVAILABLE version, and the server is not draining."""
         configured = [model for model in self._snapshot.values() if model.is_configured]
         return bool(configured) and not self._is_draining and all(model.available for model in configured)
 
