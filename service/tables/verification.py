@@ -37,7 +37,7 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes with a checksum, masked as in a checkpoint's index. what: how a message calls them."""
+    """A range of bytes in a file with a checksum, masked as in a checkpoint's index. what: its name in messages."""
 
     what: str
     file: Path
@@ -139,7 +139,7 @@ class Verifier:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the verification that is going on, and all that wait."""
+        """Ends the verification that is running, and all that wait."""
         self._is_stopped = True
 
     def _run(self) -> None:
