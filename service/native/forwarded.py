@@ -1,4 +1,4 @@
-"""Reads the headers that the native core adds to forwarded requests. The core removes such headers of clients."""
+"""Reads the headers that the native core adds to forwarded requests. The core removes such headers from clients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from urllib.parse import unquote
 from service.access.peer import NO_NAMES
 from service.engine.request_context import NO_DRAWS, Draws
 
-# As in native/src/edge/shared.rs.
+# Names of headers, as in native/src/edge/shared.rs.
 _PREFIX = b"x-embedding-server-"
 _SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The core's headers of one request. names: names of known callers in the client's verified certificate."""
+    """The content of the core's headers of one request.
+
+    names: names of known callers in the client's verified certificate.
+    """
 
     names: frozenset[str] = NO_NAMES
     draws: Draws = NO_DRAWS
@@ -30,7 +33,7 @@ class Forwarding:
     """Reads the core's headers. Concurrency: any thread.
 
     Args:
-      seal: the secret in the core's requests; "": no core is there, and all such headers are ignored.
+      seal: the secret in the core's requests; "": there is no core, and all such headers are ignored.
     """
 
     def __init__(self, seal: str = "") -> None:

@@ -54,11 +54,11 @@ class Events(Protocol):
 
 
 class CoreNumbers(Protocol):
-    """The native core's numbers, as JSON of edge/snapshot.rs; see native.edge."""
+    """The source of the native core's statistics, JSON of edge/snapshot.rs; native.edge.Edge is one."""
 
     @property
     def statistics(self) -> str:
-        """Returns all statistics, as JSON."""
+        """All statistics of the core, as JSON."""
         ...
 
     def retire(self, model: str, version: int) -> str:
@@ -71,7 +71,7 @@ class NativeStatistics:
 
     Args:
       requests: the counter that the core's answered requests are added to.
-      slow: called for each new slow request: service.observe.recent_requests' was_slow.
+      slow: called for each new slow request; was_slow() of service.observe.recent_requests.
       events: called for refusals, waits and dropped connections.
       handshake_failed: called with the wire of a connection whose TLS handshake failed.
       now: seconds since 1970.
