@@ -1,4 +1,4 @@
-"""Reads a request's body under hard limits, also where it is compressed."""
+"""Reads a request's body within limits on its size, also on its size after decompression."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from service.errors import MalformedPayload, PayloadTooLarge
 # zlib's window size for a gzip header and trailer; "deflate" is zlib's own form.
 _GZIP = 16 + zlib.MAX_WBITS
 _DECODERS = {b"gzip": ("gzip", _GZIP), b"x-gzip": ("gzip", _GZIP), b"deflate": ("deflate", zlib.MAX_WBITS)}
-# Decompressed at a time: others are served in between, as a body of kilobytes may come to gigabytes.
+# Bytes that are decompressed at a time: the event loop serves others in between, as kilobytes may expand to gigabytes.
 _PIECE_BYTES = 256 << 10
-# Beyond so many bytes, how many times its size a body may decompress to. Deflate gets to 1032; JSON of ids to some 10.
+# Beyond _FREE_BYTES, the largest ratio of decompressed to received bytes. Deflate gets to 1032; JSON of ids to some 10.
 _FREE_BYTES, _MAX_RATIO = 4 << 20, 100
-# Each costs time and may hold nothing.
+# Each gzip member costs time and may be empty.
 _MAX_MEMBERS = 1000
 
 
 async def read_body(request: Request, max_bytes: int, room: Room) -> bytes:
-    """Returns the decompressed body.
+    """Reads and decompresses a request's body.
 
-    The limit holds for what was declared, for what arrives and for what it decompresses to, so that no body costs more
+    The limit holds for the declared size, the received size and the decompressed size, so that no body costs more
     memory than max_bytes and a chunk.
 
     Args:
-      room: grown by what is kept of the body; refuses it, by what it declares, before it is read.
+      room: the request's reservation; grown by the kept bytes, and checked for the declared size before reading.
 
     Raises:
-      PayloadTooLarge: over the limit, or compressed far better than requests are.
-      Overloaded: the server has no room for it.
-      MalformedPayload: not the gzip or deflate data that its header says, or another encoding.
+      PayloadTooLarge: the body is over the limit, or compressed far better than requests are.
+      Overloaded: the server's limit on bytes in flight is reached.
+      MalformedPayload: the body is not the gzip or deflate data that its header says, or has another encoding.
     """
     declared, encoding = _headers(request)
     if declared > max_bytes:
@@ -61,7 +61,7 @@ async def _read_plain(request: Request, max_bytes: int, room: Room) -> bytes:
     chunk, is_last = await _next_chunk(request)
     room.grow(len(chunk))
     if is_last and len(chunk) <= max_bytes:
-        # Nearly every body comes in one piece.
+        # Nearly every body comes in one chunk.
         return chunk
     chunks, size = [chunk], len(chunk)
     while not is_last and size <= max_bytes:
@@ -85,7 +85,7 @@ async def _read_compressed(request: Request, max_bytes: int, room: Room, name: s
             received += len(data)
             is_full = False
             while data or is_full:
-                # One byte more than there is room for tells a full body from one that is too long.
+                # One byte more than the limit allows tells a full body from one that is too long.
                 size = min(left + 1, _PIECE_BYTES)
                 piece = decoder.decompress(data, size)
                 left -= len(piece)
@@ -94,7 +94,7 @@ async def _read_compressed(request: Request, max_bytes: int, room: Room, name: s
                 _check_ratio(max_bytes - left, received)
                 room.grow(len(piece))
                 pieces.append(piece)
-                # More may be to come of what the decoder has taken in already.
+                # The decoder may hold more output of the bytes that it has got already.
                 is_full = len(piece) == size
                 if is_full:
                     await asyncio.sleep(0)
