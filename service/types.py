@@ -166,7 +166,7 @@ class SignatureSpec:
     has_joined_outputs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Computed once here, because every request needs each of them.
+        # The derived fields are computed once here, because every request needs each of them.
         required = frozenset(name for name, tensor in self.inputs.items() if not tensor.is_optional)
         parts = {name for names in self.ragged_names for name in names[1:]}
         defaults = {name: tensor.default for name, tensor in self.inputs.items() if tensor.default is not None}

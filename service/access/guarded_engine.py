@@ -40,7 +40,7 @@ class GuardedEngine(Engine):
         self._grant = grant
 
     def of(self, grant: Grant) -> GuardedEngine:
-        """Returns this engine for one fixed caller."""
+        """Returns a guarded engine that always acts for the given caller."""
         return GuardedEngine(self._engine, self._absent, lambda: grant)
 
     def _for(self, model: str, right: Right) -> Engine:

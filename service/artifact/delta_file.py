@@ -108,7 +108,7 @@ def fingerprint_of(artifact: Path) -> bytes:
 
 
 def encode(delta: Delta) -> bytes:
-    """Returns a delta as the bytes of a delta file."""
+    """Encodes a delta as the bytes of a delta file."""
     name = delta.table.encode()
     count, dim = delta.rows.shape
     flags = _IS_FORCED if delta.is_forced else 0

@@ -128,7 +128,7 @@ class Journal:
                 ) from error
 
     def close(self) -> None:
-        """Closes the file; a later call opens it again."""
+        """Closes the journal's file; a later read() or append() opens it again."""
         with self._mine:
             self._close()
 

@@ -36,7 +36,7 @@ def _unsigned(value: int) -> bytes:
 
 
 def _signed(value: int) -> bytes:
-    # n bytes hold 7 n - 1 bits and the sign, after a header of n bits.
+    # A signed number of n bytes has a header of n bits, then the sign and 7 n - 1 bits of the number.
     size = (value if value >= 0 else ~value).bit_length() // 7 + 1
     if size > len(_HEADERS):
         raise ValueError(f"a slice has the number {value}")

@@ -50,9 +50,9 @@ def _files_of(descriptor_set: bytes) -> Iterator[bytes]:
     """
     position = 0
     while position < len(descriptor_set):
-        # The tag of field 1 is one byte.
+        # Each file in the set starts with the tag of field 1, which is one byte.
         size, start = length_prefix(descriptor_set, position + 1)
-        assert size is not None  # the set is shipped whole
+        assert size is not None  # the descriptor set ships with the package, so it is not cut off
         position = start + size
         yield descriptor_set[start:position]
 

@@ -149,7 +149,7 @@ def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
             info = infos[key]
             info.name = tensor.tensor_name
             info.dtype = dtypes.dtype_number(tensor.dtype)
-            # Set even where empty: a scalar's shape is present and has no dims.
+            # The shape message is set even for a scalar: it is present, and has no dims.
             info.tensor_shape.SetInParent()
             if tensor.shape is None:
                 info.tensor_shape.unknown_rank = True

@@ -98,7 +98,7 @@ def described(
     return replace(
         spec,
         kind="lookup",
-        # A lookup answers whichever features it is sent.
+        # All inputs of a lookup are optional: it returns the outputs of the features that were sent.
         inputs={name: replace(tensor, is_optional=True) for name, tensor in inputs.items()},
         outputs={name: replace(tensor, shape=rules[name].shape) for name, tensor in spec.outputs.items()},
         ragged_names=ragged_names,
@@ -273,7 +273,7 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
 def _json_name(spec: SignatureSpec, features: list[str], ids: str, row_splits: str) -> str:
     by_convention = {names[1:3]: names.feature for names in spec.ragged_names}.get((ids, row_splits))
     name = by_convention if by_convention is not None and len(features) > 1 else features[0]
-    # If an input has the feature's name, that name means the input in JSON.
+    # If an input has the same name as the feature, JSON requests mean the input by that name.
     return name if name == ids or name not in spec.inputs else ids
 
 

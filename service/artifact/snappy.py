@@ -14,7 +14,7 @@ _OFFSET_BYTES = {1: 1, 2: 2, 3: 4}
 
 
 def decompress(data: bytes) -> bytes:
-    """Returns the decompressed bytes.
+    """Returns the bytes that raw snappy data decompress to.
 
     Raises:
       ValueError: the data is cut off, copies from before its start, or does not yield the length in its header.
@@ -74,7 +74,7 @@ def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
 def _copy(out: bytearray, offset: int, size: int) -> None:
     if not 0 < offset <= len(out):
         raise ValueError(f"snappy: a copy from {offset} bytes before, of {len(out)}")
-    # A copy may overlap its own output; then the bytes from start repeat.
+    # A copy may read bytes that it writes itself: then the bytes from `start` repeat.
     start = len(out) - offset
     piece = out[start : start + size]
     out += (piece * (size // len(piece) + 1))[:size]

@@ -226,7 +226,7 @@ def tensor_head(number: int, shape: tuple[int, ...]) -> bytes:
     """Serializes a TensorProto's dtype and shape; cached, because a server's answers have few different shapes."""
     dims = bytearray()
     for size in shape:
-        # TensorShapeProto.dim {size}
+        # One dimension of the shape is the message TensorShapeProto.dim {size}.
         dim = tag(1, 0) + varint(size)
         dims += tag(2, 2) + varint(len(dim)) + dim
     return tag(1, 0) + varint(number) + tag(2, 2) + varint(len(dims)) + dims

@@ -18,7 +18,7 @@ from service.errors import ArtifactError
 
 TPU_TAG = "tpu"
 
-# Numbers of tensorflow/core/framework/types.proto.
+# DataType numbers of tensorflow/core/framework/types.proto.
 _DT_INT32, _DT_STRING = 3, 7
 
 # Prefixes of the attributes that the TPU rewrite adds. "_XlaMustCompile" of jit_compile stays: XLA compiles for CPUs

@@ -306,12 +306,12 @@ class ServerSettings:
 
     @property
     def http_graph_threads(self) -> int:
-        """HTTP graph runs at a time; with batching as many as can wait for a batch together."""
+        """Number of graph runs at a time over HTTP; with batching as many as requests can wait for a batch together."""
         return max(self.graph_threads, self.grpc_max_threads) if self.enable_batching else self.graph_threads
 
     @property
     def tags(self) -> frozenset[str]:
-        """Tags of the MetaGraph to load."""
+        """Tags of the MetaGraph to load, from --saved_model_tags."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())
 
     @property

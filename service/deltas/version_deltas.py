@@ -258,7 +258,7 @@ class VersionDeltas:
         self._overlay.write(side, self._pending)
         new = replace(holder, side.servable)
         if new is None:
-            # The version is being unloaded: new requests do not reach it.
+            # The version is being unloaded, so that new requests do not reach it: its deltas need not be shown.
             return True
         self._overlay.show(side, new)
         self._note_applied()

@@ -32,16 +32,16 @@ class AdmissionObserver(Protocol):
     """The observer of refused and waiting requests. Concurrency: any thread; must not raise."""
 
     def refused(self, model: str, reason: Reason) -> None:
-        """Notes a refused request."""
+        """Counts a refused request by model and reason."""
         ...
 
     def waited(self, model: str, seconds: float) -> None:
-        """Notes how long a request waited for a thread."""
+        """Counts the time that a request waited for a thread."""
         ...
 
 
 class Unobserved:
-    """An AdmissionObserver that notes nothing."""
+    """An AdmissionObserver that counts nothing."""
 
     def refused(self, model: str, reason: Reason) -> None:
         """Does nothing with a refused request."""

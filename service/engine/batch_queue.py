@@ -98,7 +98,7 @@ class BatchQueue:
         return not self._batches and (rows == full or (rows < full and self._parameters.batch_timeout_micros == 0))
 
     def check_size(self, rows: int) -> None:
-        """Raises InputMismatch where a call is too large for any batch."""
+        """Raises InputMismatch if a call has more rows than a batch may have."""
         if rows > self._parameters.max_batch_size:
             raise InputMismatch(
                 f"Task size {rows} is larger than maximum input batch size {self._parameters.max_batch_size}"
@@ -137,7 +137,7 @@ class BatchQueue:
         return None
 
     def is_ready(self, now_s: float) -> bool:
-        """Says whether pop would return a batch."""
+        """Says whether pop() would return a batch now."""
         return any(self._is_ready(batch, now_s) for batch in self._batches)
 
     @property

@@ -74,7 +74,7 @@ class Scheduler:
             return is_alone
 
     def end_alone(self) -> None:
-        """Frees the running place of begin_alone."""
+        """Frees the running place that begin_alone() reserved."""
         with self._lock:
             self._num_running -= 1
             self._wake_one()

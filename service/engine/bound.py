@@ -30,7 +30,7 @@ class Observer(Protocol):
     """An observer of finished requests. Concurrency: any thread; must not raise."""
 
     def finished(self, request: Finished) -> None:
-        """Counts a request when it has ended."""
+        """Counts a request that has ended."""
         ...
 
 

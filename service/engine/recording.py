@@ -26,7 +26,7 @@ class Draw:
         self._source = source
 
     def take(self) -> bool:
-        """Says whether the request of this context is chosen."""
+        """Says whether to record the current request."""
         drawn = request_context.draws.get().log
         # The native core has compared the same number with the rate, so both choose the same requests.
         return (self._source() if drawn is None else drawn) < self.rate

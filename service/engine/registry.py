@@ -20,7 +20,7 @@ from service.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.START}),
-    # Straight to END: the version was withdrawn before its load began.
+    # START may go straight to END: the version was withdrawn before its load began.
     State.START: frozenset({State.LOADING, State.END}),
     State.LOADING: frozenset({State.AVAILABLE, State.END}),
     State.AVAILABLE: frozenset({State.UNLOADING}),
@@ -367,7 +367,7 @@ class Registry:
           because: the error that status shows for the version until the next attempt.
         """
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
-        assert holder is not None  # an AVAILABLE version has a holder
+        assert holder is not None  # an AVAILABLE version always has a holder
         holder.retire()
         while holder.num_leases:
             time.sleep(poll_s)

@@ -99,7 +99,7 @@ class ModelWatcher:
         # The fingerprint of each damaged version's folder, taken when the damage was found.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
-        # The attempts that were given up: loads by version, and scans of a folder by path.
+        # Calls that were given up and may still hang: loads by version, and scans of a folder by path.
         self._late_loads: dict[int, Attempt[Servable]] = {}
         self._late_looks: dict[Path, Attempt[Any]] = {}
 
@@ -207,7 +207,7 @@ class ModelWatcher:
         try:
             found: dict[int, Path] | None = self._within_time(Path(base_path), partial(find_versions, Path(base_path)))
         except TimeoutError as error:
-            # unreadable() would look at the folder too, and would hang as well.
+            # unreadable() is not called here: it would look at the folder too, and would hang as well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
             found = None
         except OSError as error:

@@ -205,11 +205,11 @@ class Holder:
         return True
 
     def release(self) -> None:
-        """Gives back one lease."""
+        """Gives back one lease on the servable."""
         self._leases.pop()
 
     def retire(self) -> None:
-        """Refuses new leases from now on."""
+        """Makes the holder refuse new leases from now on."""
         self._is_retired = True
 
     @property

@@ -70,7 +70,7 @@ class Workers:
         # Models with waiting jobs; the first one has the next turn.
         self._turns: deque[str] = deque()
         self._num_waiting = 0
-        # All threads of the pool, and the number of threads that wait for a job.
+        # _started: all threads of the pool. _num_idle: number of threads that wait for a job.
         self._started: set[threading.Thread] = set()
         self._num_idle = 0
         # Mean seconds of a run by model. Only configured models have names here, so the dict stays small.
@@ -209,7 +209,7 @@ class Workers:
                 if job.set_running_or_notify_cancel():
                     self._do(job)
         finally:
-            # This also runs if memory ran out: _is_thread_coming() can start another thread then.
+            # This also runs if a thread ended because memory ran out; the next submit() can then start another one.
             with self._lock:
                 self._started.remove(threading.current_thread())
 

@@ -34,7 +34,7 @@ class FlatGraph:
             node.input.extend(inputs)
 
     def resolved(self, tensor: str) -> str:
-        """Returns the tensor of this graph that replaces a tensor of the graph with calls."""
+        """Returns the tensor that stands for a tensor of the original graph, now that its calls are inlined."""
         tensor = canonical(tensor)
         while tensor in self._aliases:
             tensor = self._aliases[tensor]

@@ -217,7 +217,7 @@ def _array(tensor: _native.GraphTensor) -> Array:
         _dtypes[tensor.dtype] = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
     dtype = _dtypes[tensor.dtype]
     if dtype.kind == "O":
-        # The None keeps numpy from making an array of fixed-size strings.
+        # The trailing None keeps numpy from making an array of fixed-size strings.
         return np.array([*tensor.strings(), None], object)[:-1].reshape(tensor.shape)
     if 0 in tensor.shape:
         return np.empty(tensor.shape, dtype)

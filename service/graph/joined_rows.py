@@ -62,7 +62,7 @@ def joined_rows(
 def _first_met(
     flat: FlatGraph, ends: Iterable[str], values: _Values, given: frozenset[str], follow: Callable[[str], bool]
 ) -> dict[str, JoinedRows]:
-    # Walks back from the ends and stops at the first tensor that has a value.
+    # The search walks back from the ends, and stops at the first tensor whose value is known.
     found: dict[str, JoinedRows] = {}
     seen: set[str] = set()
     todo = list(ends)
@@ -92,7 +92,7 @@ class _Values:
         if tensor in self._sources:
             return JoinedRows((tensor,), self._sources[tensor])
         if tensor not in self._known:
-            # A graph may have loops; a tensor in a loop gets None.
+            # A graph may have loops; the value of a tensor in a loop is None.
             self._known[tensor] = None
             found = None if tensor in self._barred else self._worked_out(tensor)
             self._known[tensor] = None if found is None or len(set(found.parts)) < len(found.parts) else found

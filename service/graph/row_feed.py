@@ -100,7 +100,7 @@ class RowFeed:
             return None
         out = self._writer.write(ids, layout.blocks)
         if isinstance(out, int):
-            # rows() raises InvalidRequest here, and its text names the id without a row.
+            # An id has no row: this call of rows() raises InvalidRequest with the id.
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
@@ -178,7 +178,7 @@ def _is_copied(source: RowSource) -> bool:
 
 
 def _part(source: RowSource, per_row: int) -> BlockPart:
-    assert isinstance(source.table, MappedTable)  # as _is_copied has found
+    assert isinstance(source.table, MappedTable)  # _is_copied() found that the table is mapped
     if not isinstance(source, FeatureRows):
         return BlockPart(source.table, per_row=per_row)
     feature = source.claim.feature

@@ -123,7 +123,7 @@ class TowerBackend:
         return dict(zip(outputs, results, strict=True))
 
     def close(self) -> None:
-        """Frees the variables of the tower."""
+        """Closes the session, which frees the variables of the tower."""
         self._session.close()
 
     def _make(self, cut: CutSignature, outputs: tuple[str, ...]) -> _Calls:
@@ -182,7 +182,7 @@ def request_feed(
     places = [i for i, name in enumerate(names) if wanted is None or name in wanted]
     kept = [names[i] for i in places]
     if not sparse:
-        # Without sparse inputs, names is in the order of fed.
+        # Without sparse inputs, `names` is in the order of `fed`.
         chosen = [fed[i] for i in places]
         return lambda inputs: [inputs[name] for name in chosen], kept
 

@@ -107,7 +107,7 @@ class GrpcServer:
         )
 
     def start(self) -> int:
-        """Listens and serves; returns the port, 0 for a Unix socket.
+        """Listens on the address and starts to serve; returns the port, 0 for a Unix socket.
 
         Raises:
           OSError: the server can not listen on the address.
@@ -148,7 +148,7 @@ class GrpcServer:
 def _options(max_message_bytes: int) -> dict[str, int | str]:
     return {
         "grpc.max_receive_message_length": max_message_bytes,
-        # TensorFlow Serving's limit; an answer is larger than its request.
+        # TensorFlow Serving's limit on answers, which are larger than their requests.
         "grpc.max_send_message_length": _INT32_MAX,
         # With SO_REUSEPORT, two servers on one port would get its requests at random.
         "grpc.so_reuseport": 0,

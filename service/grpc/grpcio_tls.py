@@ -26,7 +26,7 @@ def server_credentials(now: Callable[[], SslConfig]) -> grpc.ServerCredentials:
         shown = config
         return _configuration(config)
 
-    # Any, because grpcio's types lack that fetch may return None for "no change".
+    # `fetch` is Any, because grpcio's types lack that it may return None for "no change".
     fetch: Any = newer
     return grpc.dynamic_ssl_server_credentials(_configuration(shown), fetch, shown.client_verify)
 

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from service.grpc.health import Behavior
 
 SERVICE_NAME = reflection.SERVICE_NAME
-# Newer clients ask for v1 first; the messages are the same.
+# Newer clients ask for reflection v1 before v1alpha; both have the same messages.
 REFLECTION_NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 # Number of reflection streams at a time; more streams wait until one of these ends.
 _NUM_THREADS = 4
@@ -50,7 +50,7 @@ class Reflection:
         with self._lock:
             contexts = list(self._open)
         for context in contexts:
-            # Not under the lock, because cancelling may call _forget().
+            # The lock is not held here, because cancelling a stream may call _forget(), which takes it.
             context.cancel()
 
     def close(self) -> None:

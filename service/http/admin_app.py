@@ -27,7 +27,7 @@ from service.http.request_id import RequestIdMiddleware, RequestIds
 from service.http.routing import add_route, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
 
-# Enough for a list of ten thousand models.
+# Largest body of a list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
 METRICS_PATHS = ("/metrics",)
 
@@ -55,7 +55,8 @@ def create_admin_app(
         """Replaces the list of models, all of it or nothing, as HandleReloadConfigRequest does."""
         if callers is not None:
             callers.require_everywhere("admin")
-        # A reservation without the server's limits: an operator must be served while the server is overloaded.
+        # The body has a reservation without the server's limits: an operator must be served while the server is
+        # overloaded.
         body = await read_body(request, _MAX_CONFIG_BYTES, Room(Admission(), ""))
         try:
             text = body.decode() or None

@@ -37,7 +37,7 @@ def add_admin_routes(
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        # In a thread, because writing the metrics of many models takes a while.
+        # The text is written in a thread, because the metrics of many models take a while.
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 

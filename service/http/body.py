@@ -17,7 +17,7 @@ _DECODERS = {b"gzip": ("gzip", _GZIP), b"x-gzip": ("gzip", _GZIP), b"deflate": (
 _PIECE_BYTES = 256 << 10
 # Beyond _FREE_BYTES, the largest ratio of decompressed to received bytes. Deflate gets to 1032; JSON of ids to some 10.
 _FREE_BYTES, _MAX_RATIO = 4 << 20, 100
-# Each gzip member costs time and may be empty.
+# Most gzip members of a body; each one costs time and may be empty.
 _MAX_MEMBERS = 1000
 
 
@@ -85,7 +85,8 @@ async def _read_compressed(request: Request, max_bytes: int, room: Room, name: s
             received += len(data)
             is_full = False
             while data or is_full:
-                # One byte more than the limit allows tells a full body from one that is too long.
+                # The decoder may return one byte more than the limit allows, which tells a full body from one that is
+                # too long.
                 size = min(left + 1, _PIECE_BYTES)
                 piece = decoder.decompress(data, size)
                 left -= len(piece)

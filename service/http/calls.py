@@ -167,7 +167,7 @@ class Calls:
         Releases the bound signature if the work never begins, else the work does.
         """
 
-        # The context has the request's id, its trace and its caller's grant.
+        # copy_context() carries the request's id, its trace and its caller's grant to the thread.
         context = copy_context()
 
         def run(refusal: ServiceError | None) -> T:

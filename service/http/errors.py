@@ -53,7 +53,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
 # The header has the canonical code, because several codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION
 # and OUT_OF_RANGE.
 CODE_HEADER = "X-Error-Code"
-# Further headers of an error's answer.
+# Further HTTP headers of the answer, by class of error.
 _HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
     errors.Overloaded: {"Retry-After": "1"},
     errors.Overloaded: {"Retry-After": "1"},

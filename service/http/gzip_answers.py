@@ -10,7 +10,7 @@ import gzip
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# The fastest level, because numbers compress badly at every level.
+# gzip's fastest level, because numbers compress badly at every level.
 _LEVEL = 1
 _INLINE_BYTES = 64 * 1024
 

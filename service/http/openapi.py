@@ -70,7 +70,7 @@ def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
     describe_routes = app.openapi
 
     def describe() -> Json:
-        # A copy, because FastAPI caches its document, and the served models change.
+        # The document is copied, because FastAPI caches it, and the served models change.
         document = deepcopy(describe_routes())
         document["components"] = {"schemas": schemas(strict_json=strict_json)}
         add_examples(document, engine)

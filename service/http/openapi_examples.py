@@ -42,7 +42,7 @@ def add_examples(document: Json, engine: Engine) -> None:
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
-                # The answer's example belongs to the requests that were replaced.
+                # The example of the answer is removed, as it belongs to the requests that were replaced.
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 

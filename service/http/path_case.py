@@ -30,7 +30,7 @@ class PathCaseMiddleware:
             path = raw.partition(b"?")[0].decode("latin-1")
             scope = {**scope, "path": path, IS_ENCODED: True}
         if path != path.lower():
-            # Names keep their case, so most paths that come here do not change.
+            # Names of models keep their case, so that lowered() does not change most of these paths.
             scope = {**scope, "path": lowered(path)}
         await self._app(scope, receive, send)
 

@@ -30,7 +30,7 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
     Args:
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
-    # gRPC has another text for the same fault, which the engine has.
+    # gRPC has another error text for an unknown signature; the engine has that one.
     predict_method = Method(
         partial(decode_predict, strict=strict_json),
         partial(_predict, strict_json),
@@ -60,14 +60,14 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         return json_response(await calls.answer(request, model_ref(request), regress_method))
 
     async def status(request: Request) -> Response:
-        """Tells the state of a model's versions, newest first."""
+        """Returns the state of a model's versions, newest first."""
         # A label in the path is ignored, as in TensorFlow Serving.
         request.path_params.pop("label", None)
         ref = model_ref(request)
         return Response(statuses_json(engine.statuses(ref.name, ref.version)), media_type="application/json")
 
     async def metadata(request: Request) -> Response:
-        """Tells a model's signatures."""
+        """Returns a model's signatures."""
         description = engine.describe(model_ref(request))
         data = metadata_json(description.name, description.version, description.signatures)
         return Response(data, media_type="application/json")

@@ -26,8 +26,8 @@ def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
-        """Changes rows of a table for good."""
-        # A reservation without the server's limits, as for the other admin routes.
+        """Changes rows of a table permanently."""
+        # The body has a reservation without the server's limits, as in the other admin routes.
         body = await read_body(request, max_body_bytes, Room(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)
         # The request is not given up at a deadline: its sender must learn that the rows are on disk. The context has

@@ -26,7 +26,7 @@ class HttpServer(uvicorn.Server):
         self.begun = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves until should_exit is set."""
+        """Serves requests until should_exit is set."""
         try:
             await super().serve(sockets)
         finally:

@@ -49,7 +49,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _number(file: Path) -> int | None:
-    # "max" means no limit.
+    # The file of a control group's limit says "max" if there is no limit.
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

@@ -120,7 +120,7 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # as _claims makes them
+    assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
@@ -128,10 +128,10 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     """Returns the one lookup of the native core that gives a source's float32 rows; None if no single lookup does."""
     table = source.table
-    assert isinstance(table, MappedTable)  # as open_towers gives them
+    assert isinstance(table, MappedTable)  # open_towers() passes mapped tables only
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # as _claims makes them
+        assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
     if table.info.dtype != "float32":

@@ -65,9 +65,9 @@ class Edge:
         config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
         config["seal"] = seal
         config["tracing"] = None if sampler is None else trace_shares(sampler)
-        # Set before the ports open: no request may be answered without a check of its caller.
+        # The callers are set before the ports open: no request may be answered without a check of its caller.
         config["access"] = None if callers is None else describe_callers(callers.listed)
-        # Set together with the ports: no connection may start in plaintext.
+        # TLS is set together with the ports: no connection may start in plaintext.
         config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
         try:
             self._server = _native.Server(json.dumps(config))

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from service.access.peer import NO_NAMES
 from service.engine.request_context import NO_DRAWS, Draws
 
-# Names of headers, as in native/src/edge/shared.rs.
+# Names of the core's headers, as in native/src/edge/shared.rs.
 _PREFIX = b"x-embedding-server-"
 _SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id"
 

@@ -12,7 +12,7 @@ from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.types import SignatureSpec
 
-# The dtypes of native/src/plan/inputs.rs.
+# The dtypes that the core reads and writes, as in native/src/plan/inputs.rs.
 _DTYPES = frozenset(
     {
         *("float16", "bfloat16", "float32", "float64", "bool", "string"),

@@ -37,11 +37,11 @@ class Events(Protocol):
     """The observer of refusals, waits and dropped connections; see service.observe.admission_metrics."""
 
     def connection_dropped(self, reason: str) -> None:
-        """Counts a refused or cut connection."""
+        """Counts a connection that the core refused or cut."""
         ...
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Counts refused requests."""
+        """Counts requests that the core refused."""
         ...
 
     def waits_counted(self, model: str, times: Times) -> None:
@@ -102,7 +102,7 @@ class NativeStatistics:
         self._is_stopped = False
 
     def collect(self) -> None:
-        """Adds the counts since the last collect()."""
+        """Adds the core's counts since the last collect() to the server's counters."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -120,7 +120,7 @@ class NativeStatistics:
             self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
 
     def stop(self) -> None:
-        """Adds the last counts; the core may end after that."""
+        """Adds the core's last counts; the core may end after that."""
         self.collect()
         with self._lock:
             self._is_stopped = True
@@ -216,5 +216,5 @@ def _times(now: list[int], before: list[int], seconds: float, limits: Durations 
 
 
 def _counts(value: Any) -> Any:
-    # Pairs of a label and a count read better as an object.
+    # A list of (label, count) pairs is shown as a JSON object.
     return dict(value) if isinstance(value, list) else value

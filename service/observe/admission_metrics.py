@@ -30,7 +30,7 @@ class AdmissionCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._log_again_s = 0.0
-        # Keyed by thread, as in request_metrics.py, so that no thread waits for another.
+        # The counts are keyed by thread, as in request_metrics.py, so that no thread waits for another.
         self._refused: dict[tuple[int, str, str], list[int]] = {}
         self._waits: dict[tuple[int, str], Times] = {}
         self._dropped: dict[str, int] = {}
@@ -53,7 +53,7 @@ class AdmissionCounter:
         cell.add(seconds)
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """Adds waits that the native core counted."""
+        """Adds waiting times of requests that the native core counted."""
         self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
     def connection_dropped(self, reason: str) -> None:

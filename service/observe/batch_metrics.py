@@ -77,7 +77,7 @@ class BatchCounter:
             self._found.rejected[code] = self._found.rejected.get(code, 0) + 1
 
     def read(self) -> Batches:
-        """Returns a copy of all counts since the start."""
+        """Returns a copy of the counts of batches since the start."""
         arrived = _batch_rows()
         for cell in self._arrived.copy().values():
             arrived.merge(cell)

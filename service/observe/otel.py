@@ -100,7 +100,7 @@ class DrawnIds(RandomIdGenerator):
 
 
 def _exporter(protocol: Protocol) -> SpanExporter:
-    # Imported only if it is used: each exporter brings libraries of its own.
+    # The exporter is imported only if it is used: each one brings libraries of its own.
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 

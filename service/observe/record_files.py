@@ -64,7 +64,7 @@ class RecordFiles:
         self._number += 1
         time = datetime.fromtimestamp(self._now(), UTC).strftime("%Y%m%dT%H%M%S")
         path = self._prefix.with_name(f"{self._prefix.name}-{time}-{os.getpid()}-{self._number:04d}{OPEN_SUFFIX}")
-        # The mode keeps requests, which may be private, from other users.
+        # The file's mode keeps the recorded requests, which may be private, from other users.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._path, self._num_bytes, self._num_records = path, 0, 0
 
@@ -80,7 +80,7 @@ class RecordFiles:
         self._num_records += 1
 
     def _remove_oldest(self) -> None:
-        # The time is in the names, so that the order of names is the order of time.
+        # The names contain the time, so that the order of names is the order of time.
         done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
         for path in done[: -self._max_files]:
             path.unlink(missing_ok=True)

@@ -83,11 +83,11 @@ class Notes(Protocol):
     def slow_s(self) -> float: ...
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Notes a request that took slow_s or more."""
+        """Takes a request that succeeded after slow_s or more."""
         ...
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Notes a request that failed, with its canonical code."""
+        """Takes a request that failed, with its canonical code."""
         ...
 
 
@@ -95,11 +95,11 @@ class CountsElsewhere(Protocol):
     """Counts requests that no handler of this process sees, and adds them to a RequestCounter."""
 
     def collect(self) -> None:
-        """Adds the counts since the last call."""
+        """Adds the counts since the last call to the RequestCounter."""
         ...
 
     def retire(self, model: str, version: int) -> None:
-        """Adds the counts since the last call, and forgets a version."""
+        """Adds the last counts of a version to the RequestCounter, and forgets the version."""
         ...
 
 
@@ -121,7 +121,7 @@ class RequestCounter:
         self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
         self._failures: dict[_FailureKey, list[int]] = {}
-        # Of versions that are gone; see read.
+        # Sums of the counts of versions that are gone; see read().
         self._retired = Requests()
         # Held by read() and retire(): counts that move to _retired must not be read twice, or not at all.
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class RequestCounter:
 
     def add(self, subject: Subject, more: Successes) -> None:
         """Adds requests that were counted elsewhere; one caller at a time."""
-        # 0 is no thread's number.
+        # The key 0 is no thread's number.
         key = (0, subject)
         cell = self._successes.get(key)
         if cell is None:
@@ -156,7 +156,7 @@ class RequestCounter:
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # an asyncio cancellation: the client left
+            code = "CANCELLED"  # an asyncio cancellation, because the client left
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)

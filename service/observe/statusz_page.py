@@ -81,7 +81,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_in(value: Any, values: frozenset[Any]) -> bool:
-    # 1 == True in Python, and a count is neither good nor bad.
+    # Only strings and booleans are compared: 1 == True in Python, but a count is neither good nor bad.
     return isinstance(value, str | bool) and value in values
 
 

@@ -36,7 +36,7 @@ class VersionStates:
         if is_over:
             self._statuses.pop(key, None)
         else:
-            # A failed version keeps its series, as it stays in the model's status.
+            # A failed version keeps its metrics, as it stays in the model's status.
             self._statuses[key] = status
 
     def lines(self) -> list[str]:

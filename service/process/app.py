@@ -191,7 +191,7 @@ class App:
     def _create_admin(self) -> AdminServer | None:
         if self._settings.admin_port < 0:
             return None
-        # Imported here and not at the top, because it imports FastAPI.
+        # Imported here and not at the top, because admin_server imports FastAPI.
         from service.process.http_transport import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)

@@ -58,7 +58,7 @@ class BoundPort:
         self._named = f"{host}:{port} for {wire}", flags
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
-        # The same option as in socket.create_server, which would listen at once.
+        # socket.create_server sets the same option, but it would also listen at once.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

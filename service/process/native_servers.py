@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # Set by complete().
+        # The next three attributes are set by complete().
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -149,7 +149,7 @@ class NativeServers:
         return edge
 
     def _collect(self) -> None:
-        assert self._statistics is not None  # set by _open_edge()
+        assert self._statistics is not None  # _open_edge() has set the statistics
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
 

@@ -45,7 +45,8 @@ class PythonServers:
     def bind(self) -> None:
         """Binds the HTTP port and checks the gRPC port; connections are refused until open(). Raises StartError."""
         self._http_port = http_port(self._settings)
-        # grpcio binds its port itself, and does not say why it can not; this attempt does.
+        # grpcio binds its port itself, and does not say why it can not: so the port is bound here once, to get the
+        # reason.
         grpc_port(self._settings).close()
 
     async def open(self) -> Ports:

@@ -120,7 +120,7 @@ def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
         try:
             answered: bytes = forms.grpc(PREDICT, request)
         except ValueError:
-            # The core forwards this request.
+            # The core does not answer this request but would forward it.
             return reference(request)
         return answered
 

@@ -144,7 +144,7 @@ class GuardedFiles:
             address = np.frombuffer(opened.map, np.uint8).ctypes.data
             for begin in range(0, opened.size, _SLICE_BYTES):
                 num_bytes = min(_SLICE_BYTES, opened.size - begin)
-                # Locked pages can not be freed.
+                # The kernel can not free locked pages, so that they are unlocked first.
                 _libc.munlock(address + begin, num_bytes)
                 _libc.madvise(address + begin, num_bytes, _DONT_NEED)
                 sleep(_BREAK_S)

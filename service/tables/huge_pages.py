@@ -55,7 +55,7 @@ _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 
 
 class _GivenUp(Exception):
-    # Why the remaining chunks stay as they are.
+    # The error's text says why no further pages are made huge.
     pass
 
 
@@ -238,7 +238,7 @@ class HugePages:
     def _tell(self, message: str, work: _Work, reason: str) -> None:
         seconds = round(self._clock() - work.started_s, 3)
         extra = {"bytes": work.huge_bytes, "of": work.num_bytes, "advised": work.advised_bytes, "seconds": seconds}
-        # A warning only if the user asked for huge pages by --table_pages=huge.
+        # The log line is a warning only if the user asked for huge pages by --table_pages=huge.
         level = logging.WARNING if reason and self._is_whole and not self._is_stopped else logging.INFO
         logger.log(level, message, extra=extra | ({"reason": reason} if reason else {}))
 

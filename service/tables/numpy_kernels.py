@@ -54,7 +54,7 @@ NO_ROW, REFUSED = -1, -2
 _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
 # Mask for the combiner in a number that also holds the order of additions.
 _COMBINER_BITS = 3
-# Adding ones in float32 stops to grow here.
+# From 2**24 on, adding 1 to a float32 does not change it: sums of ones end here.
 _MOST_ONES = 1 << 24
 # Number of columns of a packet, and the least number of ids in a row that is added in lanes.
 _PACKET, _LEAST_FOR_LANES = 8, 16

@@ -41,7 +41,7 @@ class PageTable:
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        # Each row is one range: start, end, categories.
+        # Each row of the array is one address range: start, end, categories.
         self._ranges = np.zeros((_NUM_RANGES, 3), np.uint64)
 
     def __enter__(self) -> PageTable:
@@ -92,7 +92,7 @@ def pages_in_memory(address: int, nbytes: int) -> Array:
 
 _PRESENT = np.uint64(1 << 63)
 _ENTRY_BYTES = 8
-# Entries of the page map that are read at once: those of 256 MiB of a table.
+# Number of page map entries that are read at once: those of 256 MiB of a table.
 _CHUNK_PAGES = 1 << 16
 
 

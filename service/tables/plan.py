@@ -65,7 +65,7 @@ class FeaturePlan:
             self.dtype == "float32"
             and self.table.info.dtype != "float64"
             and feature.max_norm is None
-            # With both, only the weight of an id tells whether its row is empty.
+            # A feature with both options needs the weight of each id to tell which rows are empty.
             and not (treats_rows_apart and feature.on_nonpositive_weight == "drop")
         )
 

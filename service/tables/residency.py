@@ -136,7 +136,7 @@ def _read_pages(address: int, nbytes: int) -> None:
         return
     if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
         raise ArtifactError(f"a table can not be read: {os.strerror(ctypes.get_errno())}")
-    # Before Linux 5.14: ask for all pages at once, then read one byte of each page.
+    # Linux before 5.14 lacks POPULATE_READ: all pages are requested, then one byte of each page is read.
     _libc.madvise(address, nbytes, _WILL_NEED)
     int(_octets(address, nbytes)[:: mmap.PAGESIZE].sum())
 

@@ -82,7 +82,7 @@ class Verifier:
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
             for part in stored:
-                # Some writers store no checksum: 0.
+                # The checksum 0 means that the writer of the checkpoint stored none.
                 if not part.crc32c:
                     continue
                 found = 0
@@ -103,7 +103,7 @@ class Verifier:
                         f"{masked(found)}, its index says {part.crc32c}"
                     )
                     return
-            # Later writes to the files are found by files.look().
+            # Writes to the files after this are found by files.look().
             files.is_verified = not files.look()
             extra = {"tables": len(stored), "bytes": done, "seconds": round(self._clock() - started_s, 3)}
             logger.info("verified tables", extra=extra)
@@ -169,7 +169,7 @@ def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
 def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
     """Reads bytes of a file into memory; returns how many bytes were read. Leaves the page cache as it was."""
     begin = offset & -mmap.PAGESIZE
-    # Whole pages: posix_fadvise does not drop a part of a page.
+    # The range is extended to whole pages, because posix_fadvise does not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
     pages = np.zeros(num_pages, np.uint8)
     # Where the kernel may not tell, mincore reports all pages as in the page cache: then no page is dropped.

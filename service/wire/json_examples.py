@@ -70,7 +70,7 @@ def encode_result(result: Classification | Regression, *, strict: bool = False) 
     for row in range(shape[0]):
         texts = [""] * shape[1] if labels is None else [label_text(label) for label in labels[row]]
         numbers = np.zeros(shape[1], np.float32) if scores is None else scores[row]
-        # One by one: numpy scalars are written with float32's few digits.
+        # The scores are kept as numpy scalars, because orjson writes these with float32's few digits.
         rows.append([[text, number] for text, number in zip(texts, numbers, strict=True)])
     return dump({"results": rows}, strict=strict)
 

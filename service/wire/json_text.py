@@ -26,7 +26,7 @@ _ELEMENTS = re.compile(
     rb'(?:[ \t\r\n]*,[ \t\r\n]*(?:-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,99})?|"[^"\\\x00-\x1f]*"|true|false|null)'
     rb"(?=[ \t\r\n]*[,\]])){1,1000}"
 )
-# Bytes of such elements that take as long as one other token.
+# Bytes of array elements that take as long to scan as one other token.
 _ELEMENT_BYTES = 16
 _OPENING, _CLOSING = re.compile(rb"\[+"), re.compile(rb"\]+")
 _PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
@@ -72,7 +72,7 @@ class _Writer:
     def __init__(self) -> None:
         self.pieces: list[str] = []
         self._num_bytes = 0
-        # Written together with the next token, if there is one.
+        # The separator is written together with the next token, if there is one.
         self._separator = ""
 
     def write(self, value: Any, depth: int) -> None:
@@ -225,7 +225,7 @@ class _Scanner:
 
     def _pass_closing(self) -> None:
         length = _CLOSING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
-        # At most as many closing brackets as there are nested arrays open.
+        # A run of closing brackets closes at most as many arrays as are open.
         length = min(length, len(self._stack) - len(self._stack.rstrip(b"]")))
         self._at += length
         del self._stack[-length:]

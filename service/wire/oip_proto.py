@@ -129,7 +129,7 @@ def _from_contents(name: str, tensor: Any) -> Array:
         flat: Array = np.empty(size, object)
         flat[:] = list(values)
     else:
-        # The repeated field's __array__ copies at memory speed.
+        # Converting the repeated field by its __array__ copies at memory speed.
         flat = np.array(values)
         if flat.dtype != dtype:
             flat = _narrowed(name, datatype, flat)

@@ -29,7 +29,7 @@ try:
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
-# The bytes of a request, not copied.
+# Data of a request without a copy.
 Buffer = bytes | memoryview
 
 BYTES = "BYTES"

@@ -103,7 +103,7 @@ def response_pieces(
         key = name.encode()
         tensor = encode_tensor(name, array, as_content=as_content)
         tensor_bytes = sum(map(len, tensor))
-        # outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
+        # A PredictResponse's outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
         head = tag(1, 2) + varint(len(key)) + key + tag(2, 2) + varint(tensor_bytes)
         pieces += [tag(1, 2), varint(len(head) + tensor_bytes), head, *tensor]
     spec = encode_model_spec(model, version, signature_name)
@@ -114,7 +114,7 @@ def response_pieces(
 def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:
     """Encodes a ModelSpec."""
     name, signature = model.encode(), signature_name.encode()
-    # ModelSpec {name = 1, version = 2 {value = 1}, signature_name = 3}
+    # The fields of ModelSpec are {name = 1, version = 2 {value = 1}, signature_name = 3}.
     value = tag(1, 0) + varint(version)
     return b"".join(
         (

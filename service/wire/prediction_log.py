@@ -46,7 +46,7 @@ def predict_record(
     spec = _spec(subject)
     pieces = [_field(1, spec)]
     for name, array in inputs.items():
-        # inputs = 2 is a map: each entry is a message {key = 1, value = 2}.
+        # A PredictRequest's inputs = 2 is a map: each entry is a message {key = 1, value = 2}.
         tensor = b"".join(encode_tensor(name, array))
         pieces.append(_field(2, _field(1, name.encode()) + _field(2, tensor)))
     pieces += [_field(3, name.encode()) for name in output_filter]
@@ -64,7 +64,7 @@ def examples_record(
 ) -> bytes:
     """Encodes a record of a Classify or a Regress; a MultiInference has one for each task."""
     listed = b"".join(_field(1, example) for example in examples.tolist())
-    # {model_spec = 1, input = 2 {example_list = 1 {examples = 1}}}
+    # The record of a Classify or Regress has the fields {model_spec = 1, input = 2 {example_list = 1 {examples = 1}}}.
     log = _field(1, _field(1, _spec(subject)) + _field(2, _field(1, listed)))
     named = {"model": subject.model, "version": subject.version, "signature_name": subject.signature_name}
     if isinstance(result, Classification):
