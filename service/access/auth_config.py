@@ -78,10 +78,10 @@ class AuthFile:
     def __init__(self, path: Path, counter: ReloadCounter) -> None:
         self._path = path
         self._counter = counter
-        self._taken = read_auth_config(path)
+        self._current = read_auth_config(path)
         self._complaint = ""
-        counter.taken()
-        self.callers = Callers(self._taken.callers, self._taken.open_parts)
+        counter.accepted()
+        self.callers = Callers(self._current.callers, self._current.open_parts)
 
     def poll_once(self) -> None:
         """Reads the file and replaces the callers.
@@ -94,22 +94,22 @@ class AuthFile:
         except AuthConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                self._counter.failed()
+                self._counter.refused()
                 logger.error(
                     "auth config refused; the one before stays in force",
                     extra={"path": str(self._path), "reason": str(error)},
                 )
             return
-        if config == self._taken:
+        if config == self._current:
             if self._complaint:
                 # The file was refused, and has its former text again.
                 self._complaint = ""
-                self._counter.taken()
+                self._counter.accepted()
             return
         self.callers.replace(config.callers, config.open_parts)
-        self._taken, self._complaint = config, ""
-        self._counter.taken()
-        logger.info("auth config taken", extra={"path": str(self._path), "callers": len(config.callers)})
+        self._current, self._complaint = config, ""
+        self._counter.accepted()
+        logger.info("auth config accepted", extra={"path": str(self._path), "callers": len(config.callers)})
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
         """Polls the --auth_config file until stop is set."""

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Accepted:
     text: bytes
     config: SslConfig
     context: ssl.SSLContext
@@ -62,7 +62,7 @@ class TlsFile:
         self._clock = clock
         self._refused: bytes | str | None = None
         self.on_change: Callable[[SslConfig], None] = lambda config: None
-        self._now = self._take(self._read())
+        self._now = self._accept(self._read())
 
     def context(self) -> ssl.SSLContext:
         """Returns a context for a listener; each new connection uses the configuration that was accepted last."""
@@ -87,7 +87,7 @@ class TlsFile:
                 self._refused = None
                 return
             if data != self._refused:
-                self._now = self._take(data, self._now.config.client_verify)
+                self._now = self._accept(data, self._now.config.client_verify)
                 self._refused = None
         except InvalidRequest as error:
             # A refused file is logged once: it is recognised by its bytes, or by the error if it could not be read.
@@ -98,7 +98,7 @@ class TlsFile:
                 extra = {"api": self._api, "path": str(self._path), "reason": error.message}
                 logger.error("certificate refused, the one before stays", extra=extra)
 
-    def _take(self, data: bytes, client_verify: bool | None = None) -> _Taken:
+    def _accept(self, data: bytes, client_verify: bool | None = None) -> _Accepted:
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -109,13 +109,13 @@ class TlsFile:
             raise InvalidRequest("client_verify can not change while the server runs; start it anew")
         self.on_change(config)
         end_s = first_end_s(config.server_cert)
-        self._counter.taken(self._api, end_s)
+        self._counter.accepted(self._api, end_s)
         extra = {"api": self._api, "path": str(self._path), "ends": datetime.fromtimestamp(end_s, UTC).isoformat()}
         if end_s <= self._clock():
-            logger.warning("certificate taken, but it is out of date", extra=extra)
+            logger.warning("certificate accepted, but it has expired", extra=extra)
         else:
-            logger.info("certificate taken", extra=extra)
-        return _Taken(data, config, context)
+            logger.info("certificate accepted", extra=extra)
+        return _Accepted(data, config, context)
 
     def _read(self) -> bytes:
         try:

@@ -59,7 +59,7 @@ class ConfigFile:
         self._path = path
         self._retry_interval_s = retry_interval_s
         self._clock = clock
-        self._taken: bytes | None = None
+        self._applied: bytes | None = None
         self._failed: bytes | None = None
         self._retry_at_s = 0.0
         self._complaint = ""
@@ -69,7 +69,7 @@ class ConfigFile:
         """Reads the list of models at the start; an empty file lists no models. Raises InvalidRequest."""
         data = self._read_bytes()
         models = self._parse(data) or ()
-        self._taken = data
+        self._applied = data
         return models
 
     def poll_once(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
@@ -80,7 +80,7 @@ class ConfigFile:
     def _poll(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
         try:
             data = self._read_bytes()
-            if data == self._taken:
+            if data == self._applied:
                 self._complaint = ""
                 return
             if data == self._failed and self._clock() < self._retry_at_s:
@@ -98,8 +98,8 @@ class ConfigFile:
                 self._complaint = error.message
                 logger.error("model config refused", extra={"path": str(self._path), "reason": error.message})
             return
-        self._taken, self._complaint = data, ""
-        logger.info("model config taken", extra={"path": str(self._path)})
+        self._applied, self._complaint = data, ""
+        logger.info("model config applied", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
         """Calls reload with the file's models, whether its text is new or not, and returns them.
@@ -115,7 +115,7 @@ class ConfigFile:
             if models is None:
                 raise InvalidRequest(_EMPTY.format(self._path))
             reload(models)
-            self._taken, self._complaint = data, ""
+            self._applied, self._complaint = data, ""
             return models
 
     def run(

@@ -18,11 +18,11 @@ class ReloadCounter:
         self._counts = {"taken": 0, "refused": 0}
         self._is_current = False
 
-    def taken(self) -> None:
+    def accepted(self) -> None:
         """Counts a reload after which the file's new content is in force."""
         self._count("taken")
 
-    def failed(self) -> None:
+    def refused(self) -> None:
         """Counts a reload of a file with a fault; the content before stays in force."""
         self._count("refused")
 

@@ -166,7 +166,7 @@ def _padding_rows(name: str, counted: Counted) -> list[str]:
 
 
 _BATCHING = ":tensorflow:serving:batching_session:"
-# Sorted by name; TensorFlow Serving, too, writes families that have no samples.
+# The metric families are sorted by name; TensorFlow Serving, too, writes families that have no samples.
 _FAMILIES: Mapping[str, tuple[Kind, Callable[[str, Counted], list[str]]]] = {
     ":tensorflow:core:graph_run_time_usecs": ("counter", _graph_time),
     ":tensorflow:core:graph_runs": ("counter", _graph_runs),

@@ -19,7 +19,7 @@ class TlsCounter:
         self._reloads: dict[tuple[str, str], int] = {}
         self._failed: dict[str, int] = {}
 
-    def taken(self, api: str, end_s: float) -> None:
+    def accepted(self, api: str, end_s: float) -> None:
         """Counts an accepted TLS file, whose certificates a port uses from now on.
 
         Args:
