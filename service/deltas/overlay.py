@@ -138,7 +138,7 @@ class Overlay:
         if not ids.size:
             return
         side.tables[name].write(ids, *rounded(delta.rows[counts], side.tables[name].table.info.dtype))
-        # The order is set after the write, so that a write that failed is tried again.
+        # The order of the rows is stored after the write, so that a write that failed is tried again.
         orders[ids] = order
         new = delta.ids[before == 0]
         if new.size:

@@ -217,15 +217,15 @@ class VersionDeltas:
         found = 0
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1
-            self._take(delta, is_journaled=True)
+            self._check_and_queue(delta, is_journaled=True)
         for delta in self._inbox.read(_BATCH_BYTES):
             found += 1
-            self._take(delta, is_journaled=False)
+            self._check_and_queue(delta, is_journaled=False)
         if self._pending and self._behind_since_s is None:
             self._behind_since_s = self._clock()
         return found > 0
 
-    def _take(self, delta: Delta, *, is_journaled: bool) -> None:
+    def _check_and_queue(self, delta: Delta, *, is_journaled: bool) -> None:
         try:
             if not is_journaled and self._checksums.get(delta.sequence, delta.checksum) != delta.checksum:
                 raise DeltaFault("repeated", f"another file had the number {delta.sequence}")

@@ -112,20 +112,20 @@ class BatchQueue:
         """
         full = self._parameters.batch_rows
         last = self._open.get(call.group)
-        room = full - last.rows if last is not None else 0
+        free_rows = full - last.rows if last is not None else 0
         self._check_room(call, last)
         begin = 0
         while begin < call.rows:
             rows = call.rows - begin
             if self._parameters.enable_large_batch_splitting:
-                rows = min(rows, room or full)
-            if last is None or rows > room:
-                last, room = self._begin_batch(call.group, now_s), full
+                rows = min(rows, free_rows or full)
+            if last is None or rows > free_rows:
+                last, free_rows = self._begin_batch(call.group, now_s), full
             task = Task(call, begin, begin + rows, now_s)
             call.tasks.append(task)
             last.tasks.append(task)
             last.rows += rows
-            room -= rows
+            free_rows -= rows
             begin += rows
 
     def pop(self, now_s: float) -> Batch | None:

@@ -110,10 +110,10 @@ class Scheduler:
     def run_ready(self) -> bool:
         """Runs one ready batch; returns False if no batch is ready, or no running place is free."""
         with self._lock:
-            taken = self._take()
-        if taken is None:
+            found = self._next_batch()
+        if found is None:
             return False
-        self._process(*taken)
+        self._process(*found)
         return True
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ class Scheduler:
     def _has_ready(self, now_s: float) -> bool:
         return any(queue.is_ready(now_s) for queue in self._waiting)
 
-    def _take(self) -> tuple[BatchQueue, list[Task]] | None:
+    def _next_batch(self) -> tuple[BatchQueue, list[Task]] | None:
         """Removes the next batch from the queues and counts it as running; drops tasks whose deadline has passed."""
         now_s = self.clock()
         num_tries = len(self._waiting) if self._has_room() else 0
@@ -201,14 +201,14 @@ class Scheduler:
     def _work(self) -> None:
         with self._lock:
             while self._waiting or not self._is_stopped:
-                taken = self._take()
-                if taken is None:
+                found = self._next_batch()
+                if found is None:
                     self._sleep()
                     continue
                 self._wake_one()
                 self._lock.release()
                 try:
-                    self._process(*taken)
+                    self._process(*found)
                 finally:
                     self._lock.acquire()
 

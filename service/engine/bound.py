@@ -117,10 +117,10 @@ class Bound:
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._services.max_response_bytes} bytes; send fewer rows per request."
             )
-        self._take(self._rows, self._rows * self.spec.row_bytes)
+        self._reserve(self._rows, self._rows * self.spec.row_bytes)
         results = self._run(backend, arrays, outputs)
         recorder = self._recorder
-        if recorder is not None and recorder.draw.take():
+        if recorder is not None and recorder.draw.is_chosen():
             recorder.predicted(
                 self.spec, self._servable.version, inputs=inputs, output_filter=output_filter, outputs=results
             )
@@ -148,11 +148,11 @@ class Bound:
             # A graph refuses strings for an integer input; the kernels of a lookup have no such check.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
-        self._take(examples.size, examples.size * self.spec.row_bytes)
+        self._reserve(examples.size, examples.size * self.spec.row_bytes)
         results = self._run(backend, {INPUTS: examples}, outputs)
         result = result_of(method_name, results, examples.size)
         recorder = self._recorder
-        if recorder is not None and recorder.draw.take():
+        if recorder is not None and recorder.draw.is_chosen():
             recorder.inferred(self.spec, self._servable.version, examples=examples, result=result)
         return result
 
@@ -177,8 +177,8 @@ class Bound:
         except Exception as error:
             raise BackendFailure("The server failed to run this request; its log has the cause.") from error
 
-    def _take(self, rows: int, size: int) -> None:
-        self._services.admission.take(self._servable.name, rows, size)
+    def _reserve(self, rows: int, size: int) -> None:
+        self._services.admission.reserve(self._servable.name, rows, size)
         self._held = (self._held[0] + rows, self._held[1] + size)
 
     def _run_backend(self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
@@ -206,7 +206,7 @@ class Bound:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._held != (0, 0):
-            self._services.admission.give_back(self._servable.name, *self._held)
+            self._services.admission.release(self._servable.name, *self._held)
             self._held = (0, 0)
         # The request is reported while it holds the lease: after an unload, its version's metrics must not be created
         # again.

@@ -25,7 +25,7 @@ class Draw:
         self.rate = rate
         self._source = source
 
-    def take(self) -> bool:
+    def is_chosen(self) -> bool:
         """Says whether to record the current request."""
         drawn = request_context.draws.get().log
         # The native core has compared the same number with the rate, so both choose the same requests.

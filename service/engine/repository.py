@@ -315,7 +315,7 @@ class ModelWatcher:
         return version in self._late_loads and not self._late_loads[version].is_over
 
     def _within_time(self, folder: Path, look: Callable[[], T]) -> T:
-        """Calls look() on a folder.
+        """Runs a scan of a folder.
 
         Raises TimeoutError if that takes too long, and at once while an earlier call hangs.
         """

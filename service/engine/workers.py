@@ -185,7 +185,7 @@ class Workers:
         del self._waiting[model]
         self._turns.remove(model)
 
-    def _take(self) -> Job | None:
+    def _next_job(self) -> Job | None:
         """Waits for the next job and removes it from the queue; None ends the thread."""
         with self._lock:
             while not self._turns:
@@ -205,7 +205,7 @@ class Workers:
 
     def _run(self) -> None:
         try:
-            while (job := self._take()) is not None:
+            while (job := self._next_job()) is not None:
                 if job.set_running_or_notify_cancel():
                     self._do(job)
         finally:

@@ -303,5 +303,6 @@ def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> boo
         return False
     if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
         return True
-    # For a refused id, the graph's error names the gathered ids; they are the request's only if the graph reads these.
+    # The graph's error for a refused id shows the ids that its gather reads. It shows the request's ids only if the
+    # gather reads the input itself, so that the lookup may replace it only then.
     return feature.on_bad_id == "error" and direct == feature.ids

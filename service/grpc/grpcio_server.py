@@ -11,7 +11,7 @@ import grpc
 
 from service.access.callers import Grant
 from service.engine import request_context
-from service.engine.admission import Room
+from service.engine.admission import Reservation
 from service.engine.engine import Engine
 from service.errors import Unimplemented
 from service.grpc import health
@@ -203,14 +203,14 @@ class _Serve:
         self._enter(context)
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
-        room = Room(self._engine.admission, first_model(data, self._engine.is_model))
+        reservation = Reservation(self._engine.admission, first_model(data, self._engine.is_model))
         try:
-            room.grow(len(data))
+            reservation.grow(len(data))
             return handler(data, deadline_s)
         except Exception as error:
             self._abort(context, error)
         finally:
-            room.done()
+            reservation.drop_user()
 
     def _enter(self, context: grpc.ServicerContext) -> None:
         named = {key: value for key, value in context.invocation_metadata() or () if key in _CONTEXT_KEYS}
@@ -218,8 +218,8 @@ class _Serve:
         own_id = request_context.sane_id(str(named.get(request_context.REQUEST_ID, "")).encode("latin-1", "replace"))
         if own_id:
             context.send_initial_metadata(((request_context.REQUEST_ID, own_id.decode()),))
-        told = self._forwarding.read(headers_of(context))
-        request_context.enter(own_id or request_context.trace_id(parent), parent, told.draws)
+        headers = self._forwarding.read(headers_of(context))
+        request_context.enter(own_id or request_context.trace_id(parent), parent, headers.draws)
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         if not request_context.request_id.get():

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import Callers
-from service.engine.admission import Admission, Room
+from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
 from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware
@@ -57,7 +57,7 @@ def create_admin_app(
             callers.require_everywhere("admin")
         # The body has a reservation without the server's limits: an operator must be served while the server is
         # overloaded.
-        body = await read_body(request, _MAX_CONFIG_BYTES, Room(Admission(), ""))
+        body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         try:
             text = body.decode() or None
         except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ import zlib
 
 from starlette.requests import ClientDisconnect, Request
 
-from service.engine.admission import Room
+from service.engine.admission import Reservation
 from service.errors import MalformedPayload, PayloadTooLarge
 
 # zlib's window size for a gzip header and trailer; "deflate" is zlib's own form.
@@ -21,14 +21,14 @@ _FREE_BYTES, _MAX_RATIO = 4 << 20, 100
 _MAX_MEMBERS = 1000
 
 
-async def read_body(request: Request, max_bytes: int, room: Room) -> bytes:
+async def read_body(request: Request, max_bytes: int, reservation: Reservation) -> bytes:
     """Reads and decompresses a request's body.
 
     The limit holds for the declared size, the received size and the decompressed size, so that no body costs more
     memory than max_bytes and a chunk.
 
     Args:
-      room: the request's reservation; grown by the kept bytes, and checked for the declared size before reading.
+      reservation: the request's reservation; grown by the kept bytes, and checked for the declared size before reading.
 
     Raises:
       PayloadTooLarge: the body is over the limit, or compressed far better than requests are.
@@ -38,11 +38,11 @@ async def read_body(request: Request, max_bytes: int, room: Room) -> bytes:
     declared, encoding = _headers(request)
     if declared > max_bytes:
         raise PayloadTooLarge(f"The body of {declared} bytes is over the limit of {max_bytes} bytes.")
-    room.check(declared)
+    reservation.check(declared)
     if encoding in (b"", b"identity"):
-        return await _read_plain(request, max_bytes, room)
+        return await _read_plain(request, max_bytes, reservation)
     if encoding in _DECODERS:
-        return await _read_compressed(request, max_bytes, room, *_DECODERS[encoding])
+        return await _read_compressed(request, max_bytes, reservation, *_DECODERS[encoding])
     shown = ascii(encoding.decode("latin-1"))
     raise MalformedPayload(f"Content-Encoding {shown} is not supported; send gzip, deflate or none.")
 
@@ -57,16 +57,16 @@ def _headers(request: Request) -> tuple[int, bytes]:
     return declared, encoding
 
 
-async def _read_plain(request: Request, max_bytes: int, room: Room) -> bytes:
+async def _read_plain(request: Request, max_bytes: int, reservation: Reservation) -> bytes:
     chunk, is_last = await _next_chunk(request)
-    room.grow(len(chunk))
+    reservation.grow(len(chunk))
     if is_last and len(chunk) <= max_bytes:
         # Nearly every body comes in one chunk.
         return chunk
     chunks, size = [chunk], len(chunk)
     while not is_last and size <= max_bytes:
         chunk, is_last = await _next_chunk(request)
-        room.grow(len(chunk))
+        reservation.grow(len(chunk))
         chunks.append(chunk)
         size += len(chunk)
     if size > max_bytes:
@@ -74,7 +74,7 @@ async def _read_plain(request: Request, max_bytes: int, room: Room) -> bytes:
     return b"".join(chunks)
 
 
-async def _read_compressed(request: Request, max_bytes: int, room: Room, name: str, window: int) -> bytes:
+async def _read_compressed(request: Request, max_bytes: int, reservation: Reservation, name: str, window: int) -> bytes:
     decoder = zlib.decompressobj(window)
     pieces: list[bytes] = []
     left, received, num_members = max_bytes, 0, 1
@@ -93,7 +93,7 @@ async def _read_compressed(request: Request, max_bytes: int, room: Room, name: s
                 if left < 0:
                     raise PayloadTooLarge(f"The decompressed body is over the limit of {max_bytes} bytes.")
                 _check_ratio(max_bytes - left, received)
-                room.grow(len(piece))
+                reservation.grow(len(piece))
                 pieces.append(piece)
                 # The decoder may hold more output of the bytes that it has got already.
                 is_full = len(piece) == size

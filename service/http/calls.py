@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.admission import Room
+from service.engine.admission import Reservation
 from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.engine import Engine
@@ -103,24 +103,28 @@ class Calls:
         Raises:
           ServiceError: an error of the engine or of a decoder; DeadlineExceeded after timeout_s.
         """
-        room = Room(self._engine.admission, self._engine.share_of(ref.name))
+        reservation = Reservation(self._engine.admission, self._engine.share_of(ref.name))
         try:
-            return await self._answer(request, ref, method, room)
+            return await self._answer(request, ref, method, reservation)
         finally:
-            room.done()
+            reservation.drop_user()
 
-    async def _answer(self, request: Request, ref: ModelRef, method: Method[P, A], room: Room) -> Answered[A]:
+    async def _answer(
+        self, request: Request, ref: ModelRef, method: Method[P, A], reservation: Reservation
+    ) -> Answered[A]:
         deadline_s = self._engine.clock() + self._timeout_s
         call = Call(API, method.name, deadline_s=deadline_s)
         try:
-            body = await read_body(request, self._max_body_bytes, room)
+            body = await read_body(request, self._max_body_bytes, reservation)
             # The clock starts when the whole body has come: how fast a client sends it is not the server's doing.
             call = replace(call, started_s=self._engine.clock())
             is_small = len(body) <= self._inline_body_bytes
             if is_small:
                 parsed = method.parse(body)
             else:
-                parsed = await self._in_thread(self._parse_threads, room, partial(method.parse, body), deadline_s)
+                parsed = await self._in_thread(
+                    self._parse_threads, reservation, partial(method.parse, body), deadline_s
+                )
         except ServiceError as error:
             self._engine.reject(error, call, model=ref.name)
             raise
@@ -136,7 +140,7 @@ class Calls:
             return _answer(bound, method, parsed)
         threads = self._parse_threads if is_lookup else self._graph_threads
         work = partial(_answer, bound, method, parsed)
-        return await self._in_thread(threads, room, work, deadline_s, bound)
+        return await self._in_thread(threads, reservation, work, deadline_s, bound)
 
     async def read(self, request: Request, model: str, work: Callable[[bytes], T]) -> T:
         """Reads a request's body and returns work(body), run in a thread if the body is large.
@@ -144,15 +148,15 @@ class Calls:
         Args:
           model: the model's name in the request; "" if the request is for no model.
         """
-        room = Room(self._engine.admission, self._engine.share_of(model))
+        reservation = Reservation(self._engine.admission, self._engine.share_of(model))
         try:
-            body = await read_body(request, self._max_body_bytes, room)
+            body = await read_body(request, self._max_body_bytes, reservation)
             if len(body) <= self._inline_body_bytes:
                 return work(body)
             deadline_s = self._engine.clock() + self._timeout_s
-            return await self._in_thread(self._parse_threads, room, partial(work, body), deadline_s)
+            return await self._in_thread(self._parse_threads, reservation, partial(work, body), deadline_s)
         finally:
-            room.done()
+            reservation.drop_user()
 
     def close(self) -> None:
         """Lets running work end, and drops work that has not begun."""
@@ -160,7 +164,12 @@ class Calls:
             threads.close()
 
     async def _in_thread(
-        self, threads: Workers, room: Room, work: Callable[[], T], deadline_s: float, bound: Bound | None = None
+        self,
+        threads: Workers,
+        reservation: Reservation,
+        work: Callable[[], T],
+        deadline_s: float,
+        bound: Bound | None = None,
     ) -> T:
         """Runs work in a thread until the deadline.
 
@@ -172,17 +181,17 @@ class Calls:
 
         def run(refusal: ServiceError | None) -> T:
             if refusal is not None:
-                _give_back(bound, refusal)
+                _release(bound, refusal)
                 raise refusal
             return context.run(work)
 
         try:
-            future = threads.submit(room.model, run, deadline_s)
+            future = threads.submit(reservation.model, run, deadline_s)
         except ServiceError as error:
-            _give_back(bound, error)
+            _release(bound, error)
             raise
-        room.use()
-        future.add_done_callback(lambda _: room.done())
+        reservation.add_user()
+        future.add_done_callback(lambda _: reservation.drop_user())
         late = DeadlineExceeded(f"Timed out: the request took longer than {self._timeout_s:g} s.")
         try:
             remaining_s = deadline_s - self._engine.clock()
@@ -193,7 +202,7 @@ class Calls:
             # cancel() returns True only if no thread has begun the work, and none will. A thread that has begun it
             # holds the lease until the work ends, even if the client got a timeout.
             if future.cancel():
-                _give_back(bound, late)
+                _release(bound, late)
 
 
 def _answer(bound: Bound, method: Method[P, A], parsed: P) -> Answered[A]:
@@ -201,6 +210,6 @@ def _answer(bound: Bound, method: Method[P, A], parsed: P) -> Answered[A]:
         return Answered(method.answer(bound, parsed), bound.version)
 
 
-def _give_back(bound: Bound | None, error: ServiceError) -> None:
+def _release(bound: Bound | None, error: ServiceError) -> None:
     if bound is not None:
         bound.__exit__(type(error), error, None)

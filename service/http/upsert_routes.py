@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.admission import Admission, Room
+from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
 from service.http.body import read_body
 from service.http.routing import add_route, model_ref
@@ -28,7 +28,7 @@ def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None
     async def upsert(request: Request) -> Response:
         """Changes rows of a table permanently."""
         # The body has a reservation without the server's limits, as in the other admin routes.
-        body = await read_body(request, max_body_bytes, Room(Admission(), ""))
+        body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)
         # The request is not given up at a deadline: its sender must learn that the rows are on disk. The context has
         # the caller's grant.

@@ -76,7 +76,7 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     if kind is None:
         return False
     request = getattr(log, kind).request
-    # A record may name no model, or another one.
+    # A recorded warm-up request may name no model, or another one.
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
     data = request.SerializeToString()

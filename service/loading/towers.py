@@ -39,7 +39,10 @@ def open_towers(
 
 
 def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
-    """Returns the claims for a signature's features: by its own manifest entry, else by the entry of a lookup."""
+    """Returns the lookups that a signature's graph may contain, one for each feature (a claim that the cut must prove).
+
+    A feature's lookup is described by the signature's own manifest entry, else by the entry of a lookup signature.
+    """
     entry = manifest.signatures.get(spec.name)
     described = dict.fromkeys(entry.features, spec.name) if entry is not None else {}
     # Feature -> the signature whose manifest entry describes its lookup.

@@ -186,7 +186,7 @@ class _Writer:
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
         """Returns the JSON of one predict signature."""
-        # Tensors of ids that the graph computes are numbered behind the inputs.
+        # Ids that the graph computes are numbered behind the signature's inputs, as further inputs of features.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {
             "name": spec.name,

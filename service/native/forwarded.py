@@ -16,7 +16,7 @@ _SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CoreHeaders:
     """The content of the core's headers of one request.
 
     names: names of known callers in the client's verified certificate.
@@ -26,7 +26,7 @@ class Told:
     draws: Draws = NO_DRAWS
 
 
-_NOTHING = Told()
+_NOTHING = CoreHeaders()
 
 
 class Forwarding:
@@ -39,7 +39,7 @@ class Forwarding:
     def __init__(self, seal: str = "") -> None:
         self._seal = seal.encode()
 
-    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> Told:
+    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> CoreHeaders:
         """Returns the content of the core's headers; nothing if the seal is wrong, as when a client wrote them.
 
         Args:
@@ -53,7 +53,7 @@ class Forwarding:
         names = found.get(_NAMES, b"").decode("ascii").split()
         draw = found.get(_LOG_DRAW)
         draws = Draws(None if draw is None else float(draw), int(found.get(_TRACE_ID, b"0"), 16))
-        return Told(frozenset(map(unquote, names)), draws)
+        return CoreHeaders(frozenset(map(unquote, names)), draws)
 
 
 NO_FORWARDING = Forwarding()

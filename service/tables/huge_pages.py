@@ -191,7 +191,7 @@ class HugePages:
         if not is_huge:
             is_huge, seconds = self._read_again(chunk, table)
         elif was_there:
-            # Another process made the chunk huge, or this one did before.
+            # Another process made this part of the file huge, or this process did before.
             work.huge_bytes += HUGE_BYTES
             return
         work.seconds.append(seconds)

@@ -171,7 +171,7 @@ def _pieces(value: Any) -> list[bytes]:
     text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     if not isinstance(value, (np.ndarray, np.floating)) or b"null" not in text:
         return [text]
-    # The nulls of a number array are its non-finite elements, in the same order.
+    # orjson has written null for each NaN and infinity of a number array, in the order of the elements.
     return _with_tokens(text, np.asarray(value))
 
 
