@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from service.configuration.server_settings import ServerSettings
+from service.configuration.listener_settings import ListenerSettings
 from service.configuration.setting_fields import setting
 
 ENV_PREFIX = "EMB_"
@@ -31,7 +31,7 @@ SECTIONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(ServerSettings):
+class Settings(ListenerSettings):
     """All settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
 
     data_plane: Literal["auto", "native", "python"] = setting(
