@@ -89,7 +89,8 @@ class AuthFile:
         A file with a fault is logged once, and the callers stay as they are.
         """
         try:
-            # Read at each poll, because a file's time and size do not show every change; reading takes microseconds.
+            # The file is read at each poll, because its time and size do not show every change; reading takes
+            # microseconds.
             config = read_auth_config(self._path)
         except AuthConfigError as error:
             if str(error) != self._complaint:
@@ -142,7 +143,7 @@ def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:
             )
     if not digests and not certificates:
         raise AuthConfigError(
-            f"{where} has neither token_sha256 nor token_file nor certificate: it could never come in"
+            f"{where} has neither token_sha256 nor token_file nor certificate: it could never authenticate"
         )
     rules = tuple(_rule(allow, where) for allow in _tables(entry, "allow", where))
     return Caller(name, rules, tuple(digests), tuple(certificates))
@@ -155,7 +156,9 @@ def _rule(entry: Mapping[str, Any], where: str) -> Rule:
         raise AuthConfigError(f"{where}: each allow needs models and rights")
     for model in models:
         if not model or "*" in model[:-1]:
-            raise AuthConfigError(f'{where}: models: "{model}": a name, or the beginning of names and a "*" at its end')
+            raise AuthConfigError(
+                f'{where}: models: "{model}": expected a name, or the start of names with a "*" at its end'
+            )
     for right in rights:
         if right not in RIGHTS:
             raise AuthConfigError(f'{where}: rights: expected some of {", ".join(RIGHTS)}, got "{right}"')

@@ -23,7 +23,7 @@ RIGHTS: tuple[Right, ...] = get_args(Right)
 Part = Literal["health", "reflection", "docs", "metrics"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _NONE: frozenset[Right] = frozenset()
-# Most digests of tokens that are cached; a cached digest saves comparing with the digests of all callers.
+# Most digests of tokens that are cached; a cached digest is not compared with the digests of all callers.
 _MAX_SEEN = 4096
 _SCHEME = b"bearer "
 _MAX_TOKEN_BYTES = 4096
@@ -77,7 +77,7 @@ class Grant:
     def require_everywhere(self, right: Right) -> None:
         """Raises PermissionDenied unless the right holds for all models, also for models that are added later."""
         if right not in self.everywhere:
-            raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this.')
+            raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this request.')
 
     def keep(self, key: str, make: Callable[[], T]) -> T:
         """Returns what make() returned for this caller and key.
@@ -93,7 +93,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One caller of the --auth_config file.
+    """One caller of the --auth_config file, with its credentials and rights.
 
     digests: SHA-256 of the caller's tokens. certificates: names in its client certificates, as access.peer spells them.
     """

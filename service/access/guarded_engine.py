@@ -50,7 +50,7 @@ class GuardedEngine(Engine):
             return self._engine
         if not rights:
             return self._absent
-        raise PermissionDenied(f'Caller "{grant.name}" has not the right "{right}" on model "{model}".')
+        raise PermissionDenied(f'Caller "{grant.name}" lacks the right "{right}" on model "{model}".')
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -57,8 +57,8 @@ def _check(config: SslConfig) -> None:
     scratch = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _trust(scratch, config.server_cert, "server_cert")
     if config.custom_ca:
-        # Checked even if no client is verified with it now: a fault must not show only when client_verify is switched
-        # on.
+        # custom_ca is checked even if client_verify is off: a fault in it must not show only when client_verify is
+        # switched on.
         _trust(scratch, config.custom_ca, "custom_ca")
 
 

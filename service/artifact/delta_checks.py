@@ -41,7 +41,7 @@ def check_rows(table: TableInfo, ids: Array, rows: Array) -> None:
     sorted_ids = np.sort(ids)
     twice = sorted_ids[1:] == sorted_ids[:-1]
     if twice.any():
-        raise DeltaFault("ids", f"table {name!r}: id {sorted_ids[int(np.argmax(twice))]} is there twice")
+        raise DeltaFault("ids", f"table {name!r}: id {sorted_ids[int(np.argmax(twice))]} occurs twice")
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         raise DeltaFault("values", f"table {name!r}: row {ids[int(np.argmin(finite))]} holds NaN or infinity")

@@ -41,7 +41,7 @@ FORMAT_VERSION = 1
 # The folder of delta files in a version's folder.
 DELTAS_FOLDER = "deltas"
 SUFFIX = ".delta"
-# Below 2**63, because the server stores 2 * sequence + 1 for a side of a table while it writes there.
+# Largest sequence number. Twice of it plus 1 must fit into an int64, because that orders the deltas of a version.
 MAX_SEQUENCE = 2**53
 
 HEADER = struct.Struct("<8sIIQQIIQ32sII")

@@ -136,7 +136,7 @@ class Journal:
         if self._end + len(data) > self._max_bytes:
             self.failures["full"] += 1
             raise DeltaRefused(
-                f"The journal of upserts has {self._end} bytes and may have {self._max_bytes}: fold it into a new "
+                f"The journal of upserts has {self._end} bytes, its limit is {self._max_bytes}: fold it into a new "
                 "version with `model-export compact`."
             )
         if os.fstat(self._descriptor).st_size > self._end:
@@ -222,7 +222,9 @@ class Journal:
                 if behind is None:
                     if self._torn_at != at:
                         self._torn_at = at
-                        self._refused(found, f"{self._path}: {size - at} bytes at its end, which no upsert was told of")
+                        self._refused(
+                            found, f"{self._path}: {size - at} bytes at its end, of an upsert that was never confirmed"
+                        )
                     return
                 self._refused(found, f"{self._path}: bytes {at} to {behind}")
                 self._end = behind

@@ -108,12 +108,12 @@ class VocabularyEntry:
 
     @property
     def first_bucket(self) -> int:
-        """Row of the first OOV bucket."""
+        """Row of the vocabulary's first OOV bucket."""
         return self.first_id + self.size if self.first_oov_id is None else self.first_oov_id
 
     @property
     def last_id(self) -> int:
-        """The largest row that a key can become."""
+        """The largest row that a key of the vocabulary can become."""
         behind_buckets = self.first_bucket + self.num_oov_buckets if self.num_oov_buckets else 0
         return max(self.first_id + self.size, behind_buckets, (self.oov_id or 0) + 1, (self.empty_key_id or 0) + 1) - 1
 

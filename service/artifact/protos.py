@@ -23,7 +23,7 @@ _DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in ("serving_protos
 # Without the lock, two threads that ask first at the same time would get two pools, whose messages do not mix.
 _building = threading.Lock()
 
-# Generated classes have no static type here: every message comes from the pool at run time.
+# protobuf's generated classes have no static type here, because all messages come from the pool at run time.
 MessageClass = Any
 
 

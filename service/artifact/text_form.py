@@ -22,7 +22,7 @@ class TextFormError(Exception):
 
 
 class Field(NamedTuple):
-    """One field of a declared message.
+    """One field of a protobuf message that declared_class() declares.
 
     kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
     """

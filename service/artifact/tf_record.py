@@ -53,7 +53,7 @@ def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
 
 
 def encode_record(data: bytes, checksum: Checksum) -> bytes:
-    """Returns one record in the form that read_records() reads."""
+    """Encodes one TFRecord, in the form that read_records() reads."""
     length = len(data).to_bytes(8, "little")
     header = length + _FOOTER.pack(checksum(length))
     return b"".join((header, data, _FOOTER.pack(checksum(data))))

@@ -35,5 +35,5 @@ def metrics_paths(config: PrometheusConfig | None) -> tuple[str, ...]:
     if not path.startswith("/") or set(path) & set("{}?#% "):
         raise InvalidRequest(f"prometheus_config.path is {path!r}: it must start with '/' and hold none of {{}}?#%")
     if path in ("/healthz", "/readyz", "/docs", "/openapi.json") or path.startswith("/v1/models/"):
-        raise InvalidRequest(f"prometheus_config.path is {path!r}, where this server has another answer")
+        raise InvalidRequest(f"prometheus_config.path is {path!r}, which is another route of this server")
     return (OWN_PATH,) if path == OWN_PATH else (OWN_PATH, path)

@@ -49,7 +49,7 @@ def faults_of(settings: Settings) -> list[str]:
         found.append(f"--grpc_channel_arguments is {settings.grpc_channel_arguments!r}: expected name=value,...")
     if settings.max_bytes_in_flight < settings.max_request_bytes:
         found.append(
-            f"--max_bytes_in_flight is {settings.max_bytes_in_flight}: expected --max_request_bytes at least, "
+            f"--max_bytes_in_flight is {settings.max_bytes_in_flight}: expected at least --max_request_bytes, "
             f"{settings.max_request_bytes}"
         )
     for setting in dataclasses.fields(settings):

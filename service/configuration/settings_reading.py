@@ -123,7 +123,7 @@ def _flag_names() -> list[str]:
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    # Cached, because a start parses its command line three times.
+    # The parser is cached, because a start parses its command line three times.
     parser = argparse.ArgumentParser(
         prog="embedding-server",
         usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",

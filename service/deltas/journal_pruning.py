@@ -21,7 +21,8 @@ from service.artifact.delta_journal import model_folder
 
 logger = logging.getLogger(__name__)
 
-# Longer than a version's folder is away while somebody replaces it, or until a failed mount comes back.
+# Seconds for which a version must be missing: longer than its folder is away while somebody replaces it, or until a
+# failed mount comes back.
 GONE_S = 600.0
 _NAME = re.compile(r"(\d+)-[0-9a-f]{16}\.journal", re.ASCII)
 
@@ -70,7 +71,7 @@ class JournalPruning:
         try:
             orphans = self._orphans(model, versions) if versions else {}
         except OSError as error:
-            logger.warning("journals can not be looked at", extra={"model": model, "reason": str(error)})
+            logger.warning("a folder of journals can not be read", extra={"model": model, "reason": str(error)})
             orphans = {}
         now_s, before = self._clock(), self._since_s.get(model, {})
         since_s = {journal: before.get(journal, now_s) for journal in orphans}

@@ -125,7 +125,8 @@ class Overlay:
         """Forgets all sides; the memory of a side is freed after the last request that reads it."""
         self._shown = self._spare = None
         self._lost = []
-        # These refer to the version, and the version refers to this object: the cycle would keep the memory.
+        # The overlay refers to the version through these, and the version to the overlay: the cycle would keep the
+        # memory.
         del self._rebuild, self._base
         self._maps.close()
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Bytes of deltas that are read and applied at a time; the rest follows at once.
 _BATCH_BYTES = 64 << 20
-# Seconds that requests may hold the side that is not shown before another side is opened.
+# Seconds that requests may hold the side (copy of the tables) that is not shown, before a third side is opened.
 _PATIENCE_S = 0.25
 # Seconds that an upsert waits until requests are answered with its rows.
 _SHOWN_S = 1.0
@@ -126,7 +126,7 @@ class VersionDeltas:
                 side = None
                 while self._read():
                     side = self._overlay.prepare(may_open=True)
-                    assert side is not None  # no request holds a side yet
+                    assert side is not None  # no request can hold a side before the version is published
                     self._overlay.write(side, self._pending)
                     self._note_applied()
                 if side is None:
@@ -273,7 +273,7 @@ class VersionDeltas:
         self._pending = []
         if self._numbers.missing > missing:
             extra = {"missing": self._numbers.missing, "last": self._numbers.last}
-            logger.warning("numbers of deltas are missing", extra=self._names() | extra)
+            logger.warning("sequence numbers of deltas are missing", extra=self._names() | extra)
         with self._news:
             self._shown_upsert = self._last_journaled
             self._news.notify_all()

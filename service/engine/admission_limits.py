@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-# A model may hold up to this many times what is still free. So one flooding model gets four fifths of the limit, and
-# two flooding models get four ninths each. However many models flood, something stays free for another model. Source:
-# Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998).
+# A model may hold up to this many times the bytes or rows that are still free. So one flooding model gets four fifths
+# of the limit, and two flooding models get four ninths each. However many models flood, something stays free for
+# another model. Source: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches"
+# (1998).
 _SHARE = 4
 
 # Why a request was refused. bytes, rows: too many are in flight; queue: too many requests wait; wait: the request would

@@ -39,7 +39,7 @@ class BatchingParameters:
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a full batch."""
+        """Number of rows of a full batch."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size

@@ -60,8 +60,7 @@ class ModelSet:
         self._changing = threading.Lock()
         # One reload runs and one may wait: each blocks a thread that requests need as well.
         self._reloads = threading.BoundedSemaphore(2)
-        # Held while a refused model is dropped, so that a model of the same name that a later reload adds is not
-        # dropped.
+        # Lock for dropping a refused model, so that a model of the same name that a later reload adds is not dropped.
         self._dropping = threading.Lock()
         self._configs: Mapping[str, ModelConfig] = {}
         self._watchers: dict[str, ModelWatcher] = {}

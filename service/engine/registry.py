@@ -171,7 +171,8 @@ class Registry:
             available = {v: new if v == version else h for v, h in model.available.items()}
             self._snapshot = {**self._snapshot, name: replace(model, available=available)}
             self._tell_routes()
-        # Only now: a request that fails to acquire the old holder looks again, and must find the new holder.
+        # The holder is retired after the new one is published: a request that can not acquire the old holder must find
+        # the new.
         holder.retire()
         return new
 
@@ -219,13 +220,13 @@ class Registry:
             return model.problem
         newest = max(told or model.statuses.values(), key=lambda status: status.version, default=None)
         if newest is None:
-            return "its folder has not been looked at yet"
+            return "its folder has not been read yet"
         if model.early is not None:
             return f"version {model.early.servable.version} is LOADING, and only its lookups are answered"
         return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
 
     def noted_problem(self, name: str) -> str:
-        """Returns why a model's folder has no versions; "" where it has some, or was not looked at yet."""
+        """Returns why a model's folder has no versions; "" if it has some, or was not read yet."""
         model = self._snapshot.get(name)
         return model.problem if model else ""
 

@@ -88,7 +88,8 @@ class ModelWatcher:
         self._rules = rules
         self._wake = wake or threading.Event()
         self._is_stopped = False
-        # Held while run() decides whether the thread ends, and while configure() sets a config: run() misses no config.
+        # Lock under which run() decides whether the thread ends, and configure() sets a config: so run() misses no
+        # config.
         self._ending = threading.Lock()
         self._is_over = False
         self._loaded: set[int] = set()
@@ -245,7 +246,8 @@ class ModelWatcher:
 
     def _may_try(self, version: int, path: Path) -> bool:
         if self._is_loading_late(version):
-            # Another load could hang as well, and would leave another thread behind.
+            # The version is not tried while its given-up load hangs: another load could hang as well, in another
+            # thread.
             return False
         self._late_loads.pop(version, None)
         arrival = self._arrivals.get(version)
@@ -276,7 +278,8 @@ class ModelWatcher:
             servable = self._load(version, path)
         except Exception as error:
             if isinstance(error, DataLoss):
-                # Another load would read the same bytes: the version before is served until somebody mends the folder.
+                # A retry would read the same damaged bytes: the version before is served until somebody mends the
+                # folder.
                 self._damaged[version] = fingerprint(path)
                 self._failures.pop(version, None)
                 logger.error("files are damaged", extra=self._named(version, error.message))
@@ -302,7 +305,7 @@ class ModelWatcher:
             self._late_loads[version] = attempt
             raise DeadlineExceeded(
                 f"{path} did not load within {rules.load_timeout_s:g} s (--load_timeout_s), so it was given up: check "
-                "that its files can be read, or that its graph waits for nothing. It is tried again when that load ends"
+                "that its files can be read and its graph does not wait. It is tried again when that load has ended"
             ) from None
 
     def _late(self, servable: Servable | None) -> None:
@@ -369,5 +372,5 @@ class ModelWatcher:
                 waits.append(rules.settle_s)
             elif failure.attempts <= rules.max_retries:
                 waits.append(failure.retry_at_s - rules.clock())
-        # Never 0, because run() takes 0 for "no version waits".
+        # The result is never 0, because run() takes 0 for "no version waits".
         return max(min(waits), 0.01) if waits else None

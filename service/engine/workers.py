@@ -166,7 +166,8 @@ class Workers:
     def _is_thread_coming(self) -> bool:
         """Wakes or starts a thread for a new job; returns False if the pool has no thread and can start none."""
         if self._num_idle:
-            # Counted down here: before the woken thread runs, more jobs may come, and must wake other threads.
+            # _num_idle goes down here and not in the woken thread: until that runs, more jobs may come and must wake
+            # other threads.
             self._num_idle -= 1
             self._has_work.notify()
         elif len(self._started) < self._num_threads:

@@ -44,7 +44,7 @@ def requests(
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
         return
     batches = [list(lengths) for lengths in _ROW_LENGTHS]
-    # First each critical id in a row by itself, then a few ids to a row.
+    # Further probe requests: first each critical id in a row by itself, then a few ids to a row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))

@@ -151,7 +151,7 @@ def _open_loaded(loader: Any, meta_graph: Any, config: Any) -> GraphSession:
     try:
         program = _program(loader, meta_graph, graph, saver, config)
     except (tf.errors.OpError, ValueError) as error:
-        logger.info("the graph is no program of the core", extra={"reason": str(error)})
+        logger.info("the native core can not run the graph", extra={"reason": str(error)})
     else:
         if (core := open_core_session(program)) is not None:
             return core

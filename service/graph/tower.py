@@ -92,7 +92,7 @@ class TowerBackend:
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
         """Returns a tower with the same session whose rows come from other sources; closing one closes both."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
-        # The functions that run parts of the graph do not depend on the sources of rows.
+        # The functions that run parts of the graph are shared, because they do not depend on where rows come from.
         made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
         return made
 

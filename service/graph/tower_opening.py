@@ -109,7 +109,7 @@ def open_tower(
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     except Exception as error:
-        # Only speed is lost: the whole graph is loaded instead, and its loader reports a fault if there is one.
+        # Only speed is lost here: the whole graph is loaded instead, and its loader reports a fault if there is one.
         logger.warning("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     try:

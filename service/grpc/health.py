@@ -115,7 +115,7 @@ class Health:
         self._changed.put(None)
 
     def serving(self) -> frozenset[str]:
-        """Returns the services that a check finds SERVING."""
+        """Returns the services that a health check finds SERVING."""
         with self._lock:
             return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
 

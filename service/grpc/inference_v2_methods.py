@@ -71,7 +71,8 @@ def open_inference_methods(engine: Engine) -> dict[str, Handler]:
         try:
             engine.describe(ref)
         except (NotFound, NotReady, LabelNotFound):
-            # Answered with false and not with an error, as Triton does: clients ask until it is true.
+            # A model that is not ready is answered with false and not with an error, as in Triton: clients ask until it
+            # is true.
             return encode_document("inference.ModelReadyResponse", {"ready": False})
         return encode_document("inference.ModelReadyResponse", {"ready": True})
 

@@ -71,7 +71,8 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
         message = parse_message("tensorflow.serving.GetModelStatusRequest", data)
         if not message.HasField("model_spec"):
             raise InvalidRequest("Missing ModelSpec")
-        # As in TensorFlow Serving, a label is ignored, and an empty name is the name of an unknown model.
+        # In a status request a label is ignored, and an empty name is that of an unknown model, as in TensorFlow
+        # Serving.
         spec = message.model_spec
         return encode_statuses(engine.statuses(spec.name, spec.version.value if spec.HasField("version") else None))
 

@@ -46,7 +46,7 @@ class Refusals:
         else:
             level = logging.WARNING if error.code in _OURS else logging.INFO
             if isinstance(error, Overloaded):
-                # There may be thousands a second, and a log line costs more than a refusal: metrics count them.
+                # Thousands may be refused a second, and a log line costs more than a refusal: metrics count them.
                 level = logging.DEBUG
             logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code, "request_id": request_id})
         return error.code, details(text)

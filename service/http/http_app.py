@@ -127,8 +127,8 @@ def create_http_app(
 
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    # This breaks a reference cycle: FastAPI's frames hold the error, and its traceback holds the frames and the body.
-    # Else each refusal would keep a megabyte or so until the garbage collector runs.
+    # Clearing these breaks a reference cycle: FastAPI's frames hold the error, and its traceback holds the frames and
+    # the body. Else each refusal would keep a megabyte or so until the garbage collector runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return service_error_response(error, request.scope["request_id"])
 

@@ -74,7 +74,7 @@ _LOOKUPS: dict[str, Json] = {
 _TENSORFLOW_SERVING: dict[str, Json] = {
     "Base64": an_object({"b64": STRING}, description="Bytes that are not UTF-8."),
     "Scalar": {"anyOf": [ref("Float"), STRING, BOOLEAN, ref("Base64")]},
-    # Not recursive: TypeScript refuses openapi-typescript's output for a type that is a list of itself.
+    # The schema is not recursive: TypeScript refuses openapi-typescript's output for a type that is a list of itself.
     "Tensor": {
         "anyOf": [
             ref("Scalar"),

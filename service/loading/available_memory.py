@@ -40,8 +40,8 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
             top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         else:
             continue
-        # In a container the path may be the host's, while its own group is mounted at the top: then only the top folder
-        # exists.
+        # In a container, /proc/self/cgroup may show the host's path of a control group that is mounted at the top here:
+        # then only the top folder exists.
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
             if folder == top or top in folder.parents:

@@ -59,7 +59,7 @@ def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, M
     Both share their counts and are closed once.
     """
     moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
-    # Keyed by identity, because signatures of one graph share its tower.
+    # Backends are keyed by identity, because signatures of one graph share its tower.
     graphs = {id(backend): backend for backend in servable.backends.values() if backend is not lookups.backend}
     places = {key: _on_tables(backend, tables) for key, backend in graphs.items()} | {
         id(lookups.backend): moved.backend

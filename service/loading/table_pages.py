@@ -72,7 +72,7 @@ def table_pages(settings: Settings) -> TablePages | None:
     if rule not in ("auto", "huge"):
         return None
     if rule == "auto" and settings.table_lock != "off":
-        reason = "--table_lock is set, and what is locked can not be read again; --table_pages=huge does it before"
+        reason = "--table_lock is set, and locked pages can not be read again; --table_pages=huge reads them before"
         logger.info("no huge pages", extra={"reason": reason})
         return None
     huge_pages = HugePages(

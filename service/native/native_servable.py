@@ -72,7 +72,8 @@ def compile_native(
     try:
         compiled = _native.Servable(described.text, described.keep)
     except ValueError as error:
-        # This is a fault of the server; it costs speed and no answers, as the reference servers have the version too.
+        # That the core can not compile a version is a fault of the server. It costs speed and no answers, as the
+        # reference servers have the version too.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
         return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))
     return replace(servable, native=CompiledServable(compiled, described, earlier))

@@ -133,7 +133,7 @@ class NativeStatistics:
             found[subject, kind] = numbers
             before = self._known.get((subject, kind))
             if before is None or sum(numbers.counts) < sum(before.counts):
-                # The core removed the subject since the last look, and counts the subject from 0 again.
+                # The core has dropped its counts of these labels since the last collect(), and counts from 0 again.
                 before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
             if numbers.counts != before.counts:
                 self._requests.add(subject, _successes(kind, numbers, before))

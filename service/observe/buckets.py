@@ -19,7 +19,8 @@ def _exponential(scale: float, factor: float, count: int) -> tuple[float, ...]:
     return tuple(limits)
 
 
-# This server's limits: lookups take microseconds and cold graph runs seconds, so 20 us to 10 s in about 2.5-fold steps.
+# This server's bucket limits in seconds: lookups take microseconds and cold graph runs seconds, so they go from 20 us
+# to 10 s in about 2.5-fold steps.
 SECONDS = (2e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 # TensorFlow Serving's limits of latencies.
 MICROSECONDS = _exponential(10, 1.8, 33)

@@ -143,7 +143,7 @@ class ModelLog:
         except OSError as error:
             self._dropped += 1
             self._is_disabled = True
-            # Logged once: the log stays disabled until the model's logging_config changes, or a restart.
+            # The error is logged once: the log stays disabled until the model's logging_config changes, or a restart.
             logger.error(
                 "request log is disabled",
                 extra={"model": self._model, "reason": f"{error.strerror}: {error.filename or 'its file'}"},

@@ -22,7 +22,8 @@ def request_lines(requests: Requests) -> list[str]:
     lines = family(name, "counter", "Requests finished, by canonical code.")
     found: dict[Subject, Successes] = {}
     counts: dict[tuple[Subject, str], int] = {}
-    # Without the method as a label: a signature hardly has more than one, and TensorFlow Serving's metrics show it.
+    # The metrics lack a label for the method: a signature hardly has more than one, and TensorFlow Serving's metrics
+    # show it.
     for subject, cell in requests.successes.items():
         key = subject._replace(method="")
         found.setdefault(key, Successes(cell.kind, False)).merge(cell)

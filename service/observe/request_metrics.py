@@ -123,7 +123,7 @@ class RequestCounter:
         self._failures: dict[_FailureKey, list[int]] = {}
         # Sums of the counts of versions that are gone; see read().
         self._retired = Requests()
-        # Held by read() and retire(): counts that move to _retired must not be read twice, or not at all.
+        # Lock of read() and retire(): counts that move to _retired must not be read twice, or not at all.
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:

@@ -167,8 +167,8 @@ class NativeServers:
                 self._edge.set_health(self._grpc.serving(), is_ready=self._engine.is_ready)
 
     async def _repeat_health(self) -> None:
-        # This runs on the event loop: if Python hangs, the published state expires, and the core forwards checks to
-        # Python.
+        # The state of health is published by the event loop: if Python hangs, the state expires, and the core forwards
+        # checks to Python.
         while True:
             self._publish_health()
             await asyncio.sleep(_HEALTH_S)

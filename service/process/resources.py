@@ -33,7 +33,7 @@ def max_connections(configured: int) -> int:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-# Each arena keeps this much memory; further threads share the arenas. Two are enough, as the interpreter has one lock.
+# Number of malloc's arenas, each of which keeps freed memory. Two are enough, as the interpreter has one lock.
 _ARENAS = 2
 
 

@@ -22,7 +22,7 @@ from service.types import Array
 
 OK = -1
 NO_EMPTY_KEY = -1
-# Larger than the number of keys in any request, so that a count and a position fit into one number.
+# STRANGER is larger than the number of keys in any request, so that a count and a position fit into one number.
 STRANGER = 1 << 32
 
 _NEWLINE = 10

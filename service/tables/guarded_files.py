@@ -49,7 +49,7 @@ class GuardedMap(mmap.mmap):
         address = np.frombuffer(self, np.uint8).ctypes.data
         self._place = NATIVE_TABLES.add_guard(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
         if self._place is None:
-            logger.warning("too many maps at a time: this one ends the process where its file is cut short")
+            logger.warning("too many mapped files: if this file is cut short, a read of it ends the process")
 
     def __del__(self) -> None:
         # The guard is removed before the base class unmaps the file: the address may be reused after that.

@@ -143,8 +143,8 @@ class HugePages:
                 self._wait_for_others(files, descriptor)
                 offsets = range(0, size - HUGE_BYTES + 1, HUGE_BYTES)
                 chunks = [_Chunk(descriptor, offset, address + offset) for offset in offsets]
-                # Checked for all chunks before the first is read: the kernel reads the next chunk with it, which then
-                # would seem to have been in memory, and so on to the end.
+                # Which chunks are in memory is asked for all before the first is read: the kernel reads the next chunk
+                # with it, which then would seem to have been in memory, and so on to the end.
                 were_there = [chunk.is_in_memory() for chunk in chunks]
                 for chunk, was_there in zip(chunks, were_there, strict=True):
                     self._check_going_on(files)
@@ -256,7 +256,7 @@ class _Chunk:
         return bool(pages_in_memory(self.address, HUGE_BYTES).any())
 
     def is_huge(self, table: PageTable) -> bool:
-        # Another process may have made the chunk huge: reading one of its pages maps all of them then.
+        # Another process may have made this part of the file huge: reading one of its pages maps all of them then.
         pages = pages_in_memory(self.address, HUGE_BYTES)
         if not pages.any():
             return False

@@ -197,7 +197,7 @@ class FeaturePlan:
 
 
 class OutputPlan(NamedTuple):
-    """The plan of one output of a signature.
+    """The compiled form of one output of a lookup: the features in it and its rank.
 
     parts: the features whose vectors the output holds side by side.
     rank: rank of the output; None: the rank of its features' vectors.

@@ -128,7 +128,9 @@ def _pages(weights: np.ndarray[Any, Any]) -> tuple[int, int]:
 def _advise(name: str, address: int, nbytes: int, advice: PageAdvice) -> None:
     if _libc.madvise(address, nbytes, _ADVICE[advice]) != 0:
         reason = os.strerror(ctypes.get_errno())
-        logger.warning("advice on pages is not taken", extra={"table": name, "advice": advice, "reason": reason})
+        logger.warning(
+            "the kernel refuses advice on a table's pages", extra={"table": name, "advice": advice, "reason": reason}
+        )
 
 
 def _read_pages(address: int, nbytes: int) -> None:

@@ -23,7 +23,7 @@ _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
 
 class BlockPart(NamedTuple):
-    """The rows of one table in a block: one row for each id.
+    """The rows of one table in a block of joined rows: one row for each id.
 
     policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
     per_row: K if the ids are [B, K]; 1 if they are [B], or if the part is a block of its own.
@@ -36,7 +36,7 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the part in each row of its block."""
+        """Bytes of this table's rows in each row of the block."""
         size: int = self.table.row_bytes * self.per_row
         return size
 

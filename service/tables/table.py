@@ -34,7 +34,7 @@ _KERNEL_DTYPES = {
 
 
 class MappedTable:
-    """One [V, D] table. Concurrency: any thread.
+    """One [V, D] embedding table in a mapped file. Concurrency: any thread.
 
     weights: [V, D] read-only view of the file, perhaps unaligned; it keeps the file mapped. For bfloat16 it is uint16,
       for int4 [V, ceil(D / 2)] uint8.

@@ -68,7 +68,7 @@ class Verifier:
         self._clock = clock
         self._sleep = sleep
         self._is_stopped = False
-        # Held by the one verify() call that reads: so all versions together stay below the rate.
+        # Lock of the one verify() call that reads: so all versions together stay below the rate.
         self._one = threading.Lock()
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

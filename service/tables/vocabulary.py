@@ -219,7 +219,7 @@ def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVo
 
 
 def _map(path: Path, guarded: GuardedFiles) -> Array:
-    # Mapped and not read into memory: all servers of a machine share the file's pages.
+    # The file is mapped and not read into memory: all servers of a machine share its pages.
     try:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)

@@ -141,7 +141,7 @@ def label_text(label: bytes | str) -> str:
 
 
 def _fill_classification(message: Any, result: Classification) -> None:
-    # The result message is present even if there are no classes.
+    # The message with the results is present in the answer even if there are no classes.
     message.SetInParent()
     labels = None if result.labels is None else result.labels.tolist()
     scores = None if result.scores is None else result.scores.tolist()

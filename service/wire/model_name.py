@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from service.artifact.protobuf_wire import length_prefix
 
-# Tag of a length-delimited field 1.
+# The protobuf tag of a length-delimited field 1.
 _FIRST = 0x0A
 # The depth of the name in a MultiInferenceRequest: first task, model spec, name.
 _DEPTH = 3

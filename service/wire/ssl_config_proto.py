@@ -44,7 +44,7 @@ def parse_ssl_config_text(text: str, source: str) -> SslConfig:
     try:
         fill_from_text(message, text)
     except TextFormError as error:
-        # The parser's own error quotes the line, which may be the key.
+        # The parser's own error quotes the line at fault, which may be the private key.
         place = "it" if error.line is None else f"line {error.line}"
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {place} is not an SSLConfig's text") from None
     except UnicodeError:
