@@ -19,7 +19,8 @@ from service.tables.guarded_files import GuardedFiles, GuardedMap
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array
 
-# Without this flag the kernel reserves memory for a copy of every page, and refuses tables larger than memory (Linux).
+# MAP_NORESERVE of Linux: without it the kernel reserves memory for a copy of every page, and refuses tables larger than
+# memory.
 _MAP_NORESERVE = 0x4000
 
 

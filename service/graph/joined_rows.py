@@ -140,7 +140,8 @@ class _Values:
             return None
         behind = [self.numbers(other) for other in others]
         sizes = [number for numbers in behind for number in numbers or ()]
-        # A size that the constant does not give stays open (-1); _reshaped() computes it from the width of a row.
+        # One of the constant sizes may be -1 (open), as the batch size comes first: _reshaped() computes it from the
+        # width of a row.
         return sizes if len(sizes) == len(others) else None
 
     def _is_batch(self, tensor: str, parts: tuple[str, ...]) -> bool:

@@ -9,7 +9,8 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# The part behind the name is compared exactly later, after it matched in any case here.
+# TensorFlow Serving matches this expression in any case; it compares the method behind the name exactly, so only
+# "/metadata" means metadata.
 _PATH = re.compile(r"(/v1)(/models)?(/[^/]+)?(/versions/|/labels/)?(.*)", re.IGNORECASE | re.DOTALL)
 _METADATA = "/metadata"
 # Key in the ASGI scope: the names in the path are still percent-encoded.

@@ -235,7 +235,8 @@ class App:
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
         if self._routes is None:
-            # Imported here and not at the top: one imports FastAPI, the other the core, which may not be installed.
+            # Imported here and not at the top: python_servers imports FastAPI, and native_servers the core, which may
+            # not be installed.
             from service.process.python_servers import PythonServers
 
             return PythonServers(settings, engine, parts, tls=self._tls, access=self._access, on_end=self._stop.set)

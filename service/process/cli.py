@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _base_path_faults(settings: Settings) -> list[str]:
-    # Imported here and not at the top: it imports numpy, whose threads _serve() sets up first.
+    # Imported here and not at the top: model_config imports numpy, whose threads _serve() sets up first.
     from service.configuration.model_config import base_path_faults
 
     return base_path_faults(settings)

@@ -123,7 +123,7 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
     for name, nbytes in manifest.files.items():
         try:
             found = (artifact / name).stat().st_size
-        except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        except (OSError, ValueError) as error:  # stat() raises ValueError for a name that no file can have
             raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")

@@ -224,7 +224,7 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+    except (OSError, ValueError) as error:  # stat() raises ValueError for a name that no file can have
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 
