@@ -198,7 +198,7 @@ class Health:
 def _service(data: bytes, context: grpc.ServicerContext) -> str:
     """Returns the service that a request names.
 
-    Grpcio itself would log a traceback for each request that does not parse.
+    The library grpcio itself would log a traceback for each request that does not parse.
     """
     try:
         return str(health_pb2.HealthCheckRequest.FromString(data).service)
